@@ -17,6 +17,7 @@ from bridge.events.event import EventType
 from bridge.mail.action import Action
 from bridge.observe.metric_types import BUCKETS
 from bridge.observe.metrics import Metrics
+from bridge.relay.monitored import RESULTS
 from bridge.runtime.units import show_duration
 from tools import api_page, command_line_page, events_page, http_page, man_pages
 
@@ -78,7 +79,6 @@ LABELS = {
     "list": "name of the list",
     "next_hop": "as configured",
     "state": "busy, idle",
-    "result": "taken, deferred, refused, unreachable, lost",
     "role": "listener, scanner, scanner_client, next_hop",
     "name": "name of the listener, URL of the scanner, next hop",
     "cause": "limit, scanner",
@@ -271,6 +271,7 @@ def metrics() -> str:
     every = Metrics(["name"])
     every.start_lists("name", ["name"])
     every.start_events(["name"], map(str, EventType))
+    every.next_hop_mails.start(["name"], RESULTS)
     lines = [_metric(family) for family in every.collect()]
     buckets = ", ".join(f"{bucket:g}" for bucket in BUCKETS)
     return METRICS + "\n".join(lines) + f"\n\nBuckets of the histograms, in seconds: {buckets}.\n"

@@ -16,6 +16,10 @@ _NOT_RUNNING = "; the embedded service runs as part of the daemon: start it with
 def next_step(exc: Exception, conf: Config) -> str:
     """Empty if nothing in the configuration would help."""
     match exc:
+        case TokenRefused() if "scan_source_disabled" in str(exc):
+            return "; scanning is disabled there: add `scanSources: {restApi: {}}` to its guard.yml, then reload it"
+        case TokenRefused() if ": 403 " in str(exc):
+            return "; give this token the permission to scan (`permissions` in abby.staticApiTokens), then reload it"
         case TokenRefused():
             return "; put the service's token into scanner.token_file, then run `scanbridge reload`"
         case ScanRefused() if ": 404" not in str(exc):  # 404: another web server, or another path

@@ -80,7 +80,11 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 def token(name: str) -> None:
     """Generate a token for staticApiTokens: 32 random bytes as 64 hex digits."""
     say(secrets.token_hex(32))
-    say(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
+    entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
+    say(f"put it into abby.staticApiTokens: {entry}, or into the token_file of such an entry", err=True)
+
+
+_own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=_CONFIG)
 
 
 @service.group()
@@ -90,19 +94,21 @@ def apikey() -> None:
 
 @apikey.command("create")
 @click.argument("name")
+@_own_config
 @click.pass_obj
-def create_key(path: Path | None, name: str) -> None:
+def create_key(path: Path | None, name: str, own: Path | None) -> None:
     """Create a key and print it. It is shown only once."""
-    with _keys(path) as keys:
+    with _keys(own or path) as keys:
         say(keys.create(name))
     say("save this key now: only its hash is stored", err=True)
 
 
 @apikey.command("list")
+@_own_config
 @click.pass_obj
-def list_keys(path: Path | None) -> None:
+def list_keys(path: Path | None, own: Path | None) -> None:
     """List the names of all keys, never the keys themselves."""
-    with _keys(path) as keys:
+    with _keys(own or path) as keys:
         for key in keys.listed():
             state = f"revoked {key.revoked_at}" if key.revoked_at else "active"
             say_cells(key.name, f"created {key.created_at}", state)
@@ -110,10 +116,11 @@ def list_keys(path: Path | None) -> None:
 
 @apikey.command("revoke")
 @click.argument("name")
+@_own_config
 @click.pass_obj
-def revoke_key(path: Path | None, name: str) -> None:
+def revoke_key(path: Path | None, name: str, own: Path | None) -> None:
     """Revoke a key. A running service refuses it within a second."""
-    with _keys(path) as keys:
+    with _keys(own or path) as keys:
         keys.revoke(name)
     say(f"{name} revoked", err=True)
 

@@ -42,6 +42,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [
         f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
+        f"mail           {state.get('mails', {}).get('summary', 'unknown')}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
@@ -70,7 +71,12 @@ def table(state: dict[str, Any]) -> str:
 def _scanner(host: dict[str, Any]) -> str:
     circuit = host.get("circuit", "closed")
     problem = host.get("problem") or host.get("status_problem")
-    text = f"{host['url']}: {host['status']}{f' ({problem})' if problem else ''}, {host['in_flight']} in flight"
+    status = host["status"]
+    if host.get("problem"):
+        status = "down" if status == "unknown" else f"{status}, not scanning"
+    elif not host.get("tried", True):
+        status += ", no mail scanned yet"
+    text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
     return text if circuit == "closed" else f"{text}, circuit {circuit}"
 
 
@@ -78,12 +84,19 @@ def _next_hop(hop: dict[str, Any]) -> str:
     busy = hop.get("busy", 0)
     state = {True: "up", False: "down"}.get(hop["up"], "not tried yet")
     problem = f" ({hop['problem']})" if hop.get("problem") else ""
-    return f"{hop['name']}: {state}{problem}" + (f", {busy} mails in transit" if busy else "")
+    return f"{hop['name']}: {state}{problem}{_age(hop)}" + (f", {busy} mails in transit" if busy else "")
+
+
+def _age(known: dict[str, Any]) -> str:
+    """How old the knowledge is. An older daemon does not say so."""
+    age_s = known.get("age_s")
+    return "" if age_s is None else f", as of {age_s} s ago"
 
 
 def _list(copy: dict[str, Any]) -> str:
     name = f"{copy['name']} of tenant {copy['tenant']}" if copy["tenant"] else copy["name"]
-    entries = "no local copy, not enforced" if copy["entries"] is None else f"{copy['entries']:,} entries"
+    count = copy["entries"]
+    entries = "no local copy, not enforced" if count is None else f"{count:,} {'entry' if count == 1 else 'entries'}"
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
 

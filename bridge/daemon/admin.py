@@ -6,7 +6,7 @@ for a daemon that is one process, and `workers.aggregate.Aggregate` for one of s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from bridge.daemon.admin_page import HEADERS, page
 from bridge.daemon.health import Health, recent_of
+from bridge.daemon.mail_counts import mail_counts
 from bridge.observe.metrics import Metrics
 from bridge.observe.recent import LAST
 
@@ -73,7 +74,8 @@ class SingleView:
 
     async def state(self) -> dict[str, Any]:
         own = self._status.state()
-        return with_health({**own, "workers": [worker_summary(own)]}, [own["recent"]], self._status)
+        rows = self._status.metrics.mails.dump()
+        return with_health({**own, "workers": [worker_summary(own)]}, [own["recent"]], rows, self._status)
 
     def publish(self) -> None:
         pass
@@ -82,11 +84,16 @@ class SingleView:
         pass
 
 
-def with_health(state: dict[str, Any], recent: Sequence[Sequence[Any]], status: OwnStatus) -> dict[str, Any]:
-    """The state of all workers together with what is wrong, in words. `recent`: each worker's last outcomes."""
+def with_health(
+    state: dict[str, Any], recent: Sequence[Sequence[Any]], mails: Iterable[Sequence[Any]], status: OwnStatus
+) -> dict[str, Any]:
+    """The state of all workers together with what is wrong, in words.
+
+    `recent`: each worker's last outcomes. `mails`: the rows of that metric, of all workers.
+    """
     health = status.health({**state, "recent": recent_of(recent, LAST)})
     del state["recent"]  # of this process only
-    words = {"problems": list(health.problems), "warnings": list(health.warnings)}
+    words = {"problems": list(health.problems), "warnings": list(health.warnings), "mails": mail_counts(mails, recent)}
     return {**state, **words, "ready": not health.stops_mail}
 
 

@@ -17,7 +17,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAGES = {
-    "/status": "everything that `scanbridge status` shows, as JSON",
+    "/status": "everything that the command scanbridge status shows, as JSON",
     "/metrics": "numbers for Prometheus",
     "/api/v1/openapi.json": "what programs can ask about the history of mail, with a token",
     "/readyz": "200 if mail can pass, otherwise 503; the reason in words",
@@ -35,7 +35,9 @@ def page(state: dict[str, Any]) -> str:
 <h1>scanbridge</h1>
 {_paragraphs(state["problems"] or [_GOOD], "strong")}{_paragraphs([f"Warning: {text}" for text in state["warnings"]])}
 <p>Version {escape(state["version"])}, up {state["uptime_s"]} s, {state["in_processing"]} of \
-{state["max_in_processing"]} mails in processing.</p>
+{state["max_in_processing"]} mails in processing; {escape(state["mails"]["summary"])}.</p>
+<ul>
+{_parts(state)}</ul>
 <ul>
 {pages}</ul>
 </body>
@@ -48,6 +50,23 @@ _GOOD = "Mail is being accepted, scanned and delivered."
 
 def _in_short(state: dict[str, Any]) -> str:
     return str(state["problems"][0]).partition(":")[0] if state["problems"] else "ok"
+
+
+def _parts(state: dict[str, Any]) -> str:
+    """Listeners, scanner hosts and next hops, each with its state and the age of our knowledge."""
+    lines = [
+        f"listener {listener['name']}: {listener['protocol']} on {listener['address']}"
+        for listener in state["listeners"]
+    ]
+    lines += [f"scanner {host['url']}: {host['problem'] or host['status']}{_age(host)}" for host in state["scanner"]]
+    for hop in state["next_hops"]:
+        word = {True: "up", False: "down"}.get(hop["up"], "not tried yet")
+        lines.append(f"next hop {hop['name']}: {word}{_age(hop)}")
+    return "".join(f"<li>{escape(line)}</li>\n" for line in lines)
+
+
+def _age(known: dict[str, Any]) -> str:
+    return "" if known["age_s"] is None else f", as of {known['age_s']} s ago"
 
 
 def _paragraphs(texts: list[str], element: str = "span") -> str:

@@ -219,11 +219,13 @@ def recent_of(lists: Sequence[Sequence[Sequence[Any]]], last: int) -> list[list[
 
 
 def merged_hops(hops: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each name: down if any worker has found it down, up if any has found it up."""
+    """One entry for each name: down if any worker has found it down, up if any has found it up; the newest of them."""
     found: dict[str, dict[str, Any]] = {}
     for hop in hops:
         other = found.setdefault(hop["name"], {**hop, "busy": 0})
         other["busy"] += hop["busy"]
-        if other["up"] is None or hop["up"] is False:
-            other["up"], other["problem"] = hop["up"], hop["problem"] or other["problem"]
+        if hop["up"] is other["up"]:
+            other["age_s"] = min((age for age in (other["age_s"], hop["age_s"]) if age is not None), default=None)
+        elif other["up"] is None or hop["up"] is False:
+            other["up"], other["problem"], other["age_s"] = hop["up"], hop["problem"] or other["problem"], hop["age_s"]
     return list(found.values())

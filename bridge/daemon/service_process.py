@@ -21,7 +21,7 @@ from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe.log_format import VisibleFormatter
 from bridge.service.advice import advice
-from bridge.service.config_files import Loaded, load
+from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
 
 log = logging.getLogger("bridge.service")
@@ -42,12 +42,12 @@ async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: Ear
     """Run the service until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
     _set_up_log()
     show_stack_on_abort()
-    process = _Process(path)
+    process = _Process(path, loaded)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
-    await process.start(loaded)
+    await process.start()
     for address in process.server.addresses:
         say(f"scanning service listening on {address if address.path else f'{loaded.config.scheme}://{address}'}")
     _warn(loaded)
@@ -68,13 +68,15 @@ async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: Ear
 
 
 class _Process:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, loaded: Loaded) -> None:
         self._path = path
+        self._loaded = loaded  # what is in use
         self.server = ServiceServer()
         self.summary = "running"
         self._reloaded = (True, time.time())
 
-    async def start(self, loaded: Loaded) -> None:
+    async def start(self) -> None:
+        loaded = self._loaded
         sockets = Sockets()
         try:
             await self.server.start(loaded.config, sockets.open("service", loaded.config.listen))
@@ -102,10 +104,12 @@ class _Process:
             _warn(loaded)
 
     async def _use(self, loaded: Loaded) -> None:
+        check_files(self._loaded, loaded)
         try:
             await self.server.reload(loaded.config)
         except BridgeError as exc:
             raise ConfigError(located(loaded, exc)) from exc
+        self._loaded = loaded
 
     def _failed(self, problem: str) -> None:
         self._reloaded = (False, self._reloaded[1])

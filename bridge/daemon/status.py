@@ -6,6 +6,7 @@ statuses of all of them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from dataclasses import asdict
@@ -83,7 +84,13 @@ class Status:
 
     def _next_hop(self, hop: MonitoredRelay) -> dict[str, Any]:
         is_up = self._running.components.is_up(hop)
-        return {"name": hop.name, "up": is_up, "busy": hop.busy, "problem": hop.problem if is_up is False else ""}
+        return {
+            "name": hop.name,
+            "up": is_up,
+            "busy": hop.busy,
+            "problem": hop.problem if is_up is False else "",
+            "age_s": None if is_up is None else round(hop.age_s),
+        }
 
     def _history_lost(self) -> int:
         """Mails that were not recorded."""
@@ -97,6 +104,7 @@ class Status:
 
 def _scanner(host: Host) -> dict[str, Any]:
     problem, case = host.outage
+    age_s = host.age_s(asyncio.get_running_loop().time())
     return {
         "url": host.url,
         "status": str(host.status or "unknown"),
@@ -105,4 +113,6 @@ def _scanner(host: Host) -> dict[str, Any]:
         "problem": problem,
         "case": case,
         "status_problem": host.status_problem,
+        "age_s": None if age_s is None else round(age_s),
+        "tried": host.untried_since is None,
     }

@@ -84,6 +84,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         status_interval_s=scanner.status_interval,
         resubmit=scanner.resubmit,
         max_request_bytes=MAX_MESSAGE_BYTES if scanner.size_limit_counts == "request" else None,
+        tenant_uid=scanner.tenant_uid,
     )
 
 

@@ -105,7 +105,10 @@ class IndexFailed(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A search; all given fields must match. Text without `*` matches anywhere, except that a tag matches whole."""
+    """A search; all given fields must match. `*` matches anything, and a pattern with it the whole value.
+
+    Without `*`, an address and a tag match as a whole, `@example.org` the domain; other text matches anywhere.
+    """
 
     recipient: str = ""
     sender: str | None = None  # "": the null sender
@@ -324,8 +327,14 @@ def _from_client(found: Iterable[MailRecord], client: str) -> Iterator[MailRecor
 
 
 def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
-    """The text as given, and with its domain, or as a domain, in the spelling in which domains are compared."""
+    """A whole address and `@domain` match exactly, as they are compared; other text as given, or as a domain."""
     local, at, domain = wanted.rpartition("@")
+    if at and domain and "*" not in wanted:
+        # The column ends with the address as it is compared, after a space if it came in another spelling.
+        if not local:
+            return column.like(f"%@{_escaped(comparable_domain(domain))}", escape="\\")
+        address = _text(comparable_address(wanted))
+        return or_(column == address, column.like(f"% {_escaped(address)}", escape="\\"))
     texts = dict.fromkeys((wanted, f"{local}{at}{comparable_domain(domain)}"))
     return or_(*(column.like(_pattern(text), escape="\\") for text in texts))
 
@@ -337,7 +346,13 @@ def _any_row(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool
 
 def _pattern(wanted: str, whole: bool = False) -> str:
     """A LIKE pattern: `*` matches anything; text without `*` matches anywhere, unless `whole`."""
+    pattern = _escaped(wanted)
+    return pattern.replace("*", "%") if whole or "*" in pattern else f"%{pattern}%"
+
+
+def _escaped(wanted: str) -> str:
+    """Normalised, for LIKE with the escape character `\\`."""
     pattern = _text(wanted)
     for special in "\\%_":
         pattern = pattern.replace(special, "\\" + special)
-    return pattern.replace("*", "%") if whole or "*" in pattern else f"%{pattern}%"
+    return pattern

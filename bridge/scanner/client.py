@@ -63,6 +63,8 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
 _CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
+_RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
+_QUIET_S, _QUIET_POLL_S = 1.5, 2.0  # so long no mail must have come before the test mail is sent, found this often
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -218,17 +220,9 @@ class Scanner:
 
     async def _check(self, host: Host, tenant: str | None, limit_s: float) -> bool | None:
         loop = self._loop
-        began = loop.time()
-        request, message = probe_mail(tenant)
         try:
-            deadline = began + min(self._settings.connect_timeout_s, limit_s)
-            answer = await self._exchange(host, _Submission(request, message, b""), deadline)
-            _learn(host, answer, loop.time(), began)
-        except DeadlinePassed as exc:
-            if exc.late is not None:
-                exc.late.abandon()
-            return None
-        except Saturated:
+            await self._scan_test_mail(host, tenant, min(self._settings.connect_timeout_s, limit_s))
+        except (ScanTimeout, Saturated):
             return None
         except (ScanRefused, MessageTooLarge) as exc:
             host.is_broken = True
@@ -239,12 +233,32 @@ class Scanner:
             host.failed(exc)
             host.learn(Event.UNREACHABLE if isinstance(exc, _NotReached) else Event.FAILURE, loop.time())
             return False
-        finally:
-            message.close()
         return True
 
+    async def _scan_test_mail(self, host: Host, tenant: str | None, timeout_s: float) -> None:
+        """Raises ScanError, Saturated, _NotReached."""
+        loop = self._loop
+        began = loop.time()
+        request, message = probe_mail(tenant)
+        try:
+            answer = await self._exchange(host, _Submission(request, message, b""), began + timeout_s)
+        except DeadlinePassed as exc:
+            if exc.late is not None:
+                exc.late.abandon()
+            raise ScanTimeout(f"{host.url}: no decision on the test mail in time") from None
+        finally:
+            message.close()
+        _learn(host, answer, loop.time(), began)
+
+    async def try_scan(self, host: Host, timeout_s: float) -> None:
+        """Have one host decide on the test mail, as it would on any mail. Raises ScanError, Saturated."""
+        try:
+            await self._scan_test_mail(host, self._settings.tenant_uid, timeout_s)
+        except _NotReached as exc:
+            raise ScanUnavailable(f"{host.url}: {exc}") from exc
+
     def _by_preference(self) -> list[Host]:
-        """Hosts whose circuit admits a mail: with room first, then probes, then the least busy, then the fastest."""
+        """Hosts whose circuit admits a mail: not refusing, with room, then probes, the least busy, the fastest."""
         if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
             return self.hosts
         now = self._loop.time()
@@ -252,6 +266,7 @@ class Scanner:
         if len(hosts) > 1:
             hosts.sort(
                 key=lambda h: (
+                    h.is_refusing,
                     h.is_saturated(now),
                     h.circuit.state is State.CLOSED,
                     h.silent,
@@ -348,7 +363,7 @@ class Scanner:
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
-        host.answered()
+        host.answered(loop.time())
         host.date = answer.headers.get(b"date", b"")
         status = read_status(host.url, answer)
         host.learn(Event.STATUS, loop.time())
@@ -361,21 +376,44 @@ class Scanner:
     async def _watch(self, host: Host) -> None:
         interval = self._settings.status_interval_s
         problem = ""
+        host.untried_since = self._loop.time()
         while True:
-            before, trouble = (host.status, problem), ""
+            before, trouble, pause_s = (host.status, problem), "", interval
             try:
                 host.status = await self.status(host, timeout_s=interval)
             except (ScanError, Saturated) as exc:
                 host.status, trouble = None, str(exc)
                 self._free_slots_of(host)
+                if host.silent and not isinstance(exc, ScanTimeout):  # which has already taken a while
+                    pause_s = min(interval, _RETRY_S)
             if host.is_broken:
                 self._start_check(host, host.probe_tenant)
+            elif not host.silent and "(401)" not in trouble:
+                if host.status is QueueStatus.RED and before[0] is not QueueStatus.RED:
+                    host.untried_since = self._loop.time()
+                self._try_if_quiet(host)
+            if host.untried_since is not None:
+                pause_s = min(pause_s, _QUIET_POLL_S)
             problem = trouble
             host.status_problem = trouble.removeprefix(f"{host.url}: ")
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
                 log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
-            await asyncio.sleep(interval * _dice.uniform(0.8, 1.2))
+            await asyncio.sleep(pause_s * _dice.uniform(0.8, 1.2))
+
+    def _try_if_quiet(self, host: Host) -> None:
+        """A good status does not mean that our token may scan, and RED may mean that nobody may: a mail shows it.
+
+        If none comes for a moment, the test mail does.
+        """
+        since = host.untried_since
+        if since is None:
+            return
+        if host.decided_since > since:
+            host.untried_since = None
+        elif not host.in_flight and self._loop.time() - since >= _QUIET_S:
+            host.untried_since = None
+            self._start_check(host, self._settings.tenant_uid)
 
     def _free_slots_of(self, host: Host) -> None:
         """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.

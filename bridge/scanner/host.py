@@ -35,6 +35,7 @@ class ScannerSettings:
     status_interval_s: float = 5.0
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
+    tenant_uid: str | None = None  # of mail that belongs to no other tenant; the first test mail is one
 
 
 class Host:
@@ -52,6 +53,7 @@ class Host:
         self.status: QueueStatus | None = None  # None: unknown
         self.unanswered = 0  # consecutive status requests without an answer
         self.silent_since = 0.0  # when the first of them ended
+        self._asked_at: float | None = None  # when the last status request ended
         self.status_problem = ""  # what the last status request failed with
         self.scan_problem = ""  # what the last scan failed with, if none has succeeded since
         self._has_status = False  # it has answered a status request before
@@ -67,6 +69,7 @@ class Host:
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on the test mail
         self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
+        self.untried_since: float | None = None  # since then no mail, or test mail, has shown whether it scans
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []
@@ -106,18 +109,28 @@ class Host:
         return self._has_status and self.unanswered >= _LOST_AFTER
 
     @property
+    def is_refusing(self) -> bool:
+        """It refused the test mail, or does not know our token: other hosts get the mail, if there are any."""
+        return (self.is_broken and self.scan_problem[:1] == "4") or "(401)" in self.status_problem
+
+    @property
     def outage(self) -> tuple[str, str]:
         """Why no mail is scanned here, as far as we know, and the case of the policy; empty if mail is scanned."""
-        is_back = self.circuit.state is State.CLOSED or (self.circuit.state is State.HALF_OPEN and not self.silent)
-        if self.is_broken or not is_back:
-            case = "refused" if self.is_broken and self.scan_problem[:1] == "4" else "unreachable"
-            problem = self.status_problem if self.silent else self.scan_problem
-            return problem or self.scan_problem or "it failed recently", case
         if "(401)" in self.status_problem:  # with 403, the token may still have the permission to scan
             return self.status_problem, "refused"
+        is_back = self.circuit.state is State.CLOSED or (self.circuit.state is State.HALF_OPEN and not self.silent)
+        if self.is_broken or not is_back:
+            case = "refused" if self.is_refusing else "unreachable"
+            problem = self.status_problem if self.silent else self.scan_problem
+            return problem or self.scan_problem or "it failed recently", case
         if self.unanswered >= _SILENT_AFTER and self.decided_since < self.silent_since:
             return self.status_problem, "deadline"
         return "", ""
+
+    def age_s(self, now: float) -> float | None:
+        """How old our knowledge is: the last status request, or the last mail it decided on. None without either."""
+        known = max(self._asked_at or 0.0, self.decided_since)
+        return max(now - known, 0.0) if known else None
 
     def failed(self, problem: object) -> None:
         """A scan failed; the text may begin with our URL."""
@@ -125,12 +138,14 @@ class Host:
 
     def did_not_answer(self, now: float) -> None:
         """A status request was not answered in time, or there was no connection."""
+        self._asked_at = now
         if not self.unanswered:
             self.silent_since = now
         self.unanswered += 1
 
-    def answered(self) -> None:
+    def answered(self, now: float) -> None:
         """A status request was answered, with whatever status."""
+        self._asked_at = now
         self.unanswered = 0
         self._has_status = True
 

@@ -13,6 +13,7 @@ from bridge.service.config_files import Loaded
 from bridge.service.settings import SHORT_TOKEN
 
 NOT_SCANNING = "scanning is disabled and /readyz fails"
+_RESTORE = "restore the file, or create it with `scanSources: {restApi: {}}`"
 _CREATE = "create one with `scanbridge service token`"
 
 
@@ -24,7 +25,7 @@ def _scanning(loaded: Loaded) -> Iterator[str]:
     if loaded.config.guard.scanSources.restApi is None:
         yield (
             f"{loaded.at('guard', 'scanSources')}: {NOT_SCANNING}: every scan is answered with 403, because restApi "
-            "is missing; add `restApi: {}`"
+            f"is missing; {_RESTORE if 'guard' in loaded.absent else 'add `restApi: {}`'}"
         )
 
 

@@ -112,8 +112,8 @@ class Site:
     def _application(self, timings: Timings) -> Starlette:
         guard, core = self.config.guard, self.config.abby.serviceProviders.core
         tokens = StaticTokens(self.config.abby.staticApiTokens)
-        status = partial(queue_status, self._lasting.admission, self._backend)
         enabled = guard.scanSources.restApi is not None
+        status = partial(queue_status, self._lasting.admission, self._backend, enabled=enabled)
         submit = SubmitEmailEndpoint(
             tokens,
             self._lasting.admission,
@@ -125,11 +125,12 @@ class Site:
             idle_s=timings.upload_idle_s,
         )
         scanning = enabled and bool(self.config.abby.staticApiTokens)
-        health = Health(tokens, self._follower, self._lasting.metrics, status, scanning=scanning)
+        database = self._store.identity
+        health = Health(tokens, self._follower, self._lasting.metrics, status, database, scanning=scanning)
         app = Starlette(
             routes=[
                 Route(SUBMIT_PATH, submit, methods=["POST"]),
-                Route(STATUS_PATH, StatusEndpoint(tokens, status, self._store.identity), methods=["POST"]),
+                Route(STATUS_PATH, StatusEndpoint(tokens, status, database), methods=["POST"]),
                 *_list_routes(ListsApi(self._lists, self._keys, self._follower)),
                 *_health_routes(health),
                 *_document_routes(),

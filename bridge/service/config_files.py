@@ -56,12 +56,27 @@ class Loaded:
     trees: Trees
     files: list[Path]
     absent: dict[str, Path] = field(default_factory=dict)  # the section -> the file of a directory that would have it
+    empty: frozenset[Path] = frozenset()  # files without a single key
 
     def at(self, *where: str | int) -> str:
         """File, line and name of a key, for a message about it; or the file that is missing."""
         if file := self.absent.get(str(where[0])):
             return f"{file}: there is no such file, and {'.'.join(map(str, where))} is not in another one"
         return self.trees.at(where)
+
+
+def check_files(old: Loaded, new: Loaded) -> None:
+    """Raises ConfigError for each file that had keys when `old` was loaded, and is missing or empty now.
+
+    An editor or a deployment that was interrupted leaves such files behind. Each of them alone would be valid, and
+    would turn off scanning or revoke all tokens.
+    """
+    had_keys = [path for path in old.files if path not in old.empty]
+    lost = {path: "is missing" for path in had_keys if path not in new.files}
+    lost |= {path: "is empty" for path in had_keys if path in new.empty}
+    if lost:
+        remedy = "restore it, or restart the service if this is intended"
+        raise ConfigError("\n".join(f"{path}: this file {state} now; {remedy}" for path, state in lost.items()))
 
 
 def load(path: Path) -> Loaded:
@@ -124,6 +139,7 @@ class _Reading:
     mistakes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     directories: dict[str, Path] = field(default_factory=dict)
+    empty: set[Path] = field(default_factory=set)
 
     def add(self, path: Path, kind: str) -> None:
         tree = Tree(path)
@@ -142,6 +158,8 @@ class _Reading:
             hint = f": {settings.REST_API_HINT}" if _REST_API.search(text) else ""
             self.mistakes.append(f"{path}:1: the file: keys and values are expected here{hint}")
             return
+        if not value:
+            self.empty.add(path)
         below = _BELOW[_kind(value, path, kind)]
         self.parts.append((below, tree))
         if below:
@@ -169,7 +187,8 @@ class _Reading:
             self.warnings += _unknown_permissions(config, trees)
         if self.mistakes or config is None:
             raise ConfigError("\n".join(sorted(set(self.mistakes), key=_file_and_line)))
-        return Loaded(config, self.warnings, trees, [tree.path for _, tree in self.parts], absent or {})
+        files = [tree.path for _, tree in self.parts]
+        return Loaded(config, self.warnings, trees, files, absent or {}, frozenset(self.empty))
 
     def _drop_unused(self, trees: Trees) -> None:
         for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):

@@ -20,6 +20,7 @@ from bridge.service.lists.follow import ListFollower
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.responses import Refused
 from bridge.service.settings import Permission
+from bridge.service.store import DATABASE_ID
 
 
 class Health:
@@ -29,6 +30,7 @@ class Health:
         follower: ListFollower,
         metrics: ServiceMetrics,
         status: Callable[[], Awaitable[QueueStatus]],
+        database: Callable[[], str],
         *,
         scanning: bool,
     ) -> None:
@@ -36,17 +38,19 @@ class Health:
         self._scanning = scanning
         self._tokens = tokens
         self._status = status
+        self._database = database
         self._follower = follower
         self._metrics = metrics
 
     async def live(self, _request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        """Names the database, so that `service check` can tell this service from another one on the same address."""
+        return JSONResponse({"status": "ok"}, headers={DATABASE_ID: self._database()})
 
     async def ready(self, _request: Request) -> Response:
         problems = [] if self._scanning else ["scanning is disabled (see the log)"]
         if not self._follower.current:
             problems.append("lists")
-        if await self._status() is QueueStatus.RED:
+        if self._scanning and await self._status() is QueueStatus.RED:
             problems.append("queue")
         if problems:
             return JSONResponse({"error": "not_ready", "message": f"not ready: {', '.join(problems)}"}, 503)

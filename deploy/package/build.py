@@ -115,7 +115,7 @@ def package(stage: Path, packager: str, arch: str, number: str, out: Path, sourc
     variables = {"STAGE": str(stage), "ARCH": arch, "VERSION": number, "PYTHON": PYTHON}
     command = ["nfpm", "package", "--config", "deploy/package/nfpm.yaml", "--packager", packager, "--target", out]
     run(*command, cwd=source, **variables)
-    print(f"built a {packager} for {arch}, Python {PYTHON}, in {out}")
+    print(f"built the {packager} package for {arch}, Python {PYTHON}, in {out}")
 
 
 def run(*words: object, cwd: Path | None = None, **variables: str) -> None:

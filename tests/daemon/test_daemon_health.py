@@ -6,6 +6,7 @@ Real daemons: with a scanner that is dead, refuses the token or hangs, and next 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import urllib.request
@@ -140,15 +141,40 @@ def test_a_refused_token_is_named(tmp_path: Path) -> None:
         assert get(bridge.admin, "/readyz") == (503, f"{expected}\n")
 
 
-def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tmp_path: Path) -> None:
-    """The status request succeeds, so only a mail can show it."""
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("reported", ["GREEN", "RED"])
+def test_a_token_without_the_permission_to_scan_is_named_before_the_first_mail(
+    tmp_path: Path, reported: str, workers: int
+) -> None:
+    """The status request succeeds; a test mail at the start shows it. `check` and `status` agree."""
     refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
-    with scanner_that(refused) as url, bridge_with(tmp_path, url) as bridge:
-        until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
-        assert state(bridge)["problems"] == []
-        assert bridge.send().startswith("451 4.3.5 ")
+    green = answer(200, b'{"messageQueueStatus": "%b"}' % reported.encode())
+    with scanner_that(refused, green) as url, bridge_with(tmp_path, url, workers=workers) as bridge:
         until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
-        assert "403 forbidden the token lacks scan" in state(bridge)["problems"][0]
+        code, lines = status(bridge)
+        assert code == 1 and "403 forbidden the token lacks scan" in lines[0]
+        line = f"scanner        {url}: {reported}, not scanning (403 forbidden the token lacks scan), as of "
+        assert any(shown.startswith(line) for shown in lines)
+        shown = scanbridge("check", "-c", tmp_path / "bridge.yml")
+        assert shown.returncode == 1
+        assert f"it does not scan mail (its status is {reported})" in shown.stdout
+        assert "give this token the permission to scan" in shown.stdout
+
+
+def test_a_scanner_that_is_back_scans_the_first_mail_without_a_failure(tmp_path: Path) -> None:
+    """The permission is given while no mail comes: the next test mail finds out."""
+    background, scanner = Background(), FakeScanner()
+    scanner.reply = answer(403, b'{"error": "scan_source_disabled"}')
+    background.run(scanner.start())
+    try:
+        with bridge_with(tmp_path, scanner.url) as bridge:
+            until(says(bridge, "NOT SCANNING: "), "the problem")
+            scanner.reply = answer(200, result())
+            until(lambda: not state(bridge)["problems"], "the recovery")
+            assert bridge.send().startswith("250 ")
+    finally:
+        background.run(scanner.stop())
+        background.close()
 
 
 def test_a_token_without_the_permission_to_read_the_status_is_a_warning(tmp_path: Path) -> None:
@@ -203,6 +229,21 @@ def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
             assert found["problems"] == [] and found["ready"]
             assert found["warnings"][0].startswith(f"scanner {dead}: ")
             assert found["warnings"][0].endswith("; the other scanner hosts get its mail")
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_one_of_two_scanners_that_refuses_the_token_gets_no_mail(tmp_path: Path, code: int) -> None:
+    """Every other mail would be deferred; and the warning says that the other host gets its mail."""
+    refused = answer(code, b'{"error": "no"}')
+    with (
+        scanner_that(answer(200, result())) as good,
+        scanner_that(refused, refused if code == 401 else None) as bad,
+        bridge_with(tmp_path, good, more_scanners=[bad]) as bridge,
+    ):
+        until(lambda: state(bridge)["warnings"], "the warning")
+        assert state(bridge)["warnings"][0].endswith("; the other scanner hosts get its mail")
+        for _ in range(10):
+            assert bridge.send().startswith("250 ")
 
 
 def test_a_scanner_that_is_back_is_not_called_down(tmp_path: Path) -> None:
@@ -292,7 +333,37 @@ def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> 
         assert state(bridge)["next_hops"][0]["up"] is False
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_next_hop_that_is_back_is_seen_within_seconds(tmp_path: Path, workers: int) -> None:
+    """Although one that is up would be tested only once an hour; and the age of the knowledge is shown."""
+    hop = dead_hop()
+    with bridge_with(tmp_path, next_hop=hop, relay={"probe_interval": "1h"}, workers=workers) as bridge:
+        until(says(bridge, "NOT DELIVERING: "), "the problem")
+        for _ in range(2):  # with one more, the deferred mails would be a problem of their own
+            assert bridge.send().startswith("451 ")
+        with next_hop(port=int(hop.rpartition(":")[2])):
+            until(lambda: not state(bridge)["problems"], "the recovery")
+            assert re.search(rf"(?m)^next hop       {hop}: up, as of [0-9] s ago$", "\n".join(status(bridge)[1]))
+
+
 # Mail
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
+    """By `status`, `top --once` and the page at /, so that a first mail can be seen."""
+    with bridge_with(tmp_path, workers=workers) as bridge:
+        assert "mail           no mail since the start" in status(bridge)[1]
+        for _ in range(3):
+            assert bridge.send().startswith("250 ")
+        found = state(bridge)["mails"]
+        assert (found["total"], found["actions"]) == (3, {"relay": 3}) and found["last_at"].startswith("20")
+        assert "Mail is being accepted, scanned and delivered." in get(bridge.admin, "/")[1]
+        assert re.search(r"<li>next hop smtp://\S+: up, as of \d+ s ago</li>", get(bridge.admin, "/")[1])
+        expected = r"3 mails since the start: 3 delivered; the last one \d+ s ago"
+        shown = scanbridge("top", "--once", "--interval", "0.1", "-c", tmp_path / "bridge.yml")
+        for text in ("\n".join(status(bridge)[1]), get(bridge.admin, "/")[1], shown.stdout):
+            assert re.search(expected, text)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -379,7 +450,6 @@ def test_the_page_at_the_root_is_safe_and_leads_to_the_others(tmp_path: Path) ->
         until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
         with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin}/", timeout=5) as reply:
             text, headers = reply.read().decode(), reply.headers
-        assert "Mail is being accepted, scanned and delivered." in text
         assert all(f'href="{path}"' in text for path in ("/metrics", "/healthz", "/readyz", "/status"))
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")

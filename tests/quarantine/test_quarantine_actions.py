@@ -287,6 +287,33 @@ def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
     assert own.call("list", "--sender", "nobody").stderr == f"no matching mail (1 in quarantine at {own.directory})\n"
 
 
+def test_an_empty_id_is_named(here: Desk) -> None:
+    """An unset variable of a script."""
+    done = here.call("delete", "--yes", "")
+    assert done.exit_code == 3 and done.stderr.startswith("an id is empty: ")
+    assert len(here.ids) == len(SUBJECTS)
+
+
+def test_a_whole_address_does_not_select_longer_ones(own: Desk) -> None:
+    """`--sender ann@...` with `--yes` deletes no mail of joann@..."""
+    kept = own.send(mail("x"), b"ann@example.org", sender=b"joann@partner.example")
+    assert own.call("delete", "--yes", "--sender", "ann@partner.example").exit_code in (0, 1)
+    assert own.call("delete", "--yes", "--recipient", "nn@example.org").exit_code in (0, 1)
+    assert own.ids == [kept]
+    assert "x" in own.call("list", "--sender", "ann").stdout
+    assert "x" in own.call("list", "--recipient", "Ann@EXAMPLE.org").stdout
+
+
+def test_the_question_says_how_many_were_never_released(own: Desk) -> None:
+    """Those mails exist nowhere else."""
+    ids = [own.send(mail(f"{number}")) for number in range(3)]
+    assert "; none of them was ever released: add --yes" in own.call("delete", "--all").stderr
+    assert own.call("release", ids[0]).exit_code == 0
+    assert "; 2 of them were never released: add --yes" in own.call("delete", "--all").stderr
+    assert own.call("delete", "--yes", *ids[1:]).exit_code == 0
+    assert "released" not in own.call("delete", "--all").stderr.splitlines()[-1]
+
+
 def test_a_mail_released_to_one_of_two_says_so(own: Desk) -> None:
     mail_id = own.send(mail("x"), b"one@example.org", b"two@example.org")
     assert own.call("release", mail_id, "--to", "two@example.org").exit_code == 0

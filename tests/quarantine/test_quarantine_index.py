@@ -71,7 +71,16 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     [
         ({}, ["c", "b", "a"]),
         ({"limit": 2}, ["c", "b"]),
-        ({"recipient": "B@Tenant"}, ["b"]),
+        ({"recipient": "B@"}, ["b", "a"]),
+        ({"recipient": "B@Tenant"}, []),
+        ({"recipient": "B@tenant.Example."}, ["b"]),
+        ({"recipient": "<b@tenant.example>"}, ["b"]),
+        ({"recipient": "sure@example.org"}, []),
+        ({"recipient": "100%_sure@example.org"}, ["c"]),
+        ({"recipient": "100__sure@example.org"}, []),
+        ({"recipient": "@Tenant.example"}, ["b"]),
+        ({"recipient": "@example"}, []),
+        ({"recipient": "tenant"}, ["b"]),
         ({"recipient": "*@example.org"}, ["c", "a"]),
         ({"recipient": "100%_*"}, ["c"]),
         ({"recipient": "b_example"}, []),
@@ -99,6 +108,34 @@ async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object
     assert found(quarantine, **wanted) == subjects
     await quarantine.close()
     assert found(Quarantine(three.directory), **wanted) == subjects
+
+
+@pytest.mark.parametrize(
+    ("wanted", "senders"),
+    [
+        ("na3@partner.example", []),
+        ("anna3@partner.example", ["anna3@partner.example", '"Anna3"@PARTNER.example.']),
+        ("anna3@xn--mnchen-3ya.example", ["anna3@m\u00fcnchen.example"]),
+        ("anna3@M\u00dcNCHEN.example", ["anna3@m\u00fcnchen.example"]),
+        ('"two anna3"@partner.example', ['"two anna3"@partner.example']),
+        ("@m\u00fcnchen.example", ["anna3@m\u00fcnchen.example"]),
+        ("@partner.example", ["anna3@partner.example", '"Anna3"@PARTNER.example.', '"two anna3"@partner.example']),
+        ("*na3@partner.example", ["anna3@partner.example", '"Anna3"@PARTNER.example.']),
+    ],
+)
+async def test_a_whole_address_matches_that_address_only(tmp_path: Path, wanted: str, senders: list[str]) -> None:
+    """In any spelling that mail servers take for the same; `delete --sender ann@...` must not take joann@... along."""
+    quarantine = Quarantine(place(tmp_path))
+    for sender in (
+        "anna3@partner.example",
+        '"Anna3"@PARTNER.example.',
+        "anna3@partner.example.evil.example",
+        "anna3@m\u00fcnchen.example",
+        '"two anna3"@partner.example',
+    ):
+        await keep(quarantine, sender=sender)
+    assert {mail.envelope.sender for mail in quarantine.search(Query(sender=wanted))} == set(senders)
+    await quarantine.close()
 
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])

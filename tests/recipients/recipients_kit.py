@@ -15,11 +15,11 @@ CONTENT = b"Subject: x\r\n\r\nhello\r\n"
 
 
 @contextmanager
-def next_hop(lmtp: bool = False, **replies: bytes) -> Iterator[NextHop]:
+def next_hop(lmtp: bool = False, port: int = 0, **replies: bytes) -> Iterator[NextHop]:
     """Replies: `RCPT_b=b"550 No"` to b@example.org at RCPT, `DOT_b` to it after the dot, `DOT` to the whole mail."""
     background, hop = Background(), NextHop(lmtp=lmtp)
     refuse(hop, **replies)
-    background.run(hop.start())
+    background.run(hop.start(port=port))
     try:
         yield hop
     finally:

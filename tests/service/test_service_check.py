@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import trustme
 from click.testing import CliRunner
 
 from bridge.cli import main
-from tests.service.service_kit import CONFIG, command, free_port, service
+from tests.service.service_kit import CONFIG, ServiceProcess, command, free_port
 
 TLS = "tls: {cert_file: cert.pem, key_file: key.pem}\n"
 
@@ -70,10 +71,20 @@ def test_a_taken_port_is_a_problem_unless_the_service_runs_there(tmp_path):
         code, shown = check(tmp_path, text)
         assert code == 1
         assert "listen: PROBLEM: service.yml:2: listen: cannot listen at 127.0.0.1:" in shown
-    (tmp_path / "running").mkdir()
-    with service(tmp_path / "running") as running:
-        code, shown = check(tmp_path, CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{running.port}"), "-v")
-    assert (code, "in use by a running service" in shown) == (0, True)
+    running = ServiceProcess(tmp_path)
+    try:
+        running.wait()
+        text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{running.port}")
+        code, shown = check(tmp_path, text, "-v")
+        assert (code, "in use by a running service" in shown) == (0, True)
+        (tmp_path / "other").mkdir()
+        code, shown = check(tmp_path / "other", text)
+        assert (code, "PROBLEM: service.yml:2: listen: another scanning service" in shown) == (1, True)
+        assert shown.endswith("checked: service.yml; problems: 1, warnings: 0\n")
+        code, shown = check(tmp_path, re.sub("database: .*", "database: 'sqlite:///:memory:'", text))
+        assert (code, "unless it is the one of this configuration" in shown) == (0, True)
+    finally:
+        running.end()
 
 
 def test_a_socket_file_of_a_running_service_stays(tmp_path):

@@ -69,6 +69,7 @@ def test_the_life_of_an_api_key(tmp_path):
     again = call("apikey", "create", "automation", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
     listed = call("apikey", "list", cwd=tmp_path).stdout
+    assert call("apikey", "list", "-c", "service.yml", cwd=tmp_path).stdout == listed
     assert "automation" in listed
     assert "active" in listed
     assert key not in listed

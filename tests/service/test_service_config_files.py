@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from bridge.errors import ConfigError
 from bridge.service.advice import advice
 from bridge.service.config_files import ABBY, GUARD, Loaded, closest, load
-from tests.service.service_kit import DEADLINE_S, TOKEN, ServiceProcess, mail, until
+from tests.service.service_kit import DEADLINE_S, TOKEN, ServiceProcess, mail, until, wait_for
 
 # As the interface description says to write them, with values where it has placeholders.
 DOCUMENTED_GUARD = """\
@@ -91,7 +93,35 @@ def test_a_service_without_rest_api_says_so_and_is_not_ready(tmp_path):
         assert service.submit(mail()).status == 403
         ready = service.request("GET", "/readyz")
         assert (ready.status, "scanning is disabled" in ready.json["message"]) == (503, True)
+        assert service.status().json == {"messageQueueStatus": "RED"}
         until(lambda: f"{GUARD}:1: scanSources: scanning is disabled" in service.log(), "the warning", DEADLINE_S)
+
+
+def has_failed(service: Started, before: int) -> bool:
+    return "reload failed, keeping the old configuration" in service.log()[before:]
+
+
+@pytest.mark.parametrize("name", [GUARD, ABBY, Path("service.yml")])
+def test_a_file_that_is_gone_or_empty_at_a_reload_changes_nothing(tmp_path, name):
+    """Scanning goes on with the old configuration, which a restored file then replaces."""
+    directory = write(tmp_path / "config")
+    (directory / "service.yml").write_text(LISTEN)
+    file = directory / name
+    text = file.read_text()
+    with Started(directory) as service:
+        breaks = [(file.unlink, f"{name}: this file is missing now"), (lambda: file.write_text("# later\n"), str(name))]
+        for break_it, said in breaks:
+            before = len(service.log())
+            break_it()
+            service.process.send_signal(signal.SIGHUP)
+            wait_for(partial(has_failed, service, before))
+            assert said in service.log()[before:]
+            assert service.submit(mail()).json["decision"] == "deliver"
+            assert service.request("GET", "/readyz").status == 200
+            assert service.status().json == {"messageQueueStatus": "GREEN"}
+        file.write_text(text)
+        service.process.send_signal(signal.SIGHUP)
+        until(lambda: "reload succeeded" in service.log(), "the reload", DEADLINE_S)
 
 
 def test_each_form_means_the_same(tmp_path):

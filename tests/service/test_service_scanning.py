@@ -193,7 +193,7 @@ def test_without_rest_api_scans_are_refused(tmp_path):
     """Only guard.scanSources.restApi enables submitEmail."""
     with service(tmp_path, CONFIG.replace("scanSources: {restApi: {}}", "mainWorkerCount: 3")) as running:
         assert running.submit(mail()).json["error"] == "scan_source_disabled"
-        assert running.status().json == {"messageQueueStatus": "GREEN"}
+        assert running.status().json == {"messageQueueStatus": "RED"}
 
 
 @pytest.mark.parametrize(

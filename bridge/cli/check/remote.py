@@ -17,7 +17,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.daemon import certificates, resources, wiring
-from bridge.errors import BridgeError, ConfigError, ScanError
+from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
 from bridge.lists.errors import ListsError
@@ -43,17 +43,31 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
         return
     for host in scanner.hosts:
         what = f"scanner {host.url}"
-        try:
-            status = await scanner.status(host, _TIMEOUT_S)
-            yield Finding(what, detail=str(status))
-        except (ScanError, BridgeError) as exc:
-            yield Finding(what, f"{exc}{next_step(exc, conf)}")
+        yield await _scanner_host(conf, scanner, host, what)
         if host.date:
             yield _clock(host)
         if host.certificate:
             end = certificates.expiry_of(host.certificate)
             yield certificate_end(f"certificate of {host.url}", end, "its owner must renew it")
     scanner.close()
+
+
+async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -> Finding:
+    """Its status, and whether it decides on a test mail: a service may give the one and refuse the other."""
+    try:
+        status = str(await scanner.status(host, _TIMEOUT_S))
+    except (ScanError, BridgeError) as exc:
+        return Finding(what, f"{exc}{next_step(exc, conf)}")
+    try:
+        await scanner.try_scan(host, max(_TIMEOUT_S, conf.scanner.connect_timeout))
+    except Saturated as exc:
+        return Finding(what, detail=status, warning=f"it has no room for a test mail at the moment: {exc}")
+    except ScanTimeout as exc:
+        return Finding(what, detail=status, warning=f"{exc}: it may be slow, or hang")
+    except ScanError as exc:
+        text = f"it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
+        return Finding(what, text)
+    return Finding(what, detail=status)
 
 
 def _clock(host: Host) -> Finding:

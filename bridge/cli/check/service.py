@@ -29,7 +29,7 @@ from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.server import tls_context
 from bridge.service.settings import StaticApiToken, Timings, token_path
-from bridge.service.store import Store
+from bridge.service.store import DATABASE_ID, Store
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_PAGE = 1024 * 1024
@@ -52,6 +52,9 @@ def lines_of(findings: list[Finding], verbose: bool) -> Iterator[str]:
     yield from map(str, findings if verbose else wrong)
     if not wrong and not verbose:
         yield f"OK: {len(findings)} checks passed"
+    elif wrong:
+        problems = sum(bool(finding.problem) for finding in wrong)
+        yield f"checked: {findings[0].detail}; problems: {problems}, warnings: {len(wrong) - problems}"
 
 
 def _secrets(loaded: Loaded) -> Iterator[Finding]:
@@ -93,8 +96,9 @@ def _certificate(loaded: Loaded) -> Iterator[Finding]:
 
 def _address(loaded: Loaded) -> Finding:
     listen = loaded.config.listen
-    if _is_ours(listen, tls=loaded.config.tls is not None):
-        return Finding("listen", detail=f"{listen}, in use by a running service")
+    running = _database_of_service(listen, tls=loaded.config.tls is not None)
+    if running is not None:
+        return _in_use(loaded, running)
     try:
         for sock in open_listening(listen):
             sock.close()
@@ -105,17 +109,46 @@ def _address(loaded: Loaded) -> Finding:
     return Finding("listen", detail=str(listen))
 
 
-def _is_ours(listen: Endpoint, *, tls: bool) -> bool:
-    """Whether a scanning service answers there: only such a service has this page."""
+def _in_use(loaded: Loaded, running: str) -> Finding:
+    """A scanning service answers at our address: is it the one of this configuration? `running`: its database."""
+    listen, where = loaded.config.listen, loaded.at("listen")
+    url = loaded.config.database_url
+    if running and Store(url).identity() == running:
+        return Finding("listen", detail=f"{listen}, in use by a running service with this database")
+    if running and _can_be_identified(url):
+        text = f"another scanning service, with another database, uses {listen}"
+        return Finding("listen", f"{where}: {text}; stop it, or set listen to another port")
+    text = f"a scanning service uses {listen}; unless it is the one of this configuration, the start will fail"
+    return Finding("listen", warning=f"{where}: {text}")
+
+
+def _can_be_identified(url: str) -> bool:
+    """Not one in memory, and not a file that we may not see."""
+    if ":memory:" in url:
+        return False
+    try:
+        Path(url.partition(":///")[2]).stat()
+    except PermissionError:
+        return False
+    except OSError:  # it does not exist yet
+        pass
+    return True
+
+
+def _database_of_service(listen: Endpoint, *, tls: bool) -> str | None:
+    """What the scanning service that answers there says about its database; None if no scanning service does."""
     host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any else listen.host
     connection = http.client.HTTPConnection(host, listen.port, timeout=CONNECT_TIMEOUT_S)
     try:
         with _connect(listen, host) as plain, _unverified(plain) if tls else plain as connection.sock:
             connection.request("GET", "/openapi.json")
             answer = connection.getresponse()
-            return answer.status == 200 and SUBMIT_PATH.encode() in answer.read(MAX_PAGE)
+            if answer.status != 200 or SUBMIT_PATH.encode() not in answer.read(MAX_PAGE):
+                return None  # only a scanning service has this page
+            connection.request("GET", "/livez")
+            return connection.getresponse().headers.get(DATABASE_ID, "")
     except (OSError, http.client.HTTPException):
-        return False
+        return None
 
 
 def _connect(listen: Endpoint, host: str) -> socket.socket:

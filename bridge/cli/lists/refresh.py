@@ -47,7 +47,8 @@ def refresh(path: Path | None, as_json: bool) -> NoReturn:
             {"list": listed.name, "tenant": listed.tenant, **about, "problem": str(problem) if problem else None}
         )
         if not as_json:
-            shown = f"{copy.table.about.count:,} entries" if copy else "no local copy"
+            count = copy.table.about.count if copy else 0
+            shown = f"{count:,} {'entry' if count == 1 else 'entries'}" if copy else "no local copy"
             say(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
     if as_json:
         say_json({"lists": rows, "exit_code": code}, indent=2)

@@ -204,8 +204,8 @@ def account(done: int, total: int, uncertain: int, left: int, *, again: bool = T
     `again` is False if it would fail in the same way.
     """
     if not uncertain:
-        step = "" if again else "correct that first, then "
-        return f"done: {done:,} of {total:,}; not done: {left:,}; {step}run the same command again to continue"
+        step = "run the same command again to continue" if again else "correct that, then run the command to continue"
+        return f"done: {done:,} of {total:,}; not done: {left:,}; {step}"
     return (
         f"done: {done:,} of {total:,}, {uncertain:,} uncertain (no clear answer); not done: {left:,}; "
         "run the same command again to continue (nothing is changed twice), or look with `scanbridge lists entries`"

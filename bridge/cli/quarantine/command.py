@@ -19,6 +19,7 @@ from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (
     Choice,
     consent,
+    only_copies,
     select,
     show_dry_run,
     with_consent,
@@ -74,7 +75,8 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
     if not found and not as_json:
         session.say_none()
     if more:
-        say(f"only the newest {limit} are shown; --limit 0 shows all", err=True)
+        shown = "mail is" if limit == 1 else f"{limit:,} are"
+        say(f"only the newest {shown} shown; --limit 0 shows all", err=True)
 
 
 @quarantine.command()
@@ -250,7 +252,9 @@ def delete(path: Path | None, choice: Choice) -> None:
     if choice.dry_run:
         show_dry_run(selection.mails, "delete")
         sys.exit(most_serious(selection.codes))
-    consent(selection.mails, verb="permanently delete", yes=choice.yes, done="deleted")
+    consent(
+        selection.mails, verb="permanently delete", where=only_copies(selection.mails), yes=choice.yes, done="deleted"
+    )
     sys.exit(_delete_all(session, selection.mails, selection.codes))
 
 
@@ -304,7 +308,7 @@ def purge(path: Path | None, wanted: dict[str, Any], older_than: float | None, y
     if not mails:
         say("0 deleted")
         return
-    consent(mails, verb="permanently delete", yes=yes, done="deleted")
+    consent(mails, verb="permanently delete", where=only_copies(mails), yes=yes, done="deleted")
     sys.exit(_delete_all(session, mails, [], is_purge=True))
 
 

@@ -28,10 +28,10 @@ class _State(click.ParamType[str]):
 
 _OPTIONS = (
     click.option("--recipient", metavar="TEXT",
-                 help="Recipient contains TEXT, or matches a pattern such as '*@example.org'."),
+                 help="Recipient: a whole address or @domain matches exactly, other text any part, '*' anything."),
     click.option("--sender", metavar="TEXT",
-                 help="Envelope sender contains TEXT, or matches a pattern such as '*@example.org'; '<>' for the null "
-                 "sender."),
+                 help="Envelope sender: a whole address or @domain matches exactly, other text any part, '*' anything; "
+                 "'<>' is the null sender."),
     click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),

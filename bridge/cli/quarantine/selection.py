@@ -100,6 +100,10 @@ def by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
 
     selection = Selection([])
     for mail_id in dict.fromkeys(ids):
+        if not mail_id.strip():
+            say("an id is empty: is a variable of your script unset?", err=True)
+            selection.codes.append(EXIT_UNKNOWN)
+            continue
         try:
             selection.mails.append(session.quarantine.read(mail_id))
         except MailNotFound:
@@ -141,6 +145,16 @@ def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: 
         sys.exit(EXIT_FAILED)
 
 
+def only_copies(mails: list[MailRecord]) -> str:
+    """The end of a question: how many of the mails nobody else has."""
+    kept = sum(not mail.delivered for mail in mails)
+    if not kept:
+        return ""
+    if kept == len(mails):
+        return "; it was never released" if kept == 1 else "; none of them was ever released"
+    return f"; {kept:,} of them {'was' if kept == 1 else 'were'} never released"
+
+
 def _show_on_error(mails: list[MailRecord]) -> None:
     """The newest of them: the question goes to standard error, too."""
     import shutil
@@ -155,7 +169,7 @@ def _show_on_error(mails: list[MailRecord]) -> None:
 
 
 def count(mails: list[MailRecord]) -> str:
-    """`3 mails (12 KiB, 2026-01-01 to 2026-01-31)`"""
+    """`3 mails (12 KiB, quarantined 2026-01-01 to 2026-01-31)`"""
     from bridge.cli.quarantine.view import size
 
     if not mails:
@@ -163,4 +177,4 @@ def count(mails: list[MailRecord]) -> str:
     days = sorted(mail.time.astimezone().strftime("%Y-%m-%d") for mail in mails)
     period = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     noun = "mail" if len(mails) == 1 else "mails"
-    return f"{len(mails):,} {noun} ({size(sum(mail.size for mail in mails))}, {period})"
+    return f"{len(mails):,} {noun} ({size(sum(mail.size for mail in mails))}, quarantined {period})"

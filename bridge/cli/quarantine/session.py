@@ -23,6 +23,7 @@ from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
+from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
@@ -70,7 +71,13 @@ class Session:
         if count:
             say(f"no matching mail ({count:,} in quarantine at {place})", err=True)
         else:
-            say(f"No mail in quarantine at {place}", err=True)
+            held = "; mail that a milter listener holds is in the mail server's hold queue" if self._holds() else ""
+            say(f"No mail in quarantine at {place}{held}", err=True)
+
+    def _holds(self) -> bool:
+        """Whether a listener leaves quarantined mail to the mail server."""
+        policies = (self.config.policy_for(listener) for listener in self.config.listeners)
+        return any(policy.entry_for("quarantine").action is Action.HOLD for policy in policies)
 
     def unknown(self, mail_id: str) -> str:
         """The message for an id that does not exist. Only a slip of one or two characters is guessed."""

@@ -35,7 +35,7 @@ class Picture:
         self._note(seen)
         spark = 0 if width < _NARROW else min(width - 45, HISTORY)
         parts: list[RenderableType] = [Text(line, "bold red") for line in seen["problems"]]
-        parts += [_head(seen), *(Text(line, "bold yellow") for line in seen["warnings"])]
+        parts += [_head(seen), _since_start(seen), *(Text(line, "bold yellow") for line in seen["warnings"])]
         parts += [_fill(seen, width, ascii_only), self._flow(seen, spark, ascii_only)]
         parts += [_hosts(seen["scanner"]), _next_hops(seen["next_hops"])]
         if len(seen["workers"]) > 1:
@@ -74,6 +74,10 @@ def _head(seen: dict[str, Any]) -> Text:
     workers = f"  {len(seen['workers'])} workers" if len(seen["workers"]) > 1 else ""
     words = (f"scanbridge {seen['version']}", "bold"), f"  up {_span(seen['uptime_s'])}  ", ready, workers
     return Text.assemble(*words, no_wrap=True, overflow="ellipsis")
+
+
+def _since_start(seen: dict[str, Any]) -> Text:
+    return Text(f"total          {seen['mails'].get('summary', 'unknown')}")
 
 
 def _fill(seen: dict[str, Any], width: int, ascii_only: bool) -> Text:
@@ -131,7 +135,8 @@ def _stores(seen: dict[str, Any]) -> list[Text]:
             else ""
         )
         oldest = f", oldest {_span(store['oldest_age_s'])}" if store["mails"] else ""
-        found.append(f"quarantine     {store['mails']} mails, {_size(store['bytes'])}{oldest}{free}")
+        mails = f"{store['mails']} {'mail' if store['mails'] == 1 else 'mails'}"
+        found.append(f"quarantine     {mails}, {_size(store['bytes'])}{oldest}{free}")
     if lists := seen["lists"]:
         found.append("lists          " + ", ".join(f"{name} {count}" for name, count in lists.items()))
     return [Text(line, no_wrap=True, overflow="ellipsis") for line in found]

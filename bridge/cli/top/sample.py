@@ -74,6 +74,7 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "uptime_s": state["uptime_s"],
         "ready": state["ready"],
         "interval_s": round(now.at - before.at, 3),
+        "mails": state.get("mails", {}),
         "in_processing": state["in_processing"],
         "max_in_processing": state["max_in_processing"],
         "bytes_in_processing": state["bytes_in_processing"],
@@ -170,10 +171,11 @@ def _next_hops(before: Sample, now: Sample) -> list[dict[str, Any]]:
         {
             "name": name,
             "up": up,
+            "age_s": age_s,
             "mails_per_s": _delta(before, now, "scanbridge_next_hop_mails_total", "result", next_hop=name),
             "connections": connections(name),
         }
-        for name, up in ((hop["name"], hop["up"]) for hop in now.state.get("next_hops", ()))
+        for name, up, age_s in ((hop["name"], hop["up"], hop.get("age_s")) for hop in now.state.get("next_hops", ()))
     ]
 
 

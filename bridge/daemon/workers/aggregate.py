@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -94,7 +95,9 @@ class Aggregate:
             "workers_wanted": self._shared.workers_wanted,
             "silent_workers": silent,
         }
-        return with_health(state, [one["recent"] for one in (own, *states)], self._status)
+        counts = [self._status.metrics.mails.dump(), supervisor.get("metrics", {}).get("mails", [])]
+        counts += [snapshot["metrics"].get("mails", []) for snapshot in others]
+        return with_health(state, [one["recent"] for one in (own, *states)], chain(*counts), self._status)
 
     # Writing our snapshot
 

@@ -150,8 +150,10 @@ class StatusEndpoint:
         await send_json(send, 200, {"messageQueueStatus": str(await self._status())}, headers)
 
 
-async def queue_status(admission: Admission, backend: AnalysisBackend) -> QueueStatus:
-    """The worse status of the two: our own limit and the backend."""
+async def queue_status(admission: Admission, backend: AnalysisBackend, *, enabled: bool) -> QueueStatus:
+    """The worse status of the two: our own limit and the backend. RED if no mail can be scanned at all."""
+    if not enabled:
+        return QueueStatus.RED
     ours = await admission.status()
     if ours is QueueStatus.RED:
         return ours
