@@ -118,8 +118,7 @@ class FakeScanner(_Listener):
 
     `reply` is either bytes (the complete HTTP response) or a coroutine function that gets reader and
     writer and may do anything: drip, hang, close. A mail that contains a key of `reply_to` gets that reply
-    instead. Requests for the status path get `status`. The bridge's own test mail, if it comes before any other
-    mail, is delivered where `reply` is a function, which is about mail of the test.
+    instead. Requests for the status path get `status`.
     """
 
     def __init__(self) -> None:
@@ -148,9 +147,6 @@ class FakeScanner(_Listener):
                     continue
                 found = _submission(fields, body)
                 if SUBJECT.encode() in found.email:
-                    if not (self.submissions or isinstance(self.reply, bytes)):
-                        writer.write(answer(200, result()))
-                        continue
                     self.probes.append(found)
                 else:
                     self.submissions.append(found)

@@ -64,7 +64,6 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 _CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
-_QUIET_S, _QUIET_POLL_S = 1.5, 2.0  # so long no mail must have come before the test mail is sent, found this often
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -388,32 +387,14 @@ class Scanner:
                     pause_s = min(interval, _RETRY_S)
             if host.is_broken:
                 self._start_check(host, host.probe_tenant)
-            elif not host.silent and "(401)" not in trouble:
-                if host.status is QueueStatus.RED and before[0] is not QueueStatus.RED:
-                    host.untried_since = self._loop.time()
-                self._try_if_quiet(host)
-            if host.untried_since is not None:
-                pause_s = min(pause_s, _QUIET_POLL_S)
+            if host.untried_since is not None and host.decided_since > host.untried_since:
+                host.untried_since = None
             problem = trouble
             host.status_problem = trouble.removeprefix(f"{host.url}: ")
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
                 log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
             await asyncio.sleep(pause_s * _dice.uniform(0.8, 1.2))
-
-    def _try_if_quiet(self, host: Host) -> None:
-        """A good status does not mean that our token may scan, and RED may mean that nobody may: a mail shows it.
-
-        If none comes for a moment, the test mail does.
-        """
-        since = host.untried_since
-        if since is None:
-            return
-        if host.decided_since > since:
-            host.untried_since = None
-        elif not host.in_flight and self._loop.time() - since >= _QUIET_S:
-            host.untried_since = None
-            self._start_check(host, self._settings.tenant_uid)
 
     def _free_slots_of(self, host: Host) -> None:
         """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.

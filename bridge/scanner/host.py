@@ -35,7 +35,7 @@ class ScannerSettings:
     status_interval_s: float = 5.0
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
-    tenant_uid: str | None = None  # of mail that belongs to no other tenant; the first test mail is one
+    tenant_uid: str | None = None  # of mail that belongs to no other tenant; `try_scan` sends one
 
 
 class Host:
@@ -69,7 +69,7 @@ class Host:
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on the test mail
         self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
-        self.untried_since: float | None = None  # since then no mail, or test mail, has shown whether it scans
+        self.untried_since: float | None = None  # since then no mail has shown whether it scans
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []

@@ -2,8 +2,8 @@
 
 A failure does not show whether the mail or the scanner is the cause, and the sender may have made the mail
 for that purpose. A mail that no sender can change answers the question. It
-goes to the scanner only, and never to a recipient: after a failure, soon after the start, and from `scanbridge
-check`, because a service may answer status requests and refuse to scan.
+goes to the scanner only, and never to a recipient: after a failure, and from `scanbridge check`, because a service
+may answer status requests and refuse to scan.
 """
 
 from __future__ import annotations
