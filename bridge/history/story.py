@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.filter import rule_names
 from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
 from bridge.history.rule_words import ERRORS, FAILURES, decided
@@ -97,7 +98,9 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         CANCELLED: "given up before it was decided",
     }
     word = words.get(last.kind.action, last.kind.action)
-    if last.kind.stage:
+    if last.kind.rule == rule_names.CLIENT_GONE:
+        word = "given up before the end of its content"
+    elif last.kind.stage:
         word = f"{word} {_AT_STAGE.get(last.kind.stage, '')}, before its content was sent".replace("  ", " ")
     count = sum(map(is_open, mail.attempts[:-1]))
     if count and not is_open(last):
@@ -161,7 +164,9 @@ def _arrival(entry: MailEntry, number: int) -> str:
     client = row.client or "A client whose address is not known"
     helo = f" (HELO {row.helo})" if row.helo else ""
     login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
-    if kind.stage:
+    if kind.rule == rule_names.CLIENT_GONE:
+        text = f"{client}{helo}{login} began to send it to listener {kind.listener}, and did not come to its end"
+    elif kind.stage:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
         text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
         if row.mails > 1:

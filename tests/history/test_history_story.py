@@ -240,3 +240,11 @@ def test_a_refused_connection_has_a_story() -> None:
     assert "was refused when it connected by listener mx; 12 attempts" in told
     assert "the client is not one of the listener's `trusted_clients`" in told
     assert "scanned" not in told
+
+
+def test_a_client_that_went_away_during_the_content_has_a_story() -> None:
+    gone = entry(action=CANCELLED, rule=rule_names.CLIENT_GONE, stage="data", decision="", scanner="", size=0)
+    told = text(story(gone))
+    assert "was given up before the end of its content" in told
+    assert "began to send it to listener mx, and did not come to its end" in told
+    assert "before its content was sent" not in told
