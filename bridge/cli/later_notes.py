@@ -38,6 +38,7 @@ class LaterNotes:
                 said = f"to {', '.join(map(redaction.address, to))}" if to else ""
                 said += f": {redaction.text(text)}" if text else ""
                 self._store.note([LaterEvent(time.time(), mail_id, event, by, said.removeprefix(": "))])
+                self._store.close()
         except (BridgeError, OSError) as exc:
             self._is_off = True
             say(f"{mail_id}: {event}, but the history cannot be written: {exc}", err=True)

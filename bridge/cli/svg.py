@@ -5,8 +5,10 @@ Labels may come from mail, so they are escaped and shortened; a chart contains n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from bridge.runtime.visible_text import visible
 
@@ -92,3 +94,10 @@ def _label(text: str) -> str:
 
 def _safe(text: str) -> str:
     return escape(visible(text), quote=True)
+
+
+def write(path: Path, picture: str) -> None:
+    """A picture is no secret, but nobody else may change it. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(picture)

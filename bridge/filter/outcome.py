@@ -61,10 +61,6 @@ class Record:
     subject: bytes = b""  # from the mail's own header, as it is written there
     scanner: str = ""  # the URL of the host that was asked last
 
-    def ask(self, scanner: str) -> None:
-        """This host gets the mail."""
-        self.scanner = scanner
-
     @property
     def why(self) -> str:
         """For the log: the reasons why the mail is ambiguous, and the error."""

@@ -429,10 +429,11 @@ class Filter:
         tx = record.tx
         deadline = tx.deadline - self._reserve_s
         trace_header = b"" if record.trace is None else record.trace.header
+        asked: list[str] = []  # not a method of the record: an error's frames would keep it alive
         try:
             async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
-                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, record.ask
+                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
                 )
         except ScanGoesOn as exc:
             assert late is not None
@@ -443,6 +444,8 @@ class Filter:
             record.late = LateStatus.AWAITED
             await late.follow(record.tenant, tx.envelope, tx.message, exc.scan, self._slots.leave)
             raise
+        finally:
+            record.scanner = asked[-1] if asked else ""
 
     def _note_would_be(self, record: Record, rule: Rule, is_refused: bool) -> None:
         """Shadow mode: the action that would have been taken, and by which rule.

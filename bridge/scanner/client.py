@@ -239,14 +239,16 @@ class Scanner:
         loop = self._loop
         began = loop.time()
         request, message = probe_mail(tenant)
+        answer = None
         try:
             answer = await self._exchange(host, _Submission(request, message, b""), began + timeout_s)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
-            raise ScanTimeout(f"{host.url}: no decision on the test mail in time") from None
         finally:
             message.close()
+        if answer is None:  # raised here: an error that another one caused would keep this frame, and the mail
+            raise ScanTimeout(f"{host.url}: no decision on the test mail in time")
         _learn(host, answer, loop.time(), began)
 
     async def try_scan(self, host: Host, timeout_s: float) -> None:

@@ -460,6 +460,11 @@ def test_the_page_at_the_root_is_safe_and_leads_to_the_others(tmp_path: Path) ->
         assert "<script" not in text and "&lt;script&gt;" in text and "http-equiv" not in text
 
 
+def _lasting(lines: list[str]) -> list[str]:
+    """Without that of a busy machine, on which a status may take longer than the 100 ms of this test."""
+    return [line for line in lines if "no status in time" not in line]
+
+
 def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret-key\n")
@@ -472,13 +477,13 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
         try:
             config.write_text(text + "unknown_key: 1\n")
             bridge.signal(1)
-            until(lambda: len(state(bridge)["warnings"]) == 2, "the warnings")
-            warnings = state(bridge)["warnings"]
+            until(lambda: len(_lasting(state(bridge)["warnings"])) == 2, "the warnings")
+            warnings = _lasting(state(bridge)["warnings"])
             assert warnings[0].startswith("the last reload failed, and the old configuration is still in use: ")
             assert warnings[1] == "list bad has no local copy: it is not enforced"
             config.write_text(text)
             code, lines = status(bridge)
-            assert code == 0 and lines[:2] == [f"WARNING: {text}" for text in warnings]
+            assert code == 0 and _lasting(lines)[:2] == [f"WARNING: {text}" for text in warnings]
         finally:
             bridge.end()
 

@@ -12,6 +12,7 @@ import bz2
 import gzip
 import io
 import lzma
+import random
 import shutil
 import struct
 import subprocess
@@ -25,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis import archives, smime
+from bridge.service.analysis import archives, smime, tar_archive
 from bridge.service.analysis.archives import Budget
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.inspection import Limits, inspect
@@ -860,3 +861,9 @@ def test_clamd_did_not_get_what_is_in_signed_mail(tmp_path: Path, clamd) -> None
         for name, content in OPAQUE.items():
             found = running.submit(content).json["tags"]
             assert any(tag.startswith("malware:lab.eicar") for tag in found), (name, found)
+
+
+def test_random_data_is_no_tar_archive() -> None:
+    """An encrypted file of any size must not be taken for a broken archive by chance."""
+    dice = random.Random(7)
+    assert not tar_archive.is_tar(b"x" + dice.randbytes(60_000_000), is_unknown=True)

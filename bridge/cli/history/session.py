@@ -47,6 +47,7 @@ class HistorySession:
             _need_readable(history_place.history_directory(state))
         try:
             store = history_place.history(conf, state, _PATIENCE_S)
+            click.get_current_context().call_on_close(store.close)
             return cls(conf, path, state, store, history_place.redaction(conf, state))
         except ConfigError as exc:
             fail_config(exc)

@@ -210,6 +210,6 @@ def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted:
     pairs = [(label, mails) for label, (_, mails, _) in zip(labels, rows, strict=True)]
     picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {total:,} mails{others}")
     try:
-        file.write_text(picture, encoding="utf-8")
+        svg.write(file, picture)
     except OSError as exc:
         raise click.ClickException(f"{file} cannot be written: {exc.strerror}") from exc

@@ -270,6 +270,7 @@ async def _replay(
 
 
 def _report(result: Replay, given: dict[str, Any]) -> None:
+    from bridge.cli import svg
     from bridge.cli.replay import plot, report, saved
 
     report.show_problems(result)
@@ -283,7 +284,7 @@ def _report(result: Replay, given: dict[str, Any]) -> None:
         if given["save"] is not None:
             saved.write(given["save"], saved.dump(result))
         if given["plot"] is not None:
-            given["plot"].write_text(plot.draw(result), encoding="utf-8")
+            svg.write(given["plot"], plot.draw(result))
     except OSError as exc:
         _fail(f"{exc.filename}: cannot be written: {exc.strerror}", 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -17,11 +18,12 @@ class BadResult(BridgeError):
 def write(path: Path, text: str) -> None:
     """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
     if path.exists() and not path.is_file():  # /dev/stdout
-        path.write_text(text, encoding="utf-8")
+        with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
+            file.write(text)
         return
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with open(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
         Path(name).replace(path)
     except BaseException:

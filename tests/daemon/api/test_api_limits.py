@@ -58,20 +58,22 @@ def test_a_removed_directory_is_an_empty_history_that_begins_again(tmp_path: Pat
         assert mail["subject"] == "after"
 
 
-def test_a_damaged_history_is_reported_without_its_details(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """503 with Retry-After; paths and errors of the database are for the log."""
+def test_a_history_that_cannot_be_read_is_reported_without_its_details(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """503 with Retry-After; paths and errors of the database are for the log. A directory is no segment."""
     with bridge(tmp_path) as running:
         damaged = tmp_path / "state" / "history" / "1700000000000-1900000000000-00000000.sqlite"
         send(running)
         mails(running.admin_port, 1)
-        damaged.write_bytes(b"no database" * 1000)
+        damaged.mkdir()
         for path in (HISTORY, STATS, MAIL):
             refused = ask(running.admin_port, path)
             assert (refused.status, refused.json["error"]) == (503, "history_unavailable")
             assert refused.headers["retry-after"] == "5"
             assert damaged.name not in refused.json["message"]
         assert damaged.name in caplog.text
-        damaged.unlink()
+        damaged.rmdir()
         assert ask(running.admin_port, HISTORY).status == 200
 
 
