@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nats
 from nats.aio.client import Client
 from nats.errors import Error, MaxPayloadError
 from nats.js.errors import Error as StreamError
@@ -96,7 +95,8 @@ class NatsSink:
             options["user_credentials"] = str(settings.credentials)
         if settings.token is not None:
             options["token"] = settings.token
-        self._client = await nats.connect(
+        self._client = Client()  # known before it is connected, so that `close` finds it after a failure
+        await self._client.connect(
             list(settings.servers),
             name="scanbridge",
             allow_reconnect=False,  # we try again ourselves, with the events that were not confirmed

@@ -58,6 +58,9 @@ def _word(text: str, longest: int) -> str:
     return "".join(letter if "!" <= letter <= "~" else "?" for letter in text)[:longest] or "-"
 
 
+_CLOSE_S = 1.0
+
+
 class SyslogSink:
     batch = 500
 
@@ -133,3 +136,8 @@ class SyslogSink:
         writer, self._reader, self._writer = self._writer, None, None
         if writer is not None:
             writer.close()
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await writer.wait_closed()
+            except (OSError, ssl.SSLError):  # also if the receiver does not read: the connection is of no more use
+                writer.transport.abort()
