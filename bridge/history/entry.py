@@ -6,7 +6,8 @@ refers to its kind. `address_keys` are the forms in which an address is found: w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -68,6 +69,12 @@ class MailEntry:
     row: Row
     kind: Kind
     more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> MailEntry:
+        """From the columns of its row, then those of its kind."""
+        row, kind = Row(*values[: len(Row._fields)]), Kind(*values[len(Row._fields) :])
+        return cls(row, kind, {} if row.more is None else json.loads(row.more))
 
     @property
     def time(self) -> datetime:

@@ -6,17 +6,18 @@ dropped as a whole.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from ipaddress import ip_network
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import By, HistoryQuery, Sum
 from bridge.history.store import HistoryError
@@ -33,9 +34,8 @@ _NUMBERS = {"at": "double precision", "size": "bigint", "mails": "integer"} | di
 )
 _COLUMNS = (*Row._fields, *Kind._fields)
 _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
-_INDEXED = ("at", "id", "session", "client", "message_id", "ggrid", "queue_id", "next_id")
-_EQUAL = ("id", "action", "decision", "rule", "listener", "stage", "attempt")
-_EXACT = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")
+_INDEXED = ("at", "id", "session", "message_id", "ggrid", "queue_id", "next_id")
+_OF_KIND = ("action", "decision", "rule", "listener", "stage")
 _WORDS = "to_tsvector('simple', regexp_replace(subject, '[^[:alnum:]]+', ' ', 'g'))"  # without hosts, paths, numbers
 
 
@@ -44,6 +44,7 @@ def _create(connection: Connection) -> None:
     for statement in (
         f"CREATE TABLE history_mail ({columns}, keys text[]) PARTITION BY RANGE (at)",
         *(f"CREATE INDEX history_mail_{name} ON history_mail ({name})" for name in _INDEXED),
+        'CREATE INDEX history_mail_client ON history_mail (client COLLATE "C")',
         "CREATE INDEX history_mail_attempt ON history_mail (attempt) WHERE attempt <> ''",
         "CREATE INDEX history_mail_keys ON history_mail USING gin (keys)",
         f"CREATE INDEX history_mail_words ON history_mail USING gin ({_WORDS})",
@@ -125,7 +126,7 @@ class PostgresHistory:
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
         with self._reading() as connection:
             found = dict.fromkeys(tuple(row) for row in connection.exec_driver_sql(text, values))
-        return [_entry(row) for row in found]
+        return [MailEntry.of(row) for row in found]
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
@@ -211,32 +212,19 @@ def _keys(kind: Kind, row: Row) -> list[str]:
     return sorted(keys)
 
 
-def _entry(values: tuple[Any, ...]) -> MailEntry:
-    row, kind = Row(*values[: len(Row._fields)]), Kind(*values[len(Row._fields) :])
-    return MailEntry(row, kind, {} if row.more is None else json.loads(row.more))
-
-
 # Conditions. Values are never part of the text.
 
 
 def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
-    values: dict[str, Any] = {name: value for name in _EQUAL if (value := getattr(query, name))}
+    conditions, values = common_conditions(query, lambda name: f"%({name})s")
+    equal = {name: value for name in _OF_KIND if (value := getattr(query, name))}
     if query.tenant is not None:
-        values["tenant"] = query.tenant
-    conditions = [f"{name} = %({name})s" for name in values]
+        equal["tenant"] = query.tenant
+    conditions += [f"{name} = %({name})s" for name in equal]
+    values |= equal
     if query.tenants is not None:
         conditions.append("tenant = ANY(%(tenants)s)")
         values["tenants"] = sorted(query.tenants)
-    for name, comparison in (("since", "at >= %(since)s"), ("until", "at < %(until)s")):
-        if getattr(query, name) is not None:
-            conditions.append(comparison)
-            values[name] = getattr(query, name)
-    if (cursor := query.cursor) is not None:
-        conditions.append("(at, id) < (%(before_at)s, %(before_id)s)")
-        values |= {"before_at": cursor[0], "before_id": cursor[1]}
-    if query.what:
-        conditions.append("(" + " OR ".join(f"{name} IN (%(what)s, %(in_brackets)s)" for name in _EXACT) + ")")
-        values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
     if query.words:
         conditions.append(f"{_WORDS} @@ to_tsquery('simple', %(words)s)")
         values["words"] = " & ".join(f"{word}:*" if is_beginning else word for word, is_beginning in query.words)
@@ -264,10 +252,19 @@ def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
-    if query.client:
-        values["client"] = query.client
-        is_network = "/" in query.client
-        yield "(client <> '' AND client::inet <<= %(client)s::inet)" if is_network else "client = %(client)s"
+    """The order of bytes is that of the index, in which the addresses of a network stand together."""
+    if not query.client:
+        return
+    network = ip_network(query.client, strict=False)
+    values["client"] = str(network.network_address if network.num_addresses == 1 else network)
+    if network.num_addresses == 1:
+        yield 'client COLLATE "C" = %(client)s'
+        return
+    if prefix := common_text(network):
+        values |= {"client_from": prefix, "client_to": prefix + "~"}
+        yield 'client COLLATE "C" BETWEEN %(client_from)s AND %(client_to)s'
+    # A client may have no address: it is "unknown", or nothing. CASE, because AND has no order.
+    yield "CASE WHEN client ~ '^[0-9a-f:.]+$' THEN client::inet <<= %(client)s::inet ELSE false END"
 
 
 @contextmanager

@@ -38,7 +38,6 @@ class HistoryQuery:
     until: float | None = None
     before: str = ""  # the cursor of the last entry of the page before
     limit: int = 100  # 0: no limit
-    timeout_s: float = 0.0  # longest time for the search; 0: no limit
 
     @property
     def words(self) -> tuple[tuple[str, bool], ...]:

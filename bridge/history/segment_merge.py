@@ -80,8 +80,8 @@ def _copy_all(paths: list[Path], new: Path) -> None:
         connection.execute("PRAGMA finished.journal_mode=OFF")
         for statement in FINISHED_SCHEMA:
             connection.execute(statement)
-        connection.execute("CREATE TABLE keys (key TEXT, mail INTEGER)")
-        connection.execute("CREATE TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
+        connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")  # temporary ones are not kept in memory
+        connection.execute("CREATE TEMP TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
         kinds: dict[Kind, int] = {}
         for path in paths:
             connection.execute("ATTACH ? AS part", (f"file:{quoted(path)}?mode=ro",))  # must exist

@@ -6,7 +6,6 @@ finished or deleted while we search, the search begins again, because its file h
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sqlite3
@@ -14,17 +13,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import Kind, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import WORD, By, HistoryQuery, Sum
 from bridge.history.segments import is_damage, is_live, open_for_reading, segment_files, set_aside
 from bridge.history.store import HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 
-_EXACT = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")
 _COLUMNS = ", ".join([*(f'mail."{name}"' for name in Row._fields), *(f"kind.{name}" for name in Kind._fields)])
 _MAILS = "mail JOIN kind ON kind.number = mail.kind"
 _HOURS = "hourly JOIN kind ON kind.number = hourly.kind"
@@ -86,7 +85,7 @@ def _find(query: HistoryQuery, segments: list[Segment]) -> list[MailEntry]:
     for _, last, path in segments:
         if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
             break
-        found += map(_entry, _read(path, query, _page(query, is_live(path))))
+        found += map(MailEntry.of, _read(path, query, _page(query, is_live(path))))
         found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
         del found[query.limit or len(found) :]
     return found
@@ -132,13 +131,8 @@ def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
             raise _Changing(f"{path.name}: {exc}") from exc
         if is_damage(exc):
             set_aside(path)
-            raise _Changing from exc
+            raise _Changing(f"{path.name}: {exc}") from exc
         raise HistoryError(f"{path.name}: {exc}") from exc
-
-
-def _entry(values: tuple[Any, ...]) -> MailEntry:
-    row, kind = Row(*values[: len(Row._fields)]), Kind(*values[len(Row._fields) :])
-    return MailEntry(row, kind, {} if row.more is None else json.loads(row.more))
 
 
 # Statements. Values are never part of the text.
@@ -152,7 +146,7 @@ def _page(query: HistoryQuery, live: bool) -> Statement:
     where, values = _conditions(query, live)
     plus = "+" if _has_key(query) else ""
     limit = f" LIMIT {query.limit:d}" if query.limit else ""
-    chosen = f"SELECT rowid FROM mail WHERE {where} ORDER BY {plus}mail.at DESC, {plus}mail.id DESC{limit}"  # noqa: S608
+    chosen = f"SELECT rowid FROM mail WHERE {where} ORDER BY {plus}at DESC, {plus}id DESC{limit}"  # noqa: S608
     return f"SELECT {_COLUMNS} FROM {_MAILS} WHERE mail.rowid IN ({chosen})", values  # noqa: S608
 
 
@@ -163,7 +157,9 @@ def _sums(by: By, query: HistoryQuery, live: bool) -> Statement:
         by, f"kind.{by}" if by in _OF_KIND else f"mail.{by}"
     )
     counted = "sum(mail.mails), sum(mail.size * mail.mails)"
-    return f"SELECT {label}, {counted} FROM {_MAILS} WHERE {where} GROUP BY 1", values  # noqa: S608
+    chosen = f"SELECT rowid FROM mail WHERE {where}"  # noqa: S608
+    mails = f"{_MAILS} WHERE mail.rowid IN ({chosen})" if where != "1" else _MAILS
+    return f"SELECT {label}, {counted} FROM {mails} GROUP BY 1", values  # noqa: S608
 
 
 def _hourly_sums(by: By, query: HistoryQuery) -> Statement:
@@ -183,31 +179,25 @@ def _has_key(query: HistoryQuery) -> bool:
 
 
 def _conditions(query: HistoryQuery, live: bool) -> Statement:
-    kinds, values = _of_kind(query)
-    conditions = [f"mail.kind IN (SELECT number FROM kind WHERE {' AND '.join(kinds)})"] if kinds else []  # noqa: S608
-    for name, comparison in (("since", "mail.at >= :since"), ("until", "mail.at < :until")):
-        if getattr(query, name) is not None:
-            conditions.append(comparison)
-            values[name] = getattr(query, name)
-    if (cursor := query.cursor) is not None:
-        conditions.append("(mail.at, mail.id) < (:before_at, :before_id)")
-        values |= {"before_at": cursor[0], "before_id": cursor[1]}
-    if query.what:
-        conditions.append("(" + " OR ".join(f"mail.{name} IN (:what, :in_brackets)" for name in _EXACT) + ")")
-        values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
-    for name in ("id", "attempt"):
-        if value := getattr(query, name):
-            conditions.append(f"mail.{name} = :{name}")
-            values[name] = value
+    """About the table `mail`."""
+    conditions, values = common_conditions(query, lambda name: f":{name}")
+    kinds, of_kind = _of_kind(query)
+    values |= of_kind
+    if kinds:
+        conditions.append(f"kind IN (SELECT number FROM kind WHERE {' AND '.join(kinds)})")  # noqa: S608
     conditions += _of_addresses(query, values, live)
     conditions += _of_client(query, values)
-    if query.words:
-        match = " ".join(f'"{word}"{"*" if is_beginning else ""}' for word, is_beginning in query.words)
-        values["words"] = match
-        fast = "mail.rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
-        parts = [f"mail.subject LIKE '%{word}%'" for word, _ in query.words if word.isascii()]  # letters and digits
-        conditions += [*parts, "has_words(mail.subject)"] if live else [fast]
+    conditions += _of_subject(query, values, live)
     return " AND ".join(conditions) or "1", {name: storable(value) for name, value in values.items()}
+
+
+def _of_subject(query: HistoryQuery, values: dict[str, Any], live: bool) -> Iterator[str]:
+    if query.words and live:
+        yield from (f"subject LIKE '%{word}%'" for word, _ in query.words if word.isascii())  # letters and digits
+        yield "has_words(subject)"
+    elif query.words:
+        values["words"] = " ".join(f'"{word}"{"*" if is_beginning else ""}' for word, is_beginning in query.words)
+        yield "rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
 
 
 def _of_kind(query: HistoryQuery) -> tuple[list[str], dict[str, Any]]:
@@ -239,9 +229,9 @@ def _of_addresses(query: HistoryQuery, values: dict[str, Any], live: bool) -> It
         if live:
             values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
             part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
-            yield f"(mail.sender {part} OR mail.recipients {part}) AND has_key(mail.sender, mail.recipients, {names})"
+            yield f"(sender {part} OR recipients {part}) AND has_key(sender, recipients, {names})"
         else:
-            yield f"mail.rowid IN (SELECT mail FROM address WHERE key IN ({names}))"  # noqa: S608
+            yield f"rowid IN (SELECT mail FROM address WHERE key IN ({names}))"  # noqa: S608
 
 
 def _part_of(key: str) -> str:
@@ -259,21 +249,12 @@ def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
     network = ip_network(query.client, strict=False)
     if network.num_addresses == 1:
         values["client"] = str(network.network_address)
-        yield "mail.client = :client"
+        yield "client = :client"
         return
-    if prefix := _common_text(network):
+    if prefix := common_text(network):
         values |= {"client_from": prefix, "client_to": prefix + "~"}
-        yield "mail.client BETWEEN :client_from AND :client_to"
-    yield "in_network(mail.client)"
-
-
-def _common_text(network: IPv4Network | IPv6Network) -> str:
-    """What all addresses of the network begin with, as they are written."""
-    if network.version == 4:
-        return "".join(f"{part}." for part in str(network.network_address).split(".")[: network.prefixlen // 8])
-    groups = network.network_address.exploded.split(":")[: network.prefixlen // 16]
-    parts = [group.lstrip("0") for group in groups]
-    return "".join(f"{part}:" for part in parts) if all(parts) else ""  # zeros are written in several ways
+        yield "client BETWEEN :client_from AND :client_to"
+    yield "in_network(client)"
 
 
 def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
@@ -300,9 +281,6 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
         except ValueError:
             return False
 
-    if query.timeout_s:
-        deadline = time.monotonic() + query.timeout_s
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
     connection.create_function("has_words", 1, has_words, deterministic=True)
     connection.create_function("has_tag", 1, has_tag, deterministic=True)
     connection.create_function("has_key", -1, has_key, deterministic=True)

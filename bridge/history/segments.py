@@ -187,11 +187,11 @@ def is_damage(exc: BaseException) -> bool:
 
 def set_aside(path: Path) -> None:
     """A damaged segment must not stop the others: it is renamed, for people to look at."""
-    log.warning("history: %s is damaged; it is now called %s", path, path.with_suffix(".damaged").name)
-    with suppress(FileNotFoundError):
+    log.warning("history: %s is damaged; it is renamed to %s", path, path.with_suffix(".damaged").name)
+    with suppress(OSError):  # a command may only be allowed to read
         path.replace(path.with_suffix(".damaged"))
-    for name in (f"{path.name}-wal", f"{path.name}-shm"):
-        path.with_name(name).unlink(missing_ok=True)
+        for name in (f"{path.name}-wal", f"{path.name}-shm"):
+            path.with_name(name).unlink(missing_ok=True)
 
 
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:

@@ -292,7 +292,7 @@ def test_the_commands_at_the_end_are_for_the_same_configuration(place: Place) ->
 
 def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     place.add(1, 2, 3)
-    place.add(9, id="", stage="mail", sender="", recipients="", action="tempfail", mails=40)
+    place.add(9, stage="mail", sender="", recipients="", action="tempfail", mails=40)
     done = place.run("explain", "nobody@sender.example", "--client", "192.0.2.7")
     assert done.returncode == 3
     for expected in (

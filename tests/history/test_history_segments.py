@@ -224,11 +224,3 @@ def test_a_directory_that_cannot_be_read_is_no_empty_history(tmp_path: Path) -> 
     (tmp_path / "file").write_text("x")
     with pytest.raises(HistoryError, match="file: Not a directory"):
         find(SqliteHistory(tmp_path / "file"))
-
-
-def test_a_search_may_be_limited_in_time(tmp_path: Path) -> None:
-    """What takes longer fails."""
-    history = SqliteHistory(tmp_path)
-    history.append([mail(number, subject="a b c") for number in range(30_000)])
-    with pytest.raises(HistoryError, match="interrupted"):
-        history.find(HistoryQuery(subject="nothing", sender="nobody@example.org", timeout_s=1e-6))

@@ -86,6 +86,16 @@ def test_a_mail_is_found_by_each_key(store: HistoryStore, key: str) -> None:
     assert find(store, **WANTED[key]) == ["ID0005"]
 
 
+def test_a_client_without_an_address_does_not_disturb_a_search_for_a_network(store: HistoryStore) -> None:
+    """It is recorded as unknown, or not at all (a unix socket)."""
+    add(
+        store, mail(1, client="unknown"), mail(2, client=""), mail(3, client="192.0.2.9"), mail(4, client="2001:db8::9")
+    )
+    assert find(store, client="192.0.2.0/25") == ["ID0003"]
+    assert find(store, client="2001:db8::/33") == ["ID0004"]
+    assert find(store, client="0.0.0.0/0") == ["ID0003"]
+
+
 def test_the_null_sender_is_found(store: HistoryStore) -> None:
     """A bounce has no sender, and its keys do not match those of other mail."""
     add(store, mail(1), mail(2, sender=""))

@@ -143,7 +143,7 @@ def _nameless(session: HistorySession, period: dict[str, Any]) -> int:
     for stage in ("connect", "mail"):
         query = session.query(period, stage=stage, sender="", limit=10_000)
         entries = session.read(lambda query=query: session.store.find(query))  # type: ignore[misc]
-        total += sum(entry.row.mails for entry in entries if not entry.row.id)
+        total += sum(entry.row.mails for entry in entries)
     return total
 
 

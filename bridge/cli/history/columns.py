@@ -24,11 +24,17 @@ def action(entry: MailEntry) -> str:
     return f"{entry.kind.action} x{entry.row.mails}" if entry.row.mails > 1 else entry.kind.action
 
 
+def sender(entry: MailEntry) -> str:
+    """Refusals that share an entry, and those of connections, have no sender; other mail may have the null sender."""
+    has_none = entry.kind.stage == "connect" or entry.row.mails > 1
+    return entry.row.sender or ("-" if has_none else "<>")
+
+
 MAILS: MailTable[MailEntry] = MailTable(
     cells={
         "ID": lambda entry: entry.row.id or "-",
         "TIME": lambda entry: entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-        "FROM": lambda entry: entry.row.sender or ("<>" if entry.row.id else "-"),
+        "FROM": sender,
         "TO": lambda entry: first_of(entry.recipients) or "-",
         "SUBJECT": lambda entry: entry.row.subject,
         "ACTION": action,

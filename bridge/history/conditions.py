@@ -1,0 +1,42 @@
+"""What both databases compare in the same way: keys, times and the place where a page begins.
+
+A database has its own way to mark a value in a statement, and its own indexes for addresses, words and tags. Values are
+never part of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any
+
+from bridge.history.query import HistoryQuery
+
+_KEYS = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")  # what `what` may be
+
+
+def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
+    """Conditions on the columns of a row, and their values. `mark`: the place of a value, by its name."""
+    values: dict[str, Any] = {name: value for name in ("id", "attempt") if (value := getattr(query, name))}
+    conditions = [f"{name} = {mark(name)}" for name in values]
+    for name, comparison in (("since", ">="), ("until", "<")):
+        if (moment := getattr(query, name)) is not None:
+            conditions.append(f"at {comparison} {mark(name)}")
+            values[name] = moment
+    if (cursor := query.cursor) is not None:
+        conditions.append(f"(at, id) < ({mark('before_at')}, {mark('before_id')})")
+        values |= {"before_at": cursor[0], "before_id": cursor[1]}
+    if query.what:
+        either = f"IN ({mark('what')}, {mark('in_brackets')})"
+        conditions.append("(" + " OR ".join(f"{name} {either}" for name in _KEYS) + ")")
+        values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
+    return conditions, values
+
+
+def common_text(network: IPv4Network | IPv6Network) -> str:
+    """What all addresses of the network begin with, as they are written; "" if nothing is certain."""
+    if network.version == 4:
+        return "".join(f"{part}." for part in str(network.network_address).split(".")[: network.prefixlen // 8])
+    groups = network.network_address.exploded.split(":")[: network.prefixlen // 16]
+    parts = [group.lstrip("0") for group in groups]
+    return "".join(f"{part}:" for part in parts) if all(parts) else ""  # zeros are written in several ways
