@@ -29,6 +29,7 @@ import uvloop
 from bridge.config.model import Config
 from bridge.daemon.daemon import Daemon
 from bridge.runtime import yaml_file
+from bridge.scanner.circuit import Circuit
 from bridge.scanner.probe_mail import SUBJECT
 
 T = TypeVar("T")
@@ -380,6 +381,22 @@ class RunningBridge:
 
     def client(self, source: str = "127.0.0.1") -> SmtpClient:
         return SmtpClient(self.port, source)
+
+    def forget(self) -> None:
+        """For tests that share a bridge: scanner and next hop behave well again, as if they always had."""
+        self.scanner.reply = answer(200, result())
+        self.background.run(self._forget_failures())
+        self.scanner.submissions.clear()
+        self.next_hop.replies.clear()
+        self.next_hop.mails.clear()
+
+    async def _forget_failures(self) -> None:
+        for host in self.daemon.scanner.hosts:
+            if host.check is not None:  # it may still fail, and count as one more failure
+                await asyncio.wait({host.check})
+            host.saturated_until = 0.0
+            host.circuit = Circuit(longest_pause_s=0.0)
+            host.is_broken = False
 
 
 @contextmanager

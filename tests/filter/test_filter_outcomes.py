@@ -12,7 +12,6 @@ import pytest
 
 from bridge.config.profiles import PROFILES
 from bridge.errors import StoreFull
-from bridge.scanner.circuit import Circuit
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
 from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
@@ -35,15 +34,7 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def forget(request: pytest.FixtureRequest) -> None:
     """Tests share one bridge; each starts with a well-behaved scanner and next hop."""
     if "bridge" in request.fixturenames:
-        bridge: RunningBridge = request.getfixturevalue("bridge")
-        bridge.scanner.reply = answer(200, result())
-        bridge.scanner.submissions.clear()
-        bridge.next_hop.replies.clear()
-        bridge.next_hop.mails.clear()
-        for host in bridge.daemon.scanner.hosts:
-            host.saturated_until = 0.0
-            host.circuit = Circuit(0.0)
-            host.is_broken = False
+        request.getfixturevalue("bridge").forget()
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:

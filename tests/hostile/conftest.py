@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from bridge.testing import RunningBridge, answer, result, running_bridge
+from bridge.testing import RunningBridge, running_bridge
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,9 @@ def shared(_shared: RunningBridge) -> RunningBridge:
 
 def made_clean(bridge: RunningBridge) -> RunningBridge:
     """What earlier tests have sent, set and waited for is forgotten."""
-    bridge.scanner.submissions.clear()
+    bridge.forget()
     while bridge.scanner.arrived.acquire(blocking=False):
         pass
-    bridge.scanner.reply = answer(200, result())
-    bridge.next_hop.mails.clear()
-    bridge.next_hop.replies.clear()
     return bridge
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import TOKEN, RunningBridge, answer, result, running_bridge
+from bridge.testing import TOKEN, RunningBridge, running_bridge
 from tests.chain import Destination, Postfix, Program, free_port, until
 from tests.requirements import need
 
@@ -103,8 +103,7 @@ def scripted_bridge(ports, tmp_path_factory):
 @pytest.fixture
 def scripted(scripted_bridge: RunningBridge, postfix):
     """The bridge, with a scanner that answers deliver unless the test changes it."""
-    scripted_bridge.scanner.submissions.clear()
-    scripted_bridge.scanner.reply = answer(200, result())
+    scripted_bridge.forget()
     return scripted_bridge
 
 

@@ -40,9 +40,9 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def scanner(whole):
-    """The scripted scanner; after the test it answers deliver again."""
-    yield whole.bridge.scanner
-    whole.bridge.scanner.reply = answer(200, result())
+    """The scripted scanner; it answers deliver until the test changes that."""
+    whole.bridge.forget()
+    return whole.bridge.scanner
 
 
 def metrics(whole) -> str:
