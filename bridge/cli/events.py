@@ -192,12 +192,12 @@ async def _test(conf: Config, path: Path | None, name: str) -> bool:
     from bridge.cli.state import state_directory
     from bridge.daemon import event_wiring, wiring
     from bridge.errors import ConfigError
-    from bridge.events.event import test_event
+    from bridge.events.event import trial
     from bridge.events.ocsf import to_ocsf
     from bridge.events.outbox import Entry
 
     settings = next(sink for sink in conf.events if sink.name == name)
-    event = test_event(name, login_name(), time.time())
+    event = trial(name, login_name(), time.time())
     body = event.to_json(wiring.hostname(conf))
     entry = Entry(name, event.id, event.type, "", event.time, to_ocsf(body) if settings.format == "ocsf" else body)
     try:

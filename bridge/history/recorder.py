@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from bridge.filter import rule_names
 from bridge.filter.late.fingerprint import attempt_key
 from bridge.filter.outcome import Record
-from bridge.history.entry import CANCELLED, Kind, Row
-from bridge.history.query import HistoryQuery
+from bridge.history.entry import Kind, Row
+from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.early_refusal import EarlyRefusal

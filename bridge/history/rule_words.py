@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED
+from bridge.history.query import CANCELLED
 
 # What each key of the policy is about. `tests/history/test_history_story.py` compares them with the configuration.
 CASES = {

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
+from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
 

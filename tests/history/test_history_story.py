@@ -11,7 +11,8 @@ import pytest
 from bridge.config.policy import Policy
 from bridge.errors import FailureLabel
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.entry import LaterEvent, MailEntry
+from bridge.history.query import CANCELLED
 from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided

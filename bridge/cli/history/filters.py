@@ -11,10 +11,9 @@ import click
 
 from bridge.cli.moments import Moment
 from bridge.cli.parameters import DecisionWord, Network
+from bridge.history.query import ACTIONS, STAGES
 from bridge.runtime.suggestion import did_you_mean
 
-ACTIONS = ("relay", "reject", "discard", "quarantine", "hold", "tempfail", "cancelled")
-STAGES = ("connect", "mail", "rcpt", "data")
 _NULL = "<>"
 _LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
 

@@ -9,7 +9,6 @@ from bridge.cli.history.filters import key_of
 from bridge.cli.history.session import HistorySession
 from bridge.cli.moments import parse
 from bridge.history.entry import MailEntry
-from bridge.history.query import HistoryQuery
 
 DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
 
@@ -58,8 +57,3 @@ def _spellings(session: HistorySession, key: str) -> list[str]:
 
 def _may_be_address(key: str) -> bool:
     return "@" in key or key.startswith("~") or "." in key.strip(".")
-
-
-def newest(session: HistorySession, **wanted: Any) -> list[MailEntry]:
-    query: HistoryQuery = session.query(wanted, limit=3)
-    return session.read(lambda: session.store.find(query))

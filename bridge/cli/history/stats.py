@@ -17,13 +17,13 @@ from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
 from bridge.cli.moments import parse
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
+from bridge.history.query import BY
 from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
     from bridge.cli.history.session import HistorySession
     from bridge.history.query import Sum
 
-BY = ("decision", "action", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day")
 _TIMES = ("hour", "day")
 _NOTHING = {
     "decision": "(no decision)",

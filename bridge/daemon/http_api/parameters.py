@@ -17,9 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.api.scanning import Decision
 from bridge.daemon.http_api.failures import ApiError, invalid
-from bridge.history.entry import CANCELLED
-from bridge.history.query import BY, WORD
-from bridge.mail.action import Action
+from bridge.history.query import ACTIONS, BY, STAGES, WORD
 from bridge.runtime.suggestion import did_you_mean
 
 Json = dict[str, Any]
@@ -27,8 +25,6 @@ Json = dict[str, Any]
 MAX_TEXT = 1000  # characters of one value
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
 NO_TENANT = "none"
-ACTIONS = (*(action.value for action in Action), CANCELLED)
-STAGES = ("connect", "mail", "rcpt", "data")
 MAIL_ID = re.compile(r"[0-9A-Za-z]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _AGE = re.compile(r"([0-9]{1,6})([smhdw])")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -19,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.daemon.http_api.failures import ERRORS, RETRY_S, ApiError
+from bridge.daemon.systemd import environment_for_child
 
 log = logging.getLogger(__name__)
 
 PROGRAM = (sys.executable, "-P", "-m", "bridge.daemon.http_api.searcher")
-_NOT_INHERITED = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 Json = dict[str, Any]
 
@@ -153,7 +152,7 @@ class _Searcher:
             *program,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name not in _NOT_INHERITED},
+            env=environment_for_child(),
             start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the program
         )
         searcher = cls(process)
