@@ -1,6 +1,6 @@
 """A scanning service for one command: the included service in a given configuration, and nothing else of it.
 
-It runs in a process of its own, on a loopback port that its parent has bound, with a token that only the parent has.
+It runs in a separate process, on a loopback port that its parent has bound, with a token that only the parent has.
 Its database is a temporary copy of the lists: records of scans go there, and are gone when it ends. It ends when its
 standard input is closed, so it cannot outlive its parent, however that ends. What the configuration says about
 address, TLS, tokens and database is not used. If this is wrong, a trial changes the service that people rely on.

@@ -2,7 +2,7 @@
 
 Keeping ten indexes up to date costs 130 us for each mail (Python 3.11, a table with 200,000 mails), nearly as much as
 the mail itself; without an index a mail costs 4 us, and indexes that are made at once, when a segment is full, another
-10 to 20. So each process writes a live segment of its own (`slot-N-TOKEN.live`), which has no index and is searched
+10 to 20. So each process writes its own live segment (`slot-N-TOKEN.live`), which has no index and is searched
 from end to end. When it is full or a day old, it is finished: copied to `FIRST-LAST-TOKEN.sqlite`, with indexes, and
 then removed. It is not renamed, because SQLite readers that have it open would look for its journal under the old
 name. A finished segment never changes, and is deleted as a whole. Its name has the times of its first and last mail in

@@ -267,7 +267,7 @@ def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     if kind.action == CANCELLED:
         yield f"{_capital(_peer(around))} disconnected before it could read an answer."
     elif around.protocol == "milter" and kind.action not in (Action.REJECT, Action.TEMPFAIL):
-        yield "The mail server answered its client with a reply of its own (250)."
+        yield "The mail server answered its client with its own reply (250)."
     elif row.reply:
         yield f"The client read: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
@@ -305,7 +305,7 @@ def _others(mail: Mail) -> Iterator[Step]:
         ids = ", ".join(entry.row.id for entry in mail.others[:_MANY] if entry.row.id)
         count = len(mail.others)
         times = "once more" if count == 1 else f"{count} more times"
-        yield Step(None, f"The same message came {times}, as a mail of its own: {ids}.")
+        yield Step(None, f"The same message came {times}, as a separate mail: {ids}.")
 
 
 # Where it is

@@ -518,7 +518,7 @@ def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
 
 
 def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path) -> ServiceConfig:
-    """The same service, but with an address, a token and a database of its own."""
+    """The same service, but with its own address, token and database."""
     only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
     return config.model_copy(
         update={

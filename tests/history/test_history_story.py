@@ -12,9 +12,8 @@ from bridge.config.policy import Policy
 from bridge.errors import FailureLabel
 from bridge.filter import rule_names
 from bridge.history.entry import LaterEvent, MailEntry
-from bridge.history.query import CANCELLED
 from bridge.history.mails import Mail, gather, whole
-from bridge.history.query import HistoryQuery
+from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
@@ -107,7 +106,7 @@ def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> N
     one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
     assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
     assert [attempt.row.id for attempt in one.others] == ["ID0001"]
-    assert "The same message came once more, as a mail of its own: ID0001." in text(tell(one, Surroundings(), None))
+    assert "The same message came once more, as a separate mail: ID0001." in text(tell(one, Surroundings(), None))
     assert [attempt.row.id for attempt in two.others] == ["ID0002"]
 
 

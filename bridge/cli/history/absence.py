@@ -85,7 +85,7 @@ def prove(session: HistorySession, question: Question) -> Absence:
 
 
 def _period(question: Question) -> tuple[float, float]:
-    """The time that was asked about; for an id of ours, an hour around its making."""
+    """The time that was asked about; for one of our ids, the hour around the time it was made."""
     now = time.time()
     if "since" not in question.wanted and (made := made_at(question.what)) is not None:
         return made - _NEAR_S, min(made + _NEAR_S, now)
@@ -93,7 +93,7 @@ def _period(question: Question) -> tuple[float, float]:
 
 
 def made_at(what: str) -> float | None:
-    """The time in an id of ours; None if it is not one."""
+    """The time in one of our ids; None for anything else."""
     found = _OUR_ID.fullmatch(what)
     made = int(found[1], 16) / 1000 if found else 0.0
     return made if 1_500_000_000 < made < time.time() + 60 else None

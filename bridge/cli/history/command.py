@@ -56,7 +56,7 @@ def history(
 ) -> None:
     """List the mails that came, and what was done with them: one line per mail, newest first.
 
-    WHAT is an id of ours, a session, the mail server's queue id before or behind us, a Message-ID or a ggrid.
+    WHAT is one of our ids, a session, the mail server's queue id before or behind us, a Message-ID or a ggrid.
     `explain` tells the whole story of one mail.
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.

@@ -36,7 +36,7 @@ _TIME_WIDTH = len("2026-11-16 10:30:01")
 def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
     """Tell what happened to a mail.
 
-    WHAT is an id of ours, a session, the mail server's queue id before or behind us, a Message-ID, a ggrid, or the
+    WHAT is one of our ids, a session, the mail server's queue id before or behind us, a Message-ID, a ggrid, or the
     address or domain of its sender or a recipient. Addresses are looked for since yesterday, unless --since is given;
     the options narrow the search, or replace WHAT.
 

@@ -46,7 +46,7 @@ class ApiError(Exception):
         self.status = ERRORS[error][0]
         self.body = Failure(error, message).to_dict() | ({"parameter": parameter} if parameter else {})
         self.headers: dict[str, str] = {}
-        self.result = (  # how it is counted
+        self.result = (  # the label of the metric
             "denied"
             if error in _DENIED
             else "busy"

@@ -154,8 +154,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "An id of ours, a session, a queue id of the mail server in front or of the next hop, a Message-ID or a ggrid, "
-        "written exactly; a Message-ID with or without its angle brackets.",
+        "One of our ids, a session, a queue id of the mail server in front or of the next hop, a Message-ID or a "
+        "ggrid, written exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),
