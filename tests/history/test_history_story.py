@@ -206,7 +206,7 @@ def test_later_events_are_told_in_order() -> None:
         ({"error": "next_hop", "action": "reject", "rule": "next_hop"}, {"why": "550 no"}, {},
          "The next hop did not accept it (550 no)"),
         ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x> it read: 550 no"),
-        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with a reply of its own (250)."),
+        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with its own reply (250)."),
         ({"action": "reject", "stage": "mail", "mails": 700}, {}, {}, "700 attempts at about this time"),
         ({}, {"limit": "max_recipients"}, {}, "exceeded the limit max_recipients"),
     ],
