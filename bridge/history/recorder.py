@@ -322,10 +322,13 @@ class Recorder:
 
     def _keep_house(self) -> None:
         now = time.monotonic()
-        if not self._settings.is_keeper() or (self._upkeep_at and now - self._upkeep_at < UPKEEP_S):
+        if self._upkeep_at and now - self._upkeep_at < UPKEEP_S:
             return
         self._upkeep_at = now
         try:
+            self._store.settle()
+            if not self._settings.is_keeper():
+                return
             old, early = self._store.maintain(time.time() - self._settings.retention_s, self._settings.max_size)
             self.size = self._store.size()
         except HistoryError as exc:

@@ -79,9 +79,12 @@ MERGING = "merging.json"  # see `segment_merge`
 class SegmentWriter:
     """Writes the live segment of one slot. Used by one thread. Every method may raise HistoryError."""
 
-    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
+    def __init__(
+        self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S, max_age_s: float = MAX_AGE_S
+    ) -> None:
         self._directory = directory
         self._max_rows = max_rows
+        self._max_age_s = max_age_s
         self._busy_s = busy_s
         self._lock, self._slot = -1, 0
         self._path = Path()
@@ -115,7 +118,14 @@ class SegmentWriter:
             self._last_kind += len(new)
             self._rows += len(rows)
             is_full = self._rows >= self._max_rows or _size(self._path) > MAX_BYTES
-        if is_full or time.time() - self._began > MAX_AGE_S:
+        if is_full:
+            self._finish()
+        else:
+            self.settle()
+
+    def settle(self) -> None:
+        """Finish the segment if it is a day old: without new mail, it would otherwise never be deleted."""
+        if self._connection is not None and time.time() - self._began > self._max_age_s:
             self._finish()
 
     def close(self) -> None:

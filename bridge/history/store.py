@@ -23,6 +23,9 @@ class HistoryStore(Protocol):
     def note(self, events: Sequence[LaterEvent]) -> None:
         """What happened to mails later."""
 
+    def settle(self) -> None:
+        """Make what this process wrote ready to be deleted in its time, even if no mail comes any more."""
+
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""
 
