@@ -1,4 +1,4 @@
-"""`scanbridge events`: what waits for the event sinks, dead letters, and a test.
+"""`scanbridge events`: which events are waiting for the sinks, dead letters, and a test.
 
 Reads and changes the outbox directly, so it works whether the daemon runs or not. What a command needs is imported when
 it runs.
@@ -28,9 +28,9 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 @click.group(cls=Group)
 def events() -> None:
-    """Show what waits for the event sinks; look at, retry and drop dead letters.
+    """Show which events are waiting for the sinks; list, retry and drop dead letters.
 
-    A dead letter is an event that its receiver refused again and again while it took others. It stays for 30 days.
+    A dead letter is an event that its receiver refused again and again while accepting others. It is kept for 30 days.
     """
 
 
@@ -38,9 +38,9 @@ def events() -> None:
 @config_option
 @_json_option
 def status(path: Path | None, as_json: bool) -> None:
-    """Show how many events wait for each sink, and what is wrong.
+    """Show how many events are waiting for each sink, and what is wrong.
 
-    Exit code 0: every sink takes its events. 1: one does not, or has dead letters.
+    Exit code 0: every sink accepts its events. 1: one does not, or has dead letters.
     """
     conf, outbox = _open(path)
     found = {state.name: state for state in _run(outbox, outbox.states)}
@@ -131,7 +131,7 @@ def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_sink_option
 def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str | None) -> None:
-    """Send dead letters again, and try every sink that pauses after a failure within seconds."""
+    """Send dead letters again; sinks that are paused after a failure are tried again within seconds."""
     chosen = _choice(ids, everything)
     _, outbox = _open(path)
     number = _run(outbox, lambda: outbox.retry(sink, chosen))
@@ -147,9 +147,9 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
 @_sink_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: bool, sink: str | None, yes: bool) -> None:
-    """Delete dead letters permanently, after a confirmation.
+    """Delete dead letters permanently, after asking for confirmation.
 
-    `--all --waiting --sink NAME` empties the outbox of one sink, for example of one that is not configured any more.
+    `--all --waiting --sink NAME` empties the outbox of one sink, for example one that is no longer configured.
     """
     chosen = _choice(ids, everything)
     if waiting and sink is None:
@@ -157,7 +157,7 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
     _, outbox = _open(path)
     if not yes:
         what = "all dead letters" if chosen is None else f"{len(chosen)} dead letters"
-        what = f"all events of {sink}, also those that wait" if waiting and chosen is None else what
+        what = f"all events of {sink}, including those still waiting" if waiting and chosen is None else what
         if not can_ask():
             _fail(f"nothing was deleted: add --yes to delete {what}", EXIT_UNCONFIRMED)
         if not confirm(f"Permanently delete {what}?"):
@@ -171,7 +171,10 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
 @config_option
 @click.argument("sinks", metavar="[SINK]...", nargs=-1)
 def test(path: Path | None, sinks: tuple[str, ...]) -> None:
-    """Send a test event to each sink, or to those named, without the outbox. Exit code 0 only if all took it."""
+    """Send a test event directly to each sink, or to those named, bypassing the outbox.
+
+    Exit code 0 only if all of them accepted it.
+    """
     import asyncio
 
     conf, _ = _open(path)

@@ -95,7 +95,7 @@ _own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Pa
 
 @service.group()
 def apikey() -> None:
-    """Manage keys of the List API. Without a configuration, those of the embedded service."""
+    """Manage keys of the List API. Without a configuration, the keys are those of the embedded service."""
 
 
 @apikey.command("create")

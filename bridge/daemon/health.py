@@ -192,7 +192,8 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
     assert conf.lists is not None
     if copy["entries"] is None:
         defers = conf.lists.without_copy == "tempfail"
-        yield f"{name} has no local copy: " + ("its mail is being deferred" if defers else "it is not enforced")
+        effect = "mail that it applies to is being deferred" if defers else "it is not enforced"
+        yield f"{name} has no local copy: {effect}"
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:
         problem = f" ({copy['problem']})" if copy["problem"] else ""
         yield f"{name} is stale: its copy is {copy['age_s']} s old{problem}"

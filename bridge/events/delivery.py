@@ -114,7 +114,7 @@ class Delivery:
         try:
             asyncio.run(self._main())
         except Exception:
-            log.exception("events: unexpected error; nothing is delivered any more")
+            log.exception("events: unexpected error; delivery has stopped")
             self.problem = "an unexpected error; see the log"
         finally:
             self.outbox.close()
@@ -268,7 +268,7 @@ class Courier:
     def _judge(self, delivered: Sequence[int], errors: dict[int, NotDelivered]) -> float:
         if not errors:
             if self.failures:
-                log.info("events: sink %s takes events again", self._plan.name)
+                log.info("events: sink %s accepts events again", self._plan.name)
             self.failures = 0
             return 0.0
         first = next(iter(errors.values()))
@@ -294,7 +294,7 @@ class Courier:
         if not error.blames_event:
             return Failed(entry.seq, str(error))
         if takes_others and entry.strikes + 1 >= self._plan.max_attempts:
-            log.error("events: sink %s does not take event %s: %s", self._plan.name, entry.id, error)
+            log.error("events: sink %s refused event %s: %s", self._plan.name, entry.id, error)
             return Failed(entry.seq, str(error), is_strike=True, is_dead=True)
         attempts = entry.attempts + 1
         if attempts < _PATIENT_ATTEMPTS:

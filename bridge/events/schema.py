@@ -152,7 +152,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     ),
     EventType.LIST_CHANGED: ("The local copy of a list has other entries than before.", LIST, ["list", "entries"]),
     EventType.SCANNER_STATE: (
-        "The bridge sees a scanner host in another state than before. At the start, only one that is not up is told.",
+        "A scanner host is in another state than before. At startup, only hosts that are not up are reported.",
         SCANNER,
         ["host", "state"],
     ),

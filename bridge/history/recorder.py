@@ -117,7 +117,7 @@ class Recorder:
         lost = len(self._waiting) + len(self._rows)
         if lost:
             self._count("failed", lost)
-            log.warning("history: %d mails could not be written before the end: %s", lost, self._problem or "no time")
+            log.warning("history: %d mails could not be recorded before shutdown: %s", lost, self._problem or "no time")
 
     @property
     def problem(self) -> str:
@@ -248,7 +248,7 @@ class Recorder:
             try:
                 self._rows.append(row_of(record, at, attempt, redaction))
             except Exception:  # one mail must not stop the history of all
-                log.exception("history: mail %s could not be described", record.tx.id)
+                log.exception("history: no entry could be created for mail %s", record.tx.id)
                 self._count("failed", 1)
                 self._removed += _weight(len(record.tx.envelope.recipients) - 1)
             waiting.popleft()
@@ -337,6 +337,9 @@ class Recorder:
         self._count("deleted", old)
         self._count("deleted_early", early)
         if early:
-            log.warning("history: history.max_size is reached; the oldest entries were deleted before their time")
+            log.warning(
+                "history: history.max_size is reached; "
+                "the oldest entries were deleted before history.retention had passed"
+            )
         elif old:
             log.info("history: entries older than history.retention deleted")

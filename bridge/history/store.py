@@ -11,7 +11,7 @@ from bridge.history.query import By, HistoryQuery, Sum
 
 
 class HistoryError(BridgeError):
-    """The history cannot be written or read now; the text says why."""
+    """The history cannot be written to or read now; the text says why."""
 
 
 class HistoryStore(Protocol):

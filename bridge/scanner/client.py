@@ -304,7 +304,7 @@ class Scanner:
         try:
             answer = await waiting
         except WrongAnswer:
-            log.warning("scanner %s gave the answer to another request; connection closed", host.url)
+            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
             if not reused:
                 raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
         except ConnectionLost as exc:
@@ -514,7 +514,7 @@ def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResu
     if answer.is_tied:
         host.echoes = True
     elif host.echoes and answer.status == 200:
-        raise ScanMalformed(f"{host.url}: the decision does not carry our request id, as earlier ones did")
+        raise ScanMalformed(f"{host.url}: the decision does not carry our request id, although earlier ones did")
     try:
         result = read_result(host.url, answer, host.token)
     except (MessageTooLarge, ScanRefused):

@@ -472,8 +472,8 @@ class ServiceConfig(Section):
         for definition in info.data.get("lists", ()):
             if definition.category in ("url", "attachment") and decisions.allowing([definition.name]):
                 raise ValueError(
-                    f"a rule delivers mail because of the list {definition.name}, but one {definition.category} "
-                    "cannot vouch for a whole mail; rename the list, or change the rule"
+                    f"a rule delivers mail because of the list {definition.name}, but a match with one "
+                    f"{definition.category} does not make a whole mail safe; rename the list, or change the rule"
                 )
         return decisions
 

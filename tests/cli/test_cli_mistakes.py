@@ -285,7 +285,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("the service's file for the bridge", _service(), "run -c service.yml", 78,
      ["service.yml:2: guard", "use `scanbridge service -c service.yml`"]),
     ("the bridge's file for the service", _nothing, "service check -c bridge.yml", 78,
-     ["bridge.yml:1: scanner", "a key of the bridge", "scanbridge run -c"]),
+     ["bridge.yml:1: scanner", "it belongs in the bridge's configuration", "scanbridge run -c"]),
     ("a misspelt key of the service", _service("scanSources", "scanSource"), "service check -c service.yml", 78,
      ["service.yml:2: guard.scanSource", "did you mean scanSources?"]),
     ("another database", _service("sqlite:///s.sqlite", "mysql://a/b"), "service check -c service.yml", 78,

@@ -57,7 +57,7 @@ def test_status_says_what_waits_and_why(config: Path) -> None:
 
 
 def test_dead_letters_are_looked_at_sent_again_and_dropped(config: Path) -> None:
-    """One by one, and all of them; what is dropped is gone, after a confirmation."""
+    """One by one, and all of them; what is dropped is gone, after confirmation."""
     listed = run("dead", "-c", config).stdout
     assert listed.count("it answered 500") == 2 and "\x1b" not in listed and "mail.decided" in listed
     found = [json.loads(line) for line in run("dead", "-c", config, "--json").stdout.splitlines()]

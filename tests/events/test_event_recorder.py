@@ -152,4 +152,4 @@ def test_one_mail_that_cannot_be_described_does_not_cost_the_others(
     one.put(mail())
     one.close()
     assert waiting(file) == 1 and lost == {("s", "queue"): 1}
-    assert "cannot be described" in caplog.text
+    assert "an event could not be created" in caplog.text

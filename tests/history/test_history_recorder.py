@@ -209,7 +209,7 @@ def test_the_rest_is_written_at_the_end(tmp_path: Path, caplog: pytest.LogCaptur
         for _ in range(3):
             running.recorder.note(record())
     assert running.counts["failed"] == 3
-    assert "3 mails could not be written before the end: disk full" in caplog.text
+    assert "3 mails could not be recorded before shutdown: disk full" in caplog.text
 
 
 def test_refusals_share_rows_when_there_are_too_many(tmp_path: Path) -> None:

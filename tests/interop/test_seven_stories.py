@@ -197,7 +197,7 @@ def test_refused(world: World, front: str) -> None:
     assert "Rule policy.bounce decided: the service decided `bounce`" in told
     assert reply.startswith("550 5.7.1") and f"The client read: {reply}" in told
     assert "returns it to the sender as undeliverable" in told
-    assert "The lists blocked-senders, allowed-networks were asked: no entry matches." in told
+    assert "The lists blocked-senders, allowed-networks were checked: no entry matches." in told
 
 
 @fronts
@@ -249,7 +249,7 @@ def test_dropped(world: World, front: str) -> None:
     assert send(world.front(front), mail(sender, TO_DROP), sender=sender, **CLIENT).startswith("250 ")
     told = world.explain(sender, "accepted and dropped")
     assert "Rule policy.drop decided" in told
-    assert "Where it is now      Nowhere: it was dropped, and its sender was not told." in told
+    assert "Where it is now      Nowhere: it was dropped, and the sender was not notified." in told
 
 
 @fronts
@@ -260,7 +260,7 @@ def test_refused_at_the_door(world: World, front: str) -> None:
     assert reply.startswith("550 5.7.1")
     told = world.explain(sender, "was refused at")
     assert "before its content was sent" in told
-    assert f"The list blocked-senders has an entry for it ({sender})." in told
+    assert f"The list blocked-senders has a matching entry ({sender})." in told
     assert "Rule lists.blocked-senders decided" in told
     assert f"The client read: {reply}" in told
     assert "scanbridge lists entries blocked-senders" in told
@@ -273,11 +273,11 @@ def test_cancelled_by_the_client(world: World, front: str) -> None:
     until(world.is_scanning, "the scanner to be used")
     with world.service.frozen():
         reply = send(world.front(f"hasty_{front}"), mail(sender), sender=sender, **CLIENT)
-        told = world.explain(sender, "was given up before it was decided")
+        told = world.explain(sender, "was abandoned by the client before a decision was made")
     assert reply.startswith("451 ")
     assert "was scanning it when the mail server in front disconnected" in told
     assert "The mail server in front disconnected before it could read an answer." in told
-    assert "The sending mail server has it, as far as we know, and tries again later." in told
+    assert "As far as we know, the sending mail server has it and will try again later." in told
     until(world.is_scanning, "the scanner to be used again")
 
 
@@ -295,9 +295,9 @@ def test_never_seen(world: World, front: str) -> None:
     assert done.returncode == 3
     assert done.stdout.startswith(f"No mail was found for {sender} between ")
     assert f"From <{sender}> in the whole history: 0 mails." in done.stdout
-    assert f"From the domain {front}.example in that time: " in done.stdout
-    assert "From the client 192.0.2.7 in that time: " in done.stdout
-    assert "0 mails could not be recorded since the daemon started." in done.stdout
+    assert f"From the domain {front}.example during that time: " in done.stdout
+    assert "From the client 192.0.2.7 during that time: " in done.stdout
+    assert "Since the daemon started, 0 mails could not be recorded." in done.stdout
     assert "mail that the mail server in front refused" in done.stdout
 
 

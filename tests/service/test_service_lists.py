@@ -473,7 +473,7 @@ decisions:
 )
 def test_one_link_or_file_cannot_get_a_whole_mail_delivered(definition, rules):
     """Such a configuration is refused: a program beside the link would be delivered, too."""
-    with pytest.raises(ValidationError, match="cannot vouch for a whole mail"):
+    with pytest.raises(ValidationError, match="does not make a whole mail safe"):
         ServiceConfig.model_validate(yaml.safe_load(f"lists: [{definition}]\n{rules}"))
 
 

@@ -30,7 +30,7 @@ class _Cursor(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not _CURSOR.fullmatch(str(value)):
-            self.fail("not a cursor: use the one that the page before has printed", param, ctx)
+            self.fail("not a cursor: use the one that was printed with the previous page", param, ctx)
         return str(value)
 
 
@@ -39,8 +39,8 @@ class _Cursor(click.ParamType[str]):
 @click.argument("what", required=False)
 @with_filters
 @click.option("--limit", type=click.IntRange(0), default=None, help="Mails per page (0 = no limit). Default: 100.")
-@click.option("--before", type=_Cursor(), metavar="CURSOR", help="The page that begins below this mail.")
-@click.option("--follow", "-f", is_flag=True, help="Also show new mails as they come, the newest last.")
+@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that begins after this mail.")
+@click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
 @click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -55,9 +55,10 @@ def history(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """List the mails that came, and what was done with them: one line per mail, newest first.
+    """List the mails that arrived and what was done with them, one line per mail, newest first.
 
-    WHAT is one of our ids, a session, the mail server's queue id before or behind us, a Message-ID or a ggrid.
+    WHAT is an id of the bridge or of a session, the queue id of the mail server in front of or behind the bridge, a
+    Message-ID or a ggrid.
     `explain` tells the whole story of one mail.
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.

@@ -48,7 +48,8 @@ _FULL = "\u2588"
     "--limit",
     type=click.IntRange(0),
     default=None,
-    help="Lines (0 = no limit); the rest is one line. Default: 20, for hours and days no limit.",
+    help="Maximum number of lines (0 = no limit); the rest is added up in one line. "
+    "Default: 20, but no limit for hours and days.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
@@ -172,7 +173,7 @@ def _say_table(by: str, rows: list[Line], rest: list[Line], total: int) -> None:
         return
     for line in _lines(by, rows, rest, total, columns):
         say(line)
-    say(f"{total:,} mails" if rows else "no mail is recorded for that")
+    say(f"{total:,} mails" if rows else "no recorded mail matches")
 
 
 def _lines(by: str, rows: list[Line], rest: list[Line], total: int, columns: int) -> list[str]:

@@ -32,10 +32,11 @@ class _State(click.ParamType[str]):
 
 _OPTIONS = (
     click.option("--recipient", metavar="TEXT",
-                 help="Recipient: a whole address or @domain matches exactly, other text any part, '*' anything."),
+                 help="Recipient: a whole address or @domain must match exactly; other text matches any part; "
+                 "'*' is a wildcard."),
     click.option("--sender", metavar="TEXT",
-                 help="Envelope sender: a whole address or @domain matches exactly, other text any part, '*' anything; "
-                 "'<>' is the null sender."),
+                 help="Envelope sender: a whole address or @domain must match exactly; other text matches any part; "
+                 "'*' is a wildcard; '<>' is the null sender."),
     click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
@@ -44,7 +45,7 @@ _OPTIONS = (
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
     click.option("--decision", type=DecisionWord(), metavar="WORD",
-                 help="The scanner's decision, or the error if there was none (`unreachable`)."),
+                 help="The scanner's decision, or the error if there was none (such as `unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),

@@ -25,7 +25,7 @@ def told(setup: Setup, done: Run) -> Iterator[Told]:
         yield "The listener enforces no lists before the scan.", {"list": None}
         return
     if not done.records:
-        yield "No list was asked.", {"list": None}
+        yield "No list was checked.", {"list": None}
         return
     session = done.records[0].tx.session
     for (name, tenant), copy in done.copies.asked.items():

@@ -11,11 +11,11 @@ RETRY_S = 5
 # Every value of `error`, with its HTTP status. The values are stable: clients may depend on them.
 ERRORS: dict[str, tuple[int, str]] = {
     "unknown_parameter": (400, "There is no such parameter."),
-    "invalid_parameter": (400, "A parameter has no valid value, or a required one is missing."),
+    "invalid_parameter": (400, "A parameter has an invalid value, or a required one is missing."),
     "duplicate_parameter": (400, "A parameter is given twice."),
     "bad_request": (400, "The request is not valid HTTP."),
     "unauthorized": (401, "The token is missing or unknown, or the scheme is not Bearer."),
-    "no_tokens": (403, "`api.tokens` is empty, so nobody can ask."),
+    "no_tokens": (403, "`api.tokens` is empty, so every request is refused."),
     "forbidden": (403, "The token is for other tenants."),
     "not_found": (404, "There is no such path, or no such mail among those that the token may see."),
     "method_not_allowed": (405, "The path supports GET and HEAD only."),

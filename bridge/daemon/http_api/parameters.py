@@ -69,7 +69,7 @@ def _sender(value: str) -> str:
 
 def _subject(value: str) -> str:
     if not WORD.search(value):
-        raise ValueError("must have a letter or a digit: words are looked for")
+        raise ValueError("must contain a letter or a digit, because it is searched for as words")
     return value
 
 
@@ -91,7 +91,7 @@ def _tenant(value: str) -> str:
     if value == NO_TENANT:
         return ""
     if not _UUID.fullmatch(value):
-        raise ValueError(f"must be a tenant's UUID, or `{NO_TENANT}` for mail of no tenant")
+        raise ValueError(f"must be a tenant's UUID, or `{NO_TENANT}` for mail that belongs to no tenant")
     return value.lower()
 
 
@@ -120,7 +120,7 @@ def _rfc3339(value: str) -> float:
 
 def _cursor(value: str) -> str:
     if not _CURSOR.fullmatch(value):
-        raise ValueError("must be the `next` of an earlier answer")
+        raise ValueError("must be the value of `next` in an earlier answer")
     return value
 
 
@@ -211,7 +211,7 @@ def read(query: bytes, known: Mapping[str, Parameter]) -> dict[str, Any]:
             problem = f"there is no parameter {said}{names}{did_you_mean(name[:50], known)}"
             raise ApiError("unknown_parameter", problem, parameter=said)
         if name in found:
-            raise ApiError("duplicate_parameter", f"{name}: given twice; ask for one of them", parameter=name)
+            raise ApiError("duplicate_parameter", f"{name}: given twice; give it only once", parameter=name)
         found[name] = _value(name, value, known[name])
     return found
 
