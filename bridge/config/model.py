@@ -270,8 +270,8 @@ class History(Section):
     max_size: Size | None = Field(
         10 * 1024**3,
         ge=10_000_000,
-        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted before their "
-        "time. A million mails take about 0.8 GB.",
+        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted, even if they "
+        "are newer than `retention`. A million mails take about 0.8 GB.",
     )
 
 

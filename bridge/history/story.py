@@ -345,7 +345,9 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
             text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
         case Action.RELAY if around.maildir:
-            text = f"In the Maildir {around.maildir}, in a file whose name contains {row.id}, unless somebody has moved it."
+            text = (
+                f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless somebody has moved it."
+            )
         case Action.RELAY:
             hop = around.next_hop or "the next hop"
             queue = f", queue id {row.next_id}" if row.next_id else ""

@@ -236,7 +236,7 @@ class Metrics(Collector):
             "The history of mails. written: mails recorded; summed: refusals before the content that share a row with "
             "others; overflow, failed: mails that were not recorded, because the database could not keep up, or was "
             "not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that were "
-            "deleted because of their age, or of history.max_size.",
+            "deleted because of their age or because of history.max_size.",
             ("result",),
         )
         self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))

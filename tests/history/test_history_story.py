@@ -203,7 +203,7 @@ def test_later_events_are_told_in_order() -> None:
         ({"late": "hit"}, {}, {}, "The decision comes from the scan of an earlier attempt: deliver"),
         (DEFERRED | {"late": "awaited"}, {}, {}, "its decision is kept for the next attempt"),
         (DEFERRED, {"why": "no route"}, {}, "http://scanner gave no decision after 250 ms: it could not be reached"),
-        ({"would": "reject"}, {}, {}, "shadow mode, so the decision was only reported, and the mail was handed on (relay)"),
+        ({"would": "reject"}, {}, {}, "so the decision was only reported, and the mail was handed on (relay)"),
         ({"unscanned": "unreachable"}, {}, {}, "handed on without a decision (unreachable)"),
         ({"tags": "header:missing-date"}, {}, {"scores": {"header:missing-date": 1.0}}, "tag header:missing-date 1 ("),
         ({"list": "blocked-senders", "action": "reject"}, {"entry": "a@b"}, {}, "has a matching entry (a@b)"),

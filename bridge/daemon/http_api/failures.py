@@ -27,8 +27,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "history_off": (503, "`history.enabled` is false."),
     "history_unavailable": (503, "The history cannot be read at the moment; see Retry-After."),
     "saturated": (503, "Too many queries or connections; see Retry-After."),
-    "query_too_large": (503, "The query needs too much memory; ask for less, for example with `since`."),
-    "query_timeout": (503, "The query took too long; ask for less, for example with `since`."),
+    "query_too_large": (503, "The query needs too much memory; narrow it, for example with `since`."),
+    "query_timeout": (503, "The query took too long; narrow it, for example with `since`."),
 }
 
 

@@ -154,8 +154,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "One of our ids, a session, a queue id of the mail server in front or of the next hop, a Message-ID or a "
-        "ggrid, written exactly; a Message-ID with or without its angle brackets.",
+        "An id of the bridge or of a session, a queue id of the mail server in front of or behind the bridge, a "
+        "Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),
@@ -163,8 +163,8 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words of the subject; `invo*` stands for all words that begin so.", _WORDS, _subject),
-    "tag": Parameter("A tag of the scanner; `*` stands for anything.", _TEXT, _text),
+    "subject": Parameter("Words of the subject; `invo*` matches all words that begin with `invo`.", _WORDS, _subject),
+    "tag": Parameter("A tag of the scanner; `*` is a wildcard.", _TEXT, _text),
     "action": Parameter("What was done with the mail.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(
         "What the scanner decided.", {"enum": [str(word) for word in Decision]}, _one_of(tuple(map(str, Decision)))
@@ -172,14 +172,14 @@ FILTERS: dict[str, Parameter] = {
     "rule": Parameter("The rule of the policy that decided.", _TEXT, _text),
     "listener": Parameter("The name of the listener.", _TEXT, _text),
     "tenant": Parameter(
-        f"A tenant's UUID; `{NO_TENANT}`: mail of no tenant.",
+        f"A tenant's UUID; `{NO_TENANT}`: mail that belongs to no tenant.",
         {"anyOf": [{"type": "string", "pattern": f"^{_UUID.pattern}$"}, {"const": NO_TENANT}]},
         _tenant,
     ),
     "stage": Parameter(
-        "Where the mail was refused before its content came.", {"enum": list(STAGES)}, _one_of(STAGES)
+        "Where the mail was refused, before its content was sent.", {"enum": list(STAGES)}, _one_of(STAGES)
     ),
-    "attempt": Parameter("The `attempt` of a mail: finds all attempts with it.", _TEXT, _text),
+    "attempt": Parameter("The value of `attempt` in a mail: finds all attempts that have it.", _TEXT, _text),
     "since": Parameter(f"Not before this time. {_TIME_TEXT}", _MOMENT, _moment),
     "until": Parameter(f"Before this time. {_TIME_TEXT}", _MOMENT, _moment),
 }  # fmt: skip
@@ -188,14 +188,16 @@ PAGE: dict[str, Parameter] = {
     **FILTERS,
     "limit": Parameter("Maximum number of mails.", _COUNT, _limit),
     "before": Parameter(
-        "The `next` of the page before.", {"type": "string", "pattern": f"^{_CURSOR.pattern}$"}, _cursor
+        "The value of `next` in the previous page.", {"type": "string", "pattern": f"^{_CURSOR.pattern}$"}, _cursor
     ),
 }  # fmt: skip
 STATS: dict[str, Parameter] = {
     "by": Parameter("What to count by. Required.", {"enum": list(BY)}, _one_of(BY)),
     **FILTERS,
     "limit": Parameter(
-        "Maximum number of sums: the largest ones; of hours and days, the latest, by default 1000.", _COUNT, _limit
+        "Maximum number of sums: the largest ones; for hours and days, the latest ones (by default 1000).",
+        _COUNT,
+        _limit,
     ),
 }
 

@@ -1,7 +1,7 @@
 """Has queries answered by processes of their own: a few at a time, and no client waits for long.
 
 A query may take seconds: a history has millions of rows, and its database may be slow or gone. A process that does
-not answer in time is killed. The processes start with the first query and end when nobody has asked for a minute.
+not answer in time is killed. The processes start with the first query and exit after a minute without queries.
 `searcher` is the other side of the pipes.
 """
 
@@ -68,7 +68,7 @@ class Queries:
             finally:
                 self._put_back(searcher) if is_usable else self._end(searcher)
         if head.get("error") == "query_timeout":
-            raise ApiError("query_timeout", "the query took too long; ask for less, for example with `since`")
+            raise ApiError("query_timeout", "the query took too long; narrow it, for example with `since`")
         if head.get("error") == "history_unavailable":
             raise _unavailable(head["message"])
         if head.get("error") in ERRORS:

@@ -63,7 +63,7 @@ def _answer(store: HistoryStore, question: dict[str, Any]) -> tuple[dict[str, st
         is_slow = "statement timeout" in str(exc)  # PostgreSQL
         return {"error": "query_timeout" if is_slow else "history_unavailable", "message": str(exc)}, b""
     except MemoryError:
-        problem = "the query needs too much memory; ask for less, for example with `since`"
+        problem = "the query needs too much memory; narrow it, for example with `since`"
         return ApiError("query_too_large", problem).body, b""
 
 
