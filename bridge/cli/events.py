@@ -143,7 +143,7 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
 @config_option
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--waiting", is_flag=True, help="Also events that still wait for delivery; needs --sink.")
+@click.option("--waiting", is_flag=True, help="Also delete events that are still waiting; needs --sink.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: bool, sink: str | None, yes: bool) -> None:

@@ -64,7 +64,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     if lost := state.get("history", {}).get("lost"):
-        lines.append(f"history        {lost:,} mails could not be recorded since the start")
+        lines.append(f"history        {lost:,} mails have not been recorded since the start")
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
@@ -103,7 +103,7 @@ def _list(copy: dict[str, Any]) -> str:
 
 
 def _sink(sink: dict[str, Any]) -> str:
-    text = f"{sink['name']}: {sink['waiting']:,} events waiting"
+    text = f"{sink['name']}: {sink['waiting']:,} {'event' if sink['waiting'] == 1 else 'events'} waiting"
     text += f", {sink['dead']:,} dead letters" if sink["dead"] else ""
     text += f", {sink['lost']:,} lost" if sink["lost"] else ""
     return f"{text} ({sink['problem']})" if sink["problem"] else text

@@ -352,7 +352,7 @@ class Config(Section):
         "apply to all of them together. With more than one, a supervisor starts and restarts them.",
     )
     log: Log = Log()
-    events: EventSinks = Field([], description="Sinks that are told what happens to mail, lists and scanners.")
+    events: EventSinks = Field([], description="Sinks that receive events about mail, lists and scanners.")
     tracing: Tracing | None = None
     hostname: HostName | None = Field(
         None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."

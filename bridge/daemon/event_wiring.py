@@ -162,4 +162,4 @@ def report_release(conf: Config, state: Path, release: Release) -> str:
     finally:
         outbox.close()
     full = [name for name, number in excess.items() if number]
-    return f"too many events wait for {', '.join(full)}" if full else ""
+    return f"too many events are waiting for {', '.join(full)}" if full else ""

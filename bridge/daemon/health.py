@@ -205,7 +205,7 @@ def _events(state: dict[str, Any]) -> Iterator[str]:
     for sink in state.get("events", ()):
         if sink["problem"] and sink["oldest_s"] > _EVENTS_LATE_S:
             yield (
-                f"event sink {sink['name']}: {sink['waiting']:,} events wait, "
+                f"event sink {sink['name']}: {sink['waiting']:,} events are waiting, "
                 f"the oldest for {sink['oldest_s']} s: {sink['problem']}"
             )
         if sink["dead"]:

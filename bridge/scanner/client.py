@@ -133,7 +133,9 @@ class Scanner:
         submission = _Submission(request, message, header)
         limit = self._settings.max_request_bytes
         if limit is not None and (size := submission.body_bytes()) > limit:
-            raise MessageTooLarge(f"the request would have {size} bytes, more than the {limit} that the scanner takes")
+            raise MessageTooLarge(
+                f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
+            )
         for host in self._by_preference():
             on_host(host.url)
             is_probe = host.begin()

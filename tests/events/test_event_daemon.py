@@ -301,7 +301,7 @@ def test_status_shows_a_sink_that_fails(tmp_path: Path, receiver: Receiver) -> N
             lambda: text if "500" in (text := scanbridge("status", "-c", tmp_path / "bridge.yml").stdout) else "",
             "the sink's problem",
         )
-        assert re.search(r"(?m)^event sink +hook: 1 events waiting \(127\.0\.0\.1:\d+: it answered 500\)$", shown)
+        assert re.search(r"(?m)^event sink +hook: 1 event waiting \(127\.0\.0\.1:\d+: it answered 500\)$", shown)
         done = scanbridge("events", "status", "-c", tmp_path / "bridge.yml")
         assert done.returncode == 1 and "hook (webhook): 1 waiting" in done.stdout
 

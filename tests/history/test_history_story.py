@@ -71,7 +71,7 @@ def test_every_documented_rule_is_explained(rule: str, action: str) -> None:
 def test_a_rule_says_whose_policy_it_is() -> None:
     assert "the policy of listener mx says" in decided("listeners.mx.policy.bounce", "reject")
     assert "the policy of tenant 0b8e says" in decided("tenants.0b8e.policy.drop", "discard")
-    assert "(set policy.quarantine to change it)" in decided("profiles.postfix-milter.quarantine", "hold")
+    assert "(set policy.quarantine to change this)" in decided("profiles.postfix-milter.quarantine", "hold")
     assert decided("", "relay") == ""
 
 
@@ -222,9 +222,28 @@ def test_what_is_known_is_told(
     assert expected in text(told)
 
 
+def test_the_number_of_attempts_stands_beside_what_happened() -> None:
+    """And not at the end, where it would count something else."""
+    twice = story(entry(0, action="cancelled"), entry(1, action="cancelled"))
+    assert twice.fate.endswith(" was abandoned by the client twice before a decision was made")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"subject": "S", "message_id": "<m@x>", "size": 1234},
+         'Its subject is "S", its Message-ID is <m@x>, and its size is 1,234 bytes.'),
+        ({"subject": "S", "message_id": "", "size": 5}, 'Its subject is "S" and its size is 5 bytes.'),
+        ({"subject": "", "message_id": "", "size": 5}, "Its size is 5 bytes."),
+    ],
+)  # fmt: skip
+def test_what_is_known_about_the_content_is_one_sentence(values: dict[str, Any], expected: str) -> None:
+    assert story(entry(**values)).steps[0].text == expected
+
+
 def test_a_mail_in_a_maildir_was_looked_for_in_a_log() -> None:
     told = story(entry(), around=Surroundings(next_hop="maildir:/var/mail dir"))
-    assert told.now.startswith("In the Maildir /var/mail dir, in a file whose name contains ID0000")
+    assert told.now.startswith("In the Maildir /var/mail dir, in a file with ID0000 in its name")
     assert told.commands[0] == "find '/var/mail dir' -name '*.ID0000.*'"
 
 

@@ -68,7 +68,9 @@ def history(
     if wide + as_csv + as_json > 1:
         raise click.UsageError("choose one of --wide, --csv and --json")
     if follow and (before or "until" in wanted):
-        raise click.UsageError("--follow shows mails that come from now on: it cannot be used with --before or --until")
+        raise click.UsageError(
+            "--follow shows mails that arrive from now on: it cannot be used with --before or --until"
+        )
     session = HistorySession.open(path)
     form = "json" if as_json else "csv" if as_csv else "wide" if wide else ""
     if follow:

@@ -62,7 +62,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     help="IP address of the host that sent the mail. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="What that host said in HELO or EHLO. Default: unknown.")
-@click.option("--scan", is_flag=True, help="Ask the scanner. Default: it is not asked.")
+@click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: it is not sent.")
 @click.option(
     "--decision",
     "case",

@@ -63,7 +63,7 @@ def before_decision(setup: Setup, done: Run) -> Iterator[Step]:
     for request in done.requests:
         yield _request(setup, request)
     if not done.requests and done.processed:
-        yield Step("scanner", "The scanner is not asked.", {"asked": False})
+        yield Step("scanner", "The scanner is not used.", {"asked": False})
 
 
 def decided(setup: Setup, done: Run) -> Iterator[Step]:
@@ -224,10 +224,9 @@ def _admission(setup: Setup) -> Step:
 
 def _request(setup: Setup, request: AnalysisRequest) -> Step:
     border = request.border
-    asked = "is asked" if setup.scanner is not None else "would be asked"
-    text = (
-        f"The scanner {asked} about the mail from <{border.envelope_from}> to {', '.join(border.envelope_recipients)}"
-    )
+    verb = "is sent" if setup.scanner is not None else "would be sent"
+    recipients = ", ".join(border.envelope_recipients)
+    text = f"The mail from <{border.envelope_from}> to {recipients} {verb} to the scanner"
     parts = [
         f"client {border.remote_address}" if border.remote_address else "",
         f"HELO {border.sender_helo}" if border.sender_helo else "",
