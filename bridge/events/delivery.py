@@ -1,9 +1,9 @@
 """Delivery: takes events from the outbox to their sinks, from a thread with its own event loop.
 
 One task per sink. A sink that fails is left alone for a while, longer each time, and loses nothing meanwhile; its
-events stay in the outbox, in order. If the receiver answers but does not take one event, that event is set aside and
+events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
 the others go on; it becomes a dead letter only after the receiver has taken others meanwhile, because a receiver that
-takes nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
+accepts nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
 If this is wrong, a receiver that was away for an hour has a gap, or one bad event stops all others.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,9 +145,9 @@ def _what(mail: Mail) -> Iterator[Step]:
         yield Step(None, _sentence(text))
 
 
-def _joined(facts: list[str]) -> str:
+def _joined(texts: Sequence[str]) -> str:
     """`a`, `a and b`, or `a, b, and c`."""
-    known = [fact for fact in facts if fact]
+    known = [text for text in texts if text]
     if len(known) < 3:
         return " and ".join(known)
     return f"{', '.join(known[:-1])}, and {known[-1]}"
@@ -210,12 +210,12 @@ def _lists(entry: MailEntry, around: Surroundings) -> str:
     if entry.kind.list:
         matched = entry.more.get("entry")
         which = f" ({matched})" if matched else ""
-        checked = f"The lists {', '.join(around.lists)} were checked. " if len(around.lists) > 1 else ""
+        checked = f"The lists {_joined(around.lists)} were checked. " if len(around.lists) > 1 else ""
         return f"{checked}The list {entry.kind.list} has a matching entry{which}."
     is_checked = not entry.kind.stage and entry.kind.action != CANCELLED
     if around.lists and is_checked and not entry.kind.rule.startswith(("limits.", "content")):
         several = len(around.lists) > 1
-        names = ", ".join(around.lists)
+        names = _joined(around.lists)
         return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} checked: no entry matches."
     return ""
 

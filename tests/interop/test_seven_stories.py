@@ -197,7 +197,7 @@ def test_refused(world: World, front: str) -> None:
     assert "Rule policy.bounce decided: the service decided `bounce`" in told
     assert reply.startswith("550 5.7.1") and f"The client read: {reply}" in told
     assert "returns it to the sender as undeliverable" in told
-    assert "The lists blocked-senders, allowed-networks were checked: no entry matches." in told
+    assert "The lists blocked-senders and allowed-networks were checked: no entry matches." in told
 
 
 @fronts

@@ -233,7 +233,7 @@ def _limit_of(pid: int) -> int | None:
 
 
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
-    """The files that sinks name. Whether a receiver takes events shows `scanbridge events test`."""
+    """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events."""
     state = resources.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"
