@@ -94,7 +94,7 @@ def test_events_in_the_outbox_survive_a_kill(tmp_path: Path, receiver: Receiver)
             receiver.let_go.clear()
             receiver.start()
             bridge = start(config, port, admin)
-            until(lambda: len(receiver.events) == 5, "all events", 60)
+            until(lambda: len(receiver.events) == 5, "all events")
         finally:
             bridge.end()
 

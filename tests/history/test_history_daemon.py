@@ -28,7 +28,7 @@ def bridge(tmp_path: Path) -> Iterator[RunningBridge]:
 def history(bridge: RunningBridge, number: int = 1, **query: Any) -> list[dict[str, Any]]:
     """So many entries, as soon as they are written; the newest first."""
     store = SqliteHistory(bridge.directory / "state" / "history")
-    until(lambda: len(store.find(HistoryQuery(**query))) >= number, f"{number} entries", 20.0)
+    until(lambda: len(store.find(HistoryQuery(**query))) >= number, f"{number} entries")
     return [entry.to_dict() for entry in store.find(HistoryQuery(**query))]
 
 
@@ -149,7 +149,7 @@ def test_a_history_that_cannot_be_written_is_reported_and_mail_continues(tmp_pat
     (tmp_path / "state" / "history").write_text("in the way")
     with running_bridge(tmp_path) as bridge:
         assert send(bridge).startswith("250")
-        until(lambda: bridge.daemon.history is not None and bridge.daemon.history.problem, "the problem", 20.0)
+        until(lambda: bridge.daemon.history is not None and bridge.daemon.history.problem, "the problem")
 
 
 def test_postgresql_that_goes_away_delays_no_mail(tmp_path: Path, fragile_postgresql: Any) -> None:
@@ -159,15 +159,15 @@ def test_postgresql_that_goes_away_delays_no_mail(tmp_path: Path, fragile_postgr
         recorder = bridge.daemon.history
         assert recorder is not None
         assert send(bridge).startswith("250")
-        until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the first row", 30.0)
+        until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the first row")
         fragile_postgresql.stop()
         try:
             for _ in range(5):
                 assert send(bridge).startswith("250")
-            until(lambda: recorder.problem, "the problem", 30.0)
+            until(lambda: recorder.problem, "the problem")
         finally:
             fragile_postgresql.start()
-        until(lambda: bridge.daemon.metrics.history.values["written",] == 6, "all rows", 60.0)
+        until(lambda: bridge.daemon.metrics.history.values["written",] == 6, "all rows")
         assert bridge.daemon.metrics.history.values["overflow",] == 0
 
 

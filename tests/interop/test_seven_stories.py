@@ -127,7 +127,7 @@ class World:
             told = self.command("explain", sender, "--since", "yesterday").stdout
             return expected in told
 
-        until(is_told, f"{expected!r} in the story:\n{told}", 20)
+        until(is_told, f"{expected!r} in the story:\n{told}")
         print(told)  # for the docs: pytest -rP
         return told
 

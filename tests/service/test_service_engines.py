@@ -148,7 +148,7 @@ def test_an_engine_that_hangs_is_abandoned_after_its_timeout(tmp_path):
         with service(tmp_path, text) as running:
             start = time.monotonic()
             assert running.submit(mail()).json["decision"] == "undecided"
-            assert 0.25 < time.monotonic() - start < 5
+            assert 0.25 < time.monotonic() - start < 30
             assert running.submit(mail(GTUBE)).json["decision"] == "bounce"
 
 
