@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import until
-from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.postgresql import fresh_database
 from tests.requirements import find, need, unavailable
 from tests.service.service_kit import EICAR, free_port
 
