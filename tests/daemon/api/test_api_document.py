@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bridge.daemon.http_api.document import document
 from bridge.daemon.http_api.failures import ERRORS
 from bridge.history.entry import Kind, MailEntry, Row
@@ -21,17 +23,18 @@ def schemathesis(directory: Path, url: str, document: str, *options: str) -> sub
         str(Path(sys.executable).parent / "schemathesis"), "run", document, "--url", url, "-H",
         f"Authorization: Bearer {ALL}", "--seed", "1", "--no-color", *options,
     ]  # fmt: skip
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_schemathesis_finds_nothing(tmp_path: Path, examples: int) -> None:
     """Valid and invalid requests generated from the document are answered as documented."""
     with bridge(tmp_path) as running:
         for number in range(3):
             send(running, decision=("deliver", "quarantine", "bounce")[number])
         mails(running.admin_port, 3)
         url = f"http://127.0.0.1:{running.admin_port}"
-        done = schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", "--max-examples", "8")
+        done = schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", "--max-examples", str(examples))
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
