@@ -12,7 +12,6 @@ import os
 import signal
 import smtplib
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import pytest
 
 from bridge.testing import TOKEN
 from tests.chain import Destination, Postfix, Program, free_port, send, until
+from tests.daemon.process_kit import scanbridge
 from tests.postgresql import cluster, fresh_database
 from tests.requirements import need
 
@@ -111,8 +111,7 @@ class World:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "STATE_DIRECTORY": str(self.directory), "TZ": "UTC"}
         environment["SCANBRIDGE_CONFIG"] = str(self.directory / "bridge.yml")
-        command = [sys.executable, "-m", "bridge", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        return scanbridge(*arguments, env=environment)
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports.admin}/status", timeout=30) as answer:
