@@ -154,9 +154,9 @@ def test_each_part_of_the_new_configuration_is_used(tmp_path):
         assert service.submit(mail()).status == 401
         assert service.submit(mail(), NEW_TOKEN).json["decision"] == "deliver"
         assert lists.add("partners", "b@example.org").json["error"] == "list_not_found"
-        log = service.hang_up(CONFIG.replace("{restApi: {}}", "{}"))
+        service.hang_up(CONFIG.replace("{restApi: {}}", "{}"))
         assert service.submit(mail()).json["error"] == "scan_source_disabled"
-        assert "service.yml:3: guard.scanSources: scanning is disabled" in log
+        wait_for(lambda: "service.yml:3: guard.scanSources: scanning is disabled" in service.log())
         assert service.request("GET", "/readyz").status == 503
 
 
