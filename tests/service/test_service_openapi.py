@@ -33,21 +33,21 @@ def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *o
 
 
 @pytest.mark.parametrize(
-    ("database", "examples"),
+    ("database", "options"),
     [
-        ("sqlite", 3),
-        pytest.param("sqlite", 50, marks=pytest.mark.long),
-        pytest.param("postgresql", 8, marks=pytest.mark.long),
+        ("sqlite", ("--phases", "fuzzing,stateful", "--max-examples", "4")),
+        pytest.param("sqlite", ("--max-examples", "50"), marks=pytest.mark.long),  # and the limits of every parameter
+        pytest.param("postgresql", ("--max-examples", "8"), marks=pytest.mark.long),
     ],
     indirect=["database"],
+    ids=["some", "all", "postgresql"],
 )
-def test_schemathesis_finds_nothing(running, tmp_path, examples):
+def test_schemathesis_finds_nothing(running, tmp_path, options):
     """Valid and invalid requests generated from the document are answered as documented."""
     lists = Lists(running)
     wait_for(lambda: lists.call("getLists", {}).status == 200)
     url = f"http://127.0.0.1:{running.port}"
-    number = ("--max-examples", str(examples))
-    scanning, listing = (*number, "--exclude-path-regex", "^/api"), (*number, "--include-path-regex", "^/api")
+    scanning, listing = (*options, "--exclude-path-regex", "^/api"), (*options, "--include-path-regex", "^/api")
     _schemathesis(tmp_path, url, f"{url}/openapi.json", f"Bearer {TOKEN}", *scanning)
     _schemathesis(tmp_path, url, f"{url}/openapi.json", f"apikey {lists.key}", *listing)
     # Again with the names of real lists, to get past 404 more often.

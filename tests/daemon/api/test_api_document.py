@@ -26,15 +26,22 @@ def schemathesis(directory: Path, url: str, document: str, *options: str) -> sub
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.long)])
-def test_schemathesis_finds_nothing(tmp_path: Path, examples: int) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--phases", "fuzzing,stateful", "--max-examples", "4"),
+        pytest.param(("--max-examples", "50"), marks=pytest.mark.long),  # and the limits of every parameter
+    ],
+    ids=["some", "all"],
+)
+def test_schemathesis_finds_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Valid and invalid requests generated from the document are answered as documented."""
     with bridge(tmp_path) as running:
         for number in range(3):
             send(running, decision=("deliver", "quarantine", "bounce")[number])
         mails(running.admin_port, 3)
         url = f"http://127.0.0.1:{running.admin_port}"
-        done = schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", "--max-examples", str(examples))
+        done = schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", *options)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
