@@ -35,7 +35,8 @@ class WarmCommands:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         atexit.register(self._process.kill)
-        until(lambda: os.path.exists(self._place), "the commands to be imported")
+        until(lambda: os.path.exists(self._place) or self._process.poll() is not None, "the commands to be imported")
+        assert self._process.poll() is None, f"{command} has ended"
 
     def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
         with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
