@@ -259,6 +259,7 @@ def test_statistics_count_by_everything(running: RunningBridge) -> None:
     assert sizes[TENANT_B] == sum(mail["size"] for mail in found if mail["tenant"] == TENANT_B)
 
 
+@in_both_databases
 def test_tenants_see_their_own_mail_only(running: RunningBridge) -> None:
     """In lists, by id, by every key, in statistics; and a mail of others looks like one that never came."""
     port = running.admin_port
