@@ -39,6 +39,7 @@ ZONE = {
     ("k._domainkey.good.example.", "TXT"): [
         " ".join(f'"{piece}"' for piece in (f"v=DKIM1; p={PUBLIC}"[:200], f"v=DKIM1; p={PUBLIC}"[200:]))
     ],
+    ("long.example.", "TXT"): [" ".join(['"v=spf1 ip4:192.0.2.9 exists:%{i}."', *['"' + "x" * 250 + '"'] * 20])],
     ("_dmarc.good.example.", "TXT"): ['"v=DMARC1; p=reject; sp=quarantine"'],
 }
 
@@ -107,6 +108,7 @@ def _signed(**fields: str) -> bytes:
         ("x@other.example", "192.0.2.9", mail(From="a@unknown.example"), {"auth:spf-none", "auth:dkim-none"}),
         ("x@broken.example", "192.0.2.9", mail(From="a@good.example"),
          {"auth:spf-temperror", "auth:dkim-none", "auth:dmarc-reject"}),
+        ("x@long.example", "192.0.2.9", mail(From="a@unknown.example"), {"auth:spf-none", "auth:dkim-none"}),
         ("x@other.example", "192.0.2.9", BROKEN_SIGNATURE + mail(From="a@good.example"),
          {"auth:spf-none", "auth:dkim-fail", "auth:dmarc-reject"}),
         ("x@other.example", "192.0.2.9", BROKEN_SIGNATURE * 5 + _signed(From="a@good.example"),
@@ -120,6 +122,7 @@ def _signed(**fields: str) -> bytes:
         ("x@other.example", "192.0.2.9", mail(From="a@broken.example"), {"failed:authentication"}),
     ],
     ids=["spf", "include", "spf fails", "dkim", "changed", "subdomain", "no record", "envelope without dns",
+         "a record of five kilobytes",
          "signature without dns", "signature behind five without dns", "two authors", "malformed second author",
          "eleven authors", "author without dns"],
 )  # fmt: skip

@@ -39,6 +39,7 @@ MAX_SIGNATURES = 5  # of the author's domains, and as many of others
 MAX_HEAD = 256 * 1024  # bytes of a header section with signatures that are verified, and of its lines
 MAX_HEAD_LINES = 5000
 MAX_SIGNATURE = 8 * 1024  # bytes; one with a key of 4,096 bits has about 1,500
+MAX_RECORD = 4096  # bytes of a TXT record; pyspf takes seconds for one of 60 KB
 MAX_AUTHORS = 10  # domains in From; regular mail has one
 THREADS = 16  # they mostly wait for DNS
 MAX_LABELS = 8  # of a domain, in the tree walk
@@ -220,7 +221,8 @@ class _Dns:
             if time.monotonic() > self.deadline:
                 raise DnsUnavailable("deadline")
             try:
-                self.known[key] = list(self.resolver.resolve(name, kind, lifetime=self.left()))
+                found = list(self.resolver.resolve(name, kind, lifetime=self.left()))
+                self.known[key] = [record for record in found if _is_usual_size(record)]
             except (dns.resolver.NoAnswer, dns.resolver.NXDOMAIN, dns.exception.SyntaxError, dns.name.LabelTooLong):
                 self.known[key] = []
             except (dns.name.NameTooLong, dns.name.EmptyLabel, UnicodeError):
@@ -235,6 +237,10 @@ class _Dns:
 
     def txt(self, name: str) -> list[str]:
         return [b"".join(record.strings).decode("ascii", "replace") for record in self.ask(name, "TXT")]
+
+
+def _is_usual_size(record: Any) -> bool:
+    return sum(map(len, getattr(record, "strings", ()))) <= MAX_RECORD
 
 
 _current = threading.local()  # the lookups of the mail that this thread is checking
