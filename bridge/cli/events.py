@@ -15,6 +15,7 @@ import click
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import can_ask, confirm, say, say_json
+from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
@@ -24,6 +25,8 @@ EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN = 1, 2, 3
 
 _sink_option = click.option("--sink", metavar="NAME", help="Only this sink.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+_NOT_CONFIGURED = "not configured"
 
 
 @click.group(cls=Group)
@@ -45,12 +48,15 @@ def status(path: Path | None, as_json: bool) -> None:
     conf, outbox = _open(path)
     found = {state.name: state for state in _run(outbox, outbox.states)}
     rows = [_row(sink.name, sink.type, found.get(sink.name)) for sink in conf.events]
-    rows += [_row(name, "not configured", state) for name, state in found.items() if _is_left(conf, state)]
+    rows += [_row(name, _NOT_CONFIGURED, state) for name, state in found.items() if _is_left(conf, state)]
     if as_json:
         say_json(rows, indent=2)
     else:
         for row in rows:
             say(_line(row))
+            if row["type"] == _NOT_CONFIGURED:
+                drop = f"scanbridge events drop --all --waiting --sink {row['name']}"
+                say(f"  configure a sink with this name to send them, or delete them: {drop}", err=True)
     sys.exit(EXIT_FAILED if any(row["problem"] or row["dead"] for row in rows) else 0)
 
 
@@ -115,7 +121,7 @@ def _dead_line(entry: Entry) -> str:
     from datetime import UTC, datetime
 
     moment = datetime.fromtimestamp(entry.time, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{entry.id}  {moment}  {entry.sink}  {entry.type}  {entry.attempts} attempts: {entry.problem}"
+    return f"{entry.id}  {moment}  {entry.sink}  {entry.type}  {counted(entry.attempts, 'attempt')}: {entry.problem}"
 
 
 def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
@@ -135,7 +141,7 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
     chosen = _choice(ids, everything)
     _, outbox = _open(path)
     number = _run(outbox, lambda: outbox.retry(sink, chosen))
-    say(f"{number:,} dead letters will be sent again")
+    say(f"{counted(number, 'dead letter')} will be sent again")
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
 
 
@@ -156,7 +162,7 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
         raise click.UsageError("--waiting needs --sink")
     _, outbox = _open(path)
     if not yes:
-        what = "all dead letters" if chosen is None else f"{len(chosen)} dead letters"
+        what = "all dead letters" if chosen is None else counted(len(chosen), "dead letter")
         what = f"all events of {sink}, including those still waiting" if waiting and chosen is None else what
         if not can_ask():
             _fail(f"nothing was deleted: add --yes to delete {what}", EXIT_UNCONFIRMED)
@@ -164,7 +170,13 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
             _fail("nothing was deleted", EXIT_UNCONFIRMED)
     number = _run(outbox, lambda: outbox.drop(sink, chosen, waiting=waiting))
     say(f"{number:,} deleted")
+    if not waiting and chosen is None and (left := _waiting(outbox, sink)):
+        say(f"{counted(left, 'event')} still waiting; `--waiting --sink NAME` deletes them, too", err=True)
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
+
+
+def _waiting(outbox: Outbox, sink: str | None) -> int:
+    return sum(state.waiting for state in _run(outbox, outbox.states) if sink in (None, state.name))
 
 
 @events.command()

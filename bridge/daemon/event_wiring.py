@@ -22,6 +22,7 @@ from bridge.events.event import EventType, Release, released
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
 from bridge.events.sinks.sink import Sink
+from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,10 @@ def events_left_behind(conf: Config, state: Path) -> str:
         outbox.close()
     if not waiting:
         return ""
-    count = "1 event is waiting" if waiting == 1 else f"{waiting:,} events are waiting"
+    verb = "is" if waiting == 1 else "are"
     return (
-        f"{count} in {path} from before state_database was set, and will not be sent: "
-        "to send them, remove state_database, restart, and wait until `scanbridge events status` shows none"
+        f"{counted(waiting, 'event')} {verb} waiting in {path} from before state_database was set, and will not "
+        "be sent: to send them, remove state_database, restart, and wait until `scanbridge events status` shows none"
     )
 
 

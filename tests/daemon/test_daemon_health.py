@@ -515,4 +515,4 @@ def test_mails_that_were_not_recorded_are_counted_in_the_status() -> None:
     shown |= {"workers": [], "listeners": [], "scanner": []}
     assert "history" not in table(shown)
     lost = table({**shown, "history": {"problem": "", "lost": 1234}})
-    assert "history        1,234 mails have not been recorded since the start" in lost
+    assert "history        not recorded since the start: 1,234 mails" in lost

@@ -69,7 +69,7 @@ def test_dead_letters_are_looked_at_sent_again_and_dropped(config: Path) -> None
     assert json.loads(run("dead", "-c", config, newest).stdout)["data"]["id"] == "M2"
     assert run("dead", "-c", config, "nonsense").returncode == 3
     assert run("dead", "-c", config, "--sink", "log").stdout == ""
-    assert run("retry", "-c", config, newest).stdout == "1 dead letters will be sent again\n"
+    assert run("retry", "-c", config, newest).stdout == "1 dead letter will be sent again\n"
     assert run("retry", "-c", config, newest).returncode == 3  # it is not dead any more
     refused = run("drop", "-c", config, "--all")
     assert refused.returncode == 2 and "nothing was deleted: add --yes" in refused.stderr

@@ -19,6 +19,7 @@ from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
+from bridge.runtime.counted import counted
 
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
@@ -197,7 +198,7 @@ def _commands(session: HistorySession, question: Question, since: float) -> Iter
 
 
 def in_words(mails: int) -> str:
-    return "1 mail" if mails == 1 else f"{mails:,} mails"
+    return counted(mails, "mail")
 
 
 def _iso(moment: float) -> str:

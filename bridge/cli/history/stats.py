@@ -19,6 +19,7 @@ from bridge.cli.moments import parse
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
 from bridge.history.query import BY
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _say_table(by: str, rows: list[Line], rest: list[Line], total: int) -> None:
         return
     for line in _lines(by, rows, rest, total, columns):
         say(line)
-    say(f"{total:,} mails" if rows else "no recorded mail matches")
+    say(counted(total, "mail") if rows else "no recorded mail matches")
 
 
 def _lines(by: str, rows: list[Line], rest: list[Line], total: int, columns: int) -> list[str]:
@@ -210,7 +211,7 @@ def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted:
         labels = [label[5:] for label in labels]  # without the year
     draw = svg.columns if by in _TIMES else svg.bars
     pairs = [(label, mails) for label, (_, mails, _) in zip(labels, rows, strict=True)]
-    picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {total:,} mails{others}")
+    picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {counted(total, 'mail')}{others}")
     try:
         svg.write(file, picture)
     except OSError as exc:

@@ -182,7 +182,7 @@ def _tenant(setup: Setup, address: str) -> Step:
         tenant, why = conf.scanner.tenant_uid, "scanner.tenant_uid"
         text = "no tenant has its domain, and scanner.tenant_uid is the default"
     else:
-        text, why = ("no tenant has its domain" if conf.tenants else "there are no tenants"), ""
+        text, why = ("none of them has its domain" if conf.tenants else "there are none"), ""
     belongs = f"belongs to tenant {tenant}" if tenant else "belongs to no tenant"
     return Step("tenant", f"{address} {belongs}: {text}.", {"recipient": address, "tenant": tenant, "why": why or None})
 
