@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import PLAIN, STANDARD, has_uu_data
+from bridge.mime.encodings import PLAIN, STANDARD, has_long_base64, has_uu_data
 
 Buffer = bytes | mmap.mmap
 
@@ -78,7 +78,10 @@ def _windows(data: Buffer) -> Iterator[bytes]:
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
-    return {"undeclared-parts"} if _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) else set()
+    is_hidden = (
+        _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
+    )
+    return {"undeclared-parts"} if is_hidden else set()
 
 
 def in_names(names: Iterable[str]) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime.encodings import embedded_names
-from bridge.mime.words import as_text, decode_words
+from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, decoded, without_switches
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
@@ -27,7 +27,7 @@ _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # of a longer one, the beginning remains
+_LANGUAGE = re.compile(r"([^']{0,60})'(?:[A-Za-z0-9-]{0,20}')?")  # RFC 2231: charset'language', or only one of them
 _MAX_ROUNDS = 3  # of decoding
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
@@ -146,9 +146,9 @@ def _loose(field: str) -> Iterator[str]:
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The pieces put together: in their order, backwards, and by their numbers, of which some may occur twice."""
-    values = [_LANGUAGE.sub("", value, count=1) for _, value in pieces]
-    yield "".join(values)
-    yield "".join(reversed(values))
+    values = [value for _, value in pieces]
+    yield from _pieces_of(values)
+    yield from _pieces_of(values[::-1])
     first: dict[tuple[int, str], str] = {}
     last: dict[tuple[int, str], str] = {}
     for (number, _), value in zip(pieces, values, strict=True):
@@ -159,9 +159,15 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
             last[place] = value
     for numbered in (first, last):
         places = sorted(numbered)
-        yield "".join(numbered[place] for place in places)
+        yield from _pieces_of([numbered[place] for place in places])
         gap = next((i for i, (_, digits) in enumerate(places) if digits != str(i)), len(places))
-        yield "".join(numbered[place] for place in places[:gap])  # some stop where a number is missing
+        yield from _pieces_of([numbered[place] for place in places[:gap]])  # some stop where a number is missing
+
+
+def _pieces_of(values: Sequence[str]) -> Iterator[str]:
+    """As one value. The charset at its beginning is that of all; some programs remove others from later pieces."""
+    yield "".join(values)
+    yield "".join([*values[:1], *(_LANGUAGE.sub("", value, count=1) for value in values[1:])])
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -176,6 +182,7 @@ def _forms(text: str) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Iterator[str]:
+    yield from _extended(text)
     if "%" in text:
         yield as_text(unquote_to_bytes(text), "utf-8")
     if "=?" in text:
@@ -188,7 +195,7 @@ def _forms_once(text: str) -> Iterator[str]:
     yield text
     yield text.replace("\\", "").replace('"', "").replace("\0", "")
     yield from _without_comments(text)
-    yield _LANGUAGE.sub("", text, count=1)
+    yield from _extended(text)
     if "%" in text:
         decoded = unquote_to_bytes(text)
         yield as_text(decoded, "utf-8")
@@ -198,6 +205,20 @@ def _forms_once(text: str) -> Iterator[str]:
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text.replace('"', "")).replace("\0", "")
+    if not text.isprintable():
+        yield without_switches(text)
+
+
+def _extended(text: str) -> Iterator[str]:
+    """RFC 2231: charset'language'value, with percent signs or without. Some programs do not decode it."""
+    language = _LANGUAGE.match(text)
+    if language is None:
+        return
+    value = text[language.end() :]
+    yield value
+    codec = codec_of(language[1])
+    if codec in ODD or codec in SWITCHING:  # else the ASCII in it is the same without the charset
+        yield decoded(unquote_to_bytes(value), codec)
 
 
 def _without_comments(text: str) -> Iterator[str]:

@@ -18,10 +18,10 @@ from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
-from bridge.service.analysis import archives, file_types, headers, page_files, recognition, smime
+from bridge.service.analysis import archives, file_types, headers, page_files, page_text, recognition, smime
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.links import Links, NeedsProcess, unescaped
+from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, windows
 
@@ -35,7 +35,8 @@ READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
-REFERENCE_WORK = 1500  # and a "&" in it
+REFERENCE_WORK = 1500  # a "&" in it,
+PAGE_FILE_WORK = 10  # and a byte of such a file
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
 INLINE_FILES = 20  # in a page
@@ -311,19 +312,33 @@ class _MailInspector:
         return self.links.has_files and self.limits.look_at_mime
 
     def page(self, text: str, nesting: int) -> None:
-        """Files that a browser saves from a page."""
+        """Files that a browser saves from a page, in each of its readings."""
         self.reading.take(PAGE_WORK * len(text) + REFERENCE_WORK * text.count("&"))
-        text = unescaped(text)
+        done: set[page_files.PageFile] = set()
+        for reading in page_text.readings(text):
+            self.page_reading(reading, nesting, done)
+            for inner in page_text.inner_pages(reading) if "srcdoc" in reading.lower() else ():
+                self.reading.take(PAGE_WORK * len(inner))
+                self.page_reading(inner, nesting, done)
+
+    def page_reading(self, text: str, nesting: int, done: set[page_files.PageFile]) -> None:
         names = page_files.names(text)
         self.named(names)
-        for number, (content_type, content) in enumerate(page_files.files(text)):
-            if number >= INLINE_FILES and not self.limits.archives:
+        is_saved = has_download(text.lower())
+        for file in page_files.files(text):
+            self.reading.take(PAGE_FILE_WORK * len(file.content))
+            if file in done:
+                continue
+            done.add(file)
+            if len(done) > INLINE_FILES and not self.limits.archives:
                 raise NeedsProcess
-            self.reading.take(PART_WORK + len(content))
-            self.signatures(content)
-            self.show(content, names)
-            self.names([""], content_type, content)
-            self.file(content, (), nesting)
+            self.reading.take(PART_WORK)
+            self.signatures(file.content)
+            self.show(file.content, names)
+            self.names([""], file.content_type, file.content)
+            if is_saved and file_types.is_program_type(file.content_type):
+                self.found.tags.add("mime:executable")
+            self.file(file.content, (), nesting)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         self.names(part.names or {""}, part.content_type, content)
