@@ -78,9 +78,7 @@ def _windows(data: Buffer) -> Iterator[bytes]:
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
-    is_hidden = (
-        _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
-    )
+    is_hidden = _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
     return {"undeclared-parts"} if is_hidden else set()
 
 

@@ -30,9 +30,9 @@ _SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"([^']{0,60})'(?:[A-Za-z0-9-]{0,20}')?")  # RFC 2231: charset'language', or only one of them
 _MAX_ROUNDS = 3  # of decoding
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
-_FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
+_FIELD = re.compile(  # with the lines that continue it, or that contain a name as if they did
     rb"(?:(?<=[\r\n])|\A)(?:[^\r\na-z]{0,8}|[!-9;-~]{1,40}-)content[-_ ]{0,3}[tdl][^\r\n]*"
-    rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]*)*",
+    rb"(?:\r?\n(?:[ \t]|[^\r\n:]{0,40}?name)[^\r\n]*)*",
     re.IGNORECASE,
 )
 
@@ -46,8 +46,10 @@ def candidates(field: str) -> set[str]:
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
         return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
-    pieces = list(_values(field))
-    texts = {*(value for _, value in pieces), *_joined(pieces), *_loose(field)}
+    values = list(_values(field))
+    texts = {*(value for _, _, value in values), *_loose(field)}
+    for kind in {kind for kind, _, _ in values} | {""}:  # `name` and `filename` each on its own, and all together
+        texts.update(_joined([(number, value) for key, number, value in values if kind in ("", key)]))
     found: set[str] = set()
     for text in texts:
         for form in _forms(text):
@@ -70,6 +72,18 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
             continue
         found |= {path.rpartition("/")[2], re.split("[?#]", path)[0].rpartition("/")[2]}
     return {name[-_SHOWN:] for name in found if "." in name}
+
+
+def described(value: str) -> set[str]:
+    """The name that a `Content-Description` field may give: some programs take all of it for one.
+
+    It is not one if it only ends with the name of a host: "mail from example.com".
+    """
+    found = {_SPACES.sub(" ", form.strip().strip("\"'<>")) for form in _forms(value)}
+    return {name[-_SHOWN:] for name in found if "." in name and not _HOST_AT_END.search(name)}
+
+
+_HOST_AT_END = re.compile(r"\s\S+\.com\W*\Z", re.IGNORECASE)
 
 
 def titles(subject: str) -> set[str]:
@@ -100,8 +114,11 @@ def everywhere(data: bytes, charge: Callable[[int], object] = int) -> set[str]:
         text = match.group().decode("utf-8", "replace")
         if _NAME.search(text):
             found |= candidates(re.sub(r"\r?\n[ \t]+", " ", text))
-        if text.lstrip().lower().startswith("content-l"):
+        key = text.lstrip().lower()
+        if key.startswith("content-l"):
             found |= located(text.partition(":")[2], is_shown=True)
+        elif key.startswith("content-desc"):
+            found |= described(text.partition(":")[2])
     return found
 
 
@@ -119,29 +136,39 @@ def embedded(text: bytes) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
-def _values(field: str) -> Iterator[tuple[str, str]]:
-    """The values of all parameters with "name" in their names, and what stands between that and the "="."""
+def _values(field: str) -> Iterator[tuple[str, str, str]]:
+    """The values of all parameters with "name" in their names, and what stands before that and the "="."""
     at = 0
     while (equals := field.find("=", at)) >= 0:
         key = field[at:equals].rpartition(";")[2]
         at = equals + 1
         name = _NAME.search(key)
         if name is not None and (match := _VALUE.match(field, at)):
-            yield key[name.end() :], match[1].strip().strip("\"'")
+            yield key[: name.start()].strip().lower(), key[name.end() :], match[1].strip().strip("\"'")
             at = match.end()
 
 
 def _loose(field: str) -> Iterator[str]:
     """What stands between "name" and the next semicolon, whatever quotes there are, and even without a "="."""
+    last: list[str] = []
     for text in field.split(";"):
+        if last and "=" not in text:
+            last.append(text)  # the semicolon may be part of the value
+            continue
+        if len(last) > 1:
+            yield ";".join(last)
+        last = []
         name = _NAME.search(text)
         if name is None:
             continue
         key, equals, value = text[name.end() :].partition("=")
         if equals:
             yield value
+            last = [value]
         if key[:1].isspace():
             yield key
+    if len(last) > 1:
+        yield ";".join(last)
 
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -151,12 +178,16 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield from _pieces_of(values[::-1])
     first: dict[tuple[int, str], str] = {}
     last: dict[tuple[int, str], str] = {}
-    for (number, _), value in zip(pieces, values, strict=True):
+    every: list[tuple[tuple[int, str], str]] = []
+    for number, value in pieces:
         match = _NUMBER.search(number)
         if match is not None:
             place = len(match.group(1)), match.group(1)  # the order of numbers of any length
             first.setdefault(place, value)
             last[place] = value
+            every.append((place, value))
+    if len(every) > len(first) or len(every) < len(pieces):  # twice the same number, or others without one
+        yield from _pieces_of([value for _, value in sorted(every, key=lambda piece: piece[0])])
     for numbered in (first, last):
         places = sorted(numbered)
         yield from _pieces_of([numbered[place] for place in places])

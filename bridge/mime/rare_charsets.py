@@ -24,7 +24,7 @@ NAMES = {  # spelt as in `words._MORE_NAMES`
 
 
 def escapes_replaced(text: str) -> str:
-    r"""`\x6a`, `\u006a`, `\u{6a}`, `\152` and `\N{LATIN SMALL LETTER J}`, as Python, Java and JavaScript write a "j"."""
+    r"""`\x6a`, `\u006a`, `\u{6a}`, `\152` and `\N{LATIN SMALL LETTER J}`: a "j" in Python, Java and JavaScript."""
     return _ESCAPE.sub(_character, text) if "\\" in text else text
 
 

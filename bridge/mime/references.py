@@ -1,4 +1,4 @@
-"""HTML's character references (`&amp;`, `&#65;`), replaced. Nothing here raises, whatever the input; all time is linear.
+"""HTML's character references (`&amp;`, `&#65;`), replaced. Nothing here raises, and all time is linear.
 
 A text with references has two readings. Within the value of an attribute, a reference never ends the value: there, what
 would end it is written as addresses write it (`&quot;` as `%22`). In the other reading it is the character itself,

@@ -14,6 +14,7 @@ import re
 from encodings.aliases import aliases
 from functools import cache
 from itertools import groupby
+from urllib.parse import unquote
 
 from bridge.mime import rare_charsets
 from bridge.mime.encodings import decode
@@ -74,7 +75,9 @@ _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "20285 20297 20420 20423 20424 20833 20838 20871 20880 20905 20924 21025 21027 50931 50933 50935 50937 50939",
 }
 _NUMBERED = re.compile("(?:x|cs)?(?:ibm|cp|ccsid)?0{0,9}([0-9]{2,5})(?:s390|v1)?")
-_EBCDIC_NAME = re.compile("(?:x|cs)?(?:ebcdic|osf1002|posixbc)")  # the second is the Open Group's prefix of IBM's numbers
+_EBCDIC_NAME = re.compile(
+    "(?:x|cs)?(?:ebcdic|osf1002|posixbc)"
+)  # the second is the Open Group's prefix of IBM's numbers
 _NO_LETTER = re.compile("[^a-z0-9]+")
 
 
@@ -144,6 +147,18 @@ def decoder(codec: str) -> codecs.IncrementalDecoder | None:
 @cache  # as many as `_TABLES` has
 def _table(codec: str) -> str:
     return rare_charsets.ONE_BYTE.get(codec) or bytes(range(256)).decode(codec, "replace")
+
+
+def odd_codecs(text: str) -> list[str]:
+    """Those of ODD and SWITCHING that a text declares anywhere: in a field, a page (`<meta charset=`) or XML."""
+    found = dict.fromkeys(codec_of(unquote(match[1])) for match in _DECLARED.finditer(text))
+    return [codec for codec in found if codec in ODD or codec in SWITCHING]
+
+
+_DECLARED = re.compile(
+    r"(?:charset|encoding)[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})",
+    re.IGNORECASE,
+)
 
 
 def is_known(charset: str) -> bool:

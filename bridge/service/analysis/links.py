@@ -149,12 +149,9 @@ class Links:
         scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
         opening = _skip_back(text, scheme.start() if scheme else start)
         before = text[opening - 1 : opening]
-        if before in _QUOTES:
-            ends = (before,)
-        elif before == "=":
-            ends = (">", " ", "\t", "\r", "\n", "\f")
-        else:
+        if before not in _QUOTES and before != "=":
             return
+        ends = ">\t\r\n\f " if before == "=" else before
         found = _AUTHORITY_END.search(text, match.end())
         stop = found.start() if found is not None else len(text)
         for end in ends:

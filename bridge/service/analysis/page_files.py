@@ -19,12 +19,12 @@ from bridge.service.analysis.links import without_breaks
 
 _SCHEME = re.compile("data:", re.IGNORECASE)
 _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("download", "x.js")`
-    r"[\s\"'`./]download(?:\s*=|[\"'`]\s*\]?\s*[=,])\s*(?:\"([^\"]*)|'([^']*)|`([^`]*)|([^\s>]+))",
+    r"[\s\"'`./]download(?:\s*+=|[\"'`]\s*+(?:\]\s*+)?[=,])\s*+(?:\"([^\"]*)|'([^']*)|`([^`]*)|([^\s>]+))",
     re.IGNORECASE,
 )
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _MAX_TYPE = 200  # characters of a media type; no longer one is that of a program
-_IN_BASE64 = re.compile(r";[ ]*base64[ ]*\Z", re.IGNORECASE)
+_MAX_PARAMETERS = 2000  # characters; after more, both readings are tried
 _END = re.compile(r"[\s\"'<>)`]")
 _ENDS = {"=": re.compile(r"[\s>]"), "(": re.compile(r"\)"), **{quote: re.compile(quote) for quote in "\"'`"}}
 
@@ -43,10 +43,14 @@ def files(page: str) -> Iterator[PageFile]:
         if comma < 0:
             return
         kind = text[match.end() : min(comma, match.end() + _MAX_TYPE)].partition(";")[0].strip().lower()
-        is_base64 = _IN_BASE64.search(text, max(match.end(), comma - 20), comma) is not None
+        parameters = text[max(match.end(), comma - _MAX_PARAMETERS) : comma].rstrip().lower()
+        is_long = comma - match.end() > _MAX_PARAMETERS
         for end in _ends(text, match.start(), comma + 1):
             content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is no content
-            yield PageFile(kind, encodings.decode(content, "base64")[0] if is_base64 else content)
+            if "base64" in parameters or is_long:
+                yield PageFile(kind, encodings.decode(content, "base64")[0])
+            if not parameters.endswith("base64"):  # not every browser looks for it elsewhere
+                yield PageFile(kind, content)
 
 
 def _ends(text: str, start: int, content: int) -> set[int]:

@@ -17,7 +17,7 @@ MAX_ENTITIES = 2000  # that a page declares, and
 MAX_GROWTH = 10  # how many times as long they may make it: with more, TooMuch
 _ENTITY = re.compile(r"""<!ENTITY\s+([^\s"'<>%]{1,200})\s+(?:"([^"]*)"|'([^']*)')""")
 _NAMED = re.compile(r"&([^\s&;#<>\"']{1,200});")
-_CSS_ESCAPE = re.compile(r"\\(?:([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
+_CSS_ESCAPE = re.compile(r"\\(?:'?([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
 
 
 def readings(page: str) -> list[str]:
@@ -42,7 +42,7 @@ def inner_pages(page: str) -> Iterator[str]:
 
 
 def without_escapes(page: str) -> list[str]:
-    r"""As styles (`\68 ttp:`) and scripts (`\x68ttp:`) write it, where that makes a difference."""
+    r"""As styles (`\68 ttp:`), RTF (`\'68ttp`) and scripts (`\x68ttp:`) write it, where that makes a difference."""
     return [text for text in dict.fromkeys((_CSS_ESCAPE.sub(_character, page), escapes_replaced(page))) if text != page]
 
 
