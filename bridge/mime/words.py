@@ -151,14 +151,19 @@ def _table(codec: str) -> str:
 
 def odd_codecs(text: str) -> list[str]:
     """Those of ODD and SWITCHING that a text declares anywhere: in a field, a page (`<meta charset=`) or XML."""
-    found = dict.fromkeys(codec_of(unquote(match[1])) for match in _DECLARED.finditer(text))
+    lower = text.lower()
+    found: dict[str, None] = {}
+    for mark in ("charset", "encoding"):
+        at = lower.find(mark)
+        while at >= 0:
+            at += len(mark)
+            if match := _DECLARED.match(lower, at):
+                found[codec_of(unquote(match[1]))] = None
+            at = lower.find(mark, at)
     return [codec for codec in found if codec in ODD or codec in SWITCHING]
 
 
-_DECLARED = re.compile(
-    r"(?:charset|encoding)[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})",
-    re.IGNORECASE,
-)
+_DECLARED = re.compile(r"[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})")
 
 
 def is_known(charset: str) -> bool:

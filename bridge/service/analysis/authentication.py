@@ -2,9 +2,7 @@
 
 pyspf evaluates SPF and dkimpy verifies signatures. DMARC is small and implemented here: the record
 of each From domain or of a parent (the tree walk that replaced the public suffix list), and alignment.
-The libraries block, so they run in a thread, with one deadline for all lookups of a mail. A deadline does not end a
-pattern that takes long, and while `re` searches, no other thread runs. So dkimpy gets no signature in which its
-patterns could take long, and a linear function instead of its own for the body.
+The libraries block, so they run in a thread, with one deadline for all lookups of a mail.
 
 A sender chooses the envelope domain and the domains of signatures, and may choose ones whose name servers never
 answer. That costs those domains their result, not the author's domain its policy: its record and its signatures
@@ -14,7 +12,6 @@ are looked up first. If those lookups get no answer, the analyzer raises and giv
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +31,6 @@ from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5  # of the author's domains, and as many of others
-MAX_SIGNATURE = 8192  # bytes of the field; with a key of 4096 bits and a hundred signed fields, it has a third of that
 MAX_AUTHORS = 10  # domains in From; regular mail has one
 THREADS = 16  # they mostly wait for DNS
 MAX_LABELS = 8  # of a domain, in the tree walk
@@ -61,7 +57,6 @@ class AuthenticationAnalyzer:
     def __init__(self, settings: Authentication) -> None:
         try:
             self._dkim: Any = _library("dkim")
-            _library("dkim.canonicalization").strip_trailing_whitespace = _without_trailing_space
             self._spf: Any = _library("spf")
             resolver: Any = _library("dns.resolver")
         except ImportError:
@@ -134,8 +129,6 @@ class AuthenticationAnalyzer:
         own: list[tuple[Any, int]] = []
         others: list[tuple[Any, int]] = []
         for i, value in enumerate(fields):
-            if len(value) > MAX_SIGNATURE or _LONG_SPACE.search(value):
-                continue
             (own if _aligned(_signing_domain(value), organisations) else others).append((verifier, i))
         return _Signatures(bool(fields), own[:MAX_SIGNATURES], others[:MAX_SIGNATURES])
 
@@ -160,15 +153,6 @@ class _Signatures:
     any: bool = False
     own: Sequence[tuple[Any, int]] = ()
     others: Sequence[tuple[Any, int]] = ()
-
-
-_LONG_SPACE = re.compile(rb"\s{100}")
-_TRAILING_SPACE = re.compile(rb"(?<![\t ])[\t ]++\r\n")
-
-
-def _without_trailing_space(content: bytes) -> bytes:
-    """RFC 6376 3.4.4. dkimpy's own pattern takes quadratic time if there are spaces that no line end follows."""
-    return _TRAILING_SPACE.sub(b"\r\n", content)
 
 
 def _signing_domain(value: bytes) -> str:

@@ -32,7 +32,7 @@ from bridge.service.analysis.decompression import inflated
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, windows
+from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -187,7 +187,7 @@ class _MailInspector:
         quoted = list(encodings.quoted_readings(whole))
         try:
             texts = readings.texts(whole)
-            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in texts))
+            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in (*texts, *quoted)))
             names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
@@ -302,7 +302,7 @@ class _MailInspector:
         """Search for links and files, in every charset that a program may read the text in."""
         if start >= end:
             return
-        others = self.declared if part is _ANY_TEXT else _declared_by(part) if part.doubts else ()
+        others = self.declared if part is _ANY_TEXT else declared_by(part)
         for codec in codecs_of(content[start : start + PAGE_START], part.params.get("charset", ""), others):
             if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
@@ -326,13 +326,11 @@ class _MailInspector:
 
     def page(self, text: str, nesting: int) -> None:
         """Files that a browser saves from a page, in each of its readings."""
-        self.reading.take(PAGE_WORK * len(text) + REFERENCE_WORK * text.count("&"))
+        self.reading.take(REFERENCE_WORK * text.count("&"))
         done: dict[page_files.PageFile, None] = {}
-        for reading in page_text.readings(text):
+        for reading in page_text.every_reading(text):
+            self.reading.take(PAGE_WORK * len(reading))
             self.page_reading(reading, nesting, done)
-            for inner in page_text.inner_pages(reading) if "srcdoc" in reading.lower() else ():
-                self.reading.take(PAGE_WORK * len(inner))
-                self.page_reading(inner, nesting, done)
 
     def page_reading(self, text: str, nesting: int, done: dict[page_files.PageFile, None]) -> None:
         names = page_files.names(text)
@@ -502,8 +500,3 @@ class _MailInspector:
             self.signatures(file)
             self.show(file, ())
             self.guess(file, True, nesting)
-
-
-def _declared_by(part: Part) -> list[str]:
-    """The codecs that any of its fields may declare."""
-    return words.odd_codecs(";".join(part.values("content-type")))

@@ -25,6 +25,7 @@ _LINK = re.compile(
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
 _ODD_OTHER = re.compile(r"\b(ftp|wss?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])")
 _BACKSLASHES = re.compile(r"(?<!/)(?:/++\\[/\\]*+|\\[/\\]++)")
+_WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
 _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
 _WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
@@ -49,9 +50,9 @@ _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
     re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
     re.compile(r"/[\t\r\n]++[/\\]"),
-    re.compile(r"//[\t\r\n]++\S"),
     re.compile(r"\\[\t\r\n]++\S"),
 )
+_BREAKS_AFTER = ("//\t", "//\r", "//\n")
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
@@ -100,13 +101,13 @@ class Links:
         self._check_references(text)
         if "&" in text and _BREAK.search(text):
             self._scan(_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
-        for reading in page_text.readings(text) if "&" in text else [text]:
+        for reading in page_text.link_readings(text) if "&" in text else [text]:
             self._scan_page(reading)
 
     def _scan_page(self, page: str) -> None:
         text = _lower(page)
         is_broken = self._scan(text, is_html=True)
-        if is_broken or any(pattern.search(text) for pattern in _BROKEN):
+        if is_broken or any(mark in text for mark in _BREAKS_AFTER) or any(one.search(text) for one in _BROKEN):
             self._scan(without_breaks(text), is_html=True)
         for other in page_text.without_escapes(text) if "\\" in text else ():
             self._scan(other, is_html=True)
@@ -256,6 +257,8 @@ def without_breaks(text: str) -> str:
 
 def _is_link(text: str, start: int) -> bool:
     """Whether the two slashes at `start` begin a link; white space may follow an opening quote, and precede it."""
+    if text.endswith(_WEB, max(0, start - 6), start):
+        return True
     before = text[start - 1 : start]
     if before == ":":
         return _SCHEME.search(text, max(0, start - 32), start) is not None

@@ -21,13 +21,36 @@ _CSS_ESCAPE = re.compile(r"\\(?:'?([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))
 
 
 def readings(page: str) -> list[str]:
-    """The page with its references replaced, as an attribute and as text; and what its own entities make of it."""
+    """The page with its references replaced, as text and as an attribute; and what its own entities make of it."""
     if "<!ENTITY" in page:
         page = _expanded(page)
-    found = [references.in_values(page)]
+    found = [references.unescaped(page)]
     if references.have_delimiters(page):
-        found.append(references.unescaped(page))
+        found.append(references.in_values(page))
     return found
+
+
+def link_readings(page: str) -> list[str]:
+    """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
+    if "<!ENTITY" in page or _AT.search(page):
+        return readings(page)
+    if "@" in page:
+        pieces = (piece for piece in _AUTHORITY_END.split(page) if "@" in piece)
+        if any(references.have_delimiters(piece[: piece.rindex("@")]) for piece in pieces):
+            return readings(page)
+    return [references.unescaped(page)]
+
+
+_AT = re.compile(r"&(?:commat|#0*64|#[xX]0*40)")
+_AUTHORITY_END = re.compile(r"[/\\?]")  # or "#", but that may be part of a reference
+
+
+def every_reading(page: str) -> Iterator[str]:
+    """Those, and the pages within them."""
+    for reading in readings(page):
+        yield reading
+        if "srcdoc" in reading.lower():
+            yield from inner_pages(reading)
 
 
 def inner_pages(page: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from bridge.mime import words
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.rare_charsets import DECODERS
+from bridge.mime.structure import Part
 
 WINDOW = 1024 * 1024  # bytes of text examined at a time
 BEGINNING = 1024  # bytes in which a page declares its charset
@@ -41,6 +42,11 @@ def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[st
             del found[codec]
     is_ascii = words.ODD.isdisjoint(found) and words.SWITCHING.isdisjoint(found)
     return list(found if is_ascii else found | {"latin_1": None})
+
+
+def declared_by(part: Part) -> list[str]:
+    """Other codecs that programs may find in the fields of a part, if these are in doubt."""
+    return words.odd_codecs(";".join(part.values("content-type"))) if part.doubts else []
 
 
 def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
