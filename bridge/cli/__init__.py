@@ -15,6 +15,7 @@ import click
 
 from bridge import __version__
 from bridge.cli import terminal
+from bridge.cli.single_values import Group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -57,7 +58,7 @@ _OTHER_WORDS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

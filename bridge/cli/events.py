@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import can_ask, confirm, say, say_json
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _sink_option = click.option("--sink", metavar="NAME", help="Only this sink.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group()
+@click.group(cls=Group)
 def events() -> None:
     """Show what waits for the event sinks; look at, retry and drop dead letters.
 

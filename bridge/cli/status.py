@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from bridge.cli.common import admin_address, config_option, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.runtime.visible_text import visible
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(path: Path | None, as_json: bool) -> None:
@@ -73,7 +74,7 @@ def _scanner(host: dict[str, Any]) -> str:
     problem = host.get("problem") or host.get("status_problem")
     status = host["status"]
     if host.get("problem"):
-        status = "down" if status == "unknown" else f"{status}, not scanning"
+        status = "down" if status == "unknown" else "not scanning"
     elif not host.get("tried", True):
         status += ", no mail scanned yet"
     text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"

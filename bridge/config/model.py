@@ -364,7 +364,7 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions, the history and the index of the quarantine: "
+        description="Database for late decisions, the history, the outbox of events and the index of the quarantine: "
         "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
         "the state directory.",
     )

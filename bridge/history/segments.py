@@ -243,6 +243,13 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
     durable_files.sync_file(new)
 
 
+def has_mails(directory: Path) -> bool:
+    try:
+        return any(_FINISHED.fullmatch(path.name) or _LIVE.fullmatch(path.name) for path in directory.iterdir())
+    except OSError:
+        return False
+
+
 def finished_name(first: float, last: float, token: str) -> str:
     return f"{int(first * 1000):013d}-{int(last * 1000):013d}-{token}.sqlite"
 

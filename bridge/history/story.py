@@ -35,8 +35,13 @@ class Surroundings:
     is_after_queue: bool = False  # the mail server had accepted the mail before we saw it
     is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
     lists: tuple[str, ...] = ()  # that the listener enforces
-    next_hop: str = ""
+    next_hop: str = ""  # as the configuration spells it
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
+
+    @property
+    def maildir(self) -> str:
+        """The path of the next hop, if it is a Maildir."""
+        return self.next_hop.removeprefix("maildir:") if self.next_hop.startswith("maildir:") else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,13 +324,18 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.RELAY if around.protocol == "milter":
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
             text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
+        case Action.RELAY if around.maildir:
+            text = f"In the Maildir {around.maildir}, in a file whose name contains {row.id}, unless somebody moved it."
         case Action.RELAY:
             hop = around.next_hop or "the next hop"
             queue = f", queue id {row.next_id}" if row.next_id else ""
             text = f"{_capital(hop)} has it{queue}, or has delivered it already; see its log."
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
-            text = f"In the hold queue of the mail server{queue}, until you release it there."
+            text = (
+                f"In the hold queue of the mail server{queue}, unless somebody has released or deleted it there, "
+                "which the bridge does not see."
+            )
         case Action.DISCARD:
             text = "Nowhere: it was dropped, and its sender was not told."
         case Action.REJECT:
@@ -391,8 +401,11 @@ def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[s
         if kept.state != "released":
             yield f"scanbridge quarantine release {row.id}"
     if kind.action == Action.HOLD and row.queue_id:
-        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it from the hold queue"
-    if kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
+        yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still there?"
+        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it"
+    if kind.action == Action.RELAY and around.maildir:
+        yield f"find {shlex.quote(around.maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
+    elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
         yield f"grep {shlex.quote(queue_id)} /var/log/mail.log"
     if kind.list and (entry := mail.last.more.get("entry")):
         yield f"scanbridge lists entries {shlex.quote(kind.list)}    # has {entry}"

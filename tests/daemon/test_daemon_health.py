@@ -152,7 +152,7 @@ def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tm
         until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
         code, lines = status(bridge)
         assert code == 1 and "403 forbidden the token lacks scan" in lines[0]
-        line = f"scanner        {url}: GREEN, not scanning (403 forbidden the token lacks scan), as of "
+        line = f"scanner        {url}: not scanning (403 forbidden the token lacks scan), as of "
         assert any(shown.startswith(line) for shown in lines)
         shown = scanbridge("check", "-c", tmp_path / "bridge.yml")
         assert shown.returncode == 1

@@ -218,6 +218,22 @@ def test_what_is_known_is_told(
     assert expected in text(told)
 
 
+def test_a_mail_in_a_maildir_was_looked_for_in_a_log() -> None:
+    told = story(entry(), around=Surroundings(next_hop="maildir:/var/mail dir"))
+    assert told.now.startswith("In the Maildir /var/mail dir, in a file whose name contains ID0000")
+    assert told.commands[0] == "find '/var/mail dir' -name '*.ID0000.*'"
+
+
+def test_a_held_mail_may_have_left_the_hold_queue() -> None:
+    """We do not see that, so the story cannot claim that it is still there."""
+    told = story(entry(action="hold"), around=Surroundings(protocol="milter"))
+    assert "unless somebody has released or deleted it there" in told.now
+    assert [command.split("    ")[0] for command in told.commands][:2] == [
+        "postqueue -p | grep QUEUED",
+        "postsuper -H QUEUED",
+    ]
+
+
 def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
     """The next hop chooses it, and the operator copies the line."""
     told = story(entry(next_id="x; rm -rf /", sender="$(id)@x"))

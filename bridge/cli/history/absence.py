@@ -15,7 +15,7 @@ from typing import Any
 from bridge.cli.admin_client import get
 from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
-from bridge.daemon.history_place import has_server
+from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
@@ -163,6 +163,8 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     yield "mail with another envelope sender: lists, forwarders and newsletters use their own, not the From line"
     if not has_server(conf):
         yield "mail that another machine handled: each has its own history, unless they share a state_database"
+    if older := older_history(conf, session.state):
+        yield f"mail from before state_database was set, or before the daemon was restarted with it: see {older}"
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
     yield "the sender of each refusal in a storm: beyond 50 a second, refusals before the content are summed by client"

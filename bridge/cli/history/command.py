@@ -11,6 +11,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import key_of, with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class _Cursor(click.ParamType[str]):
         return str(value)
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("what", required=False)
 @with_filters

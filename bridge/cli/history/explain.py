@@ -12,6 +12,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, width
 from bridge.runtime.visible_text import visible
 
@@ -27,7 +28,7 @@ _INDENT = "  "
 _TIME_WIDTH = len("2026-11-16 10:30:01")
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("what", required=False, default="")
 @lambda command: with_filters(command, brief=True)

@@ -16,6 +16,7 @@ import click
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
 from bridge.cli.moments import parse
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
 from bridge.history.query import BY
 from bridge.runtime.visible_text import visible
@@ -39,7 +40,7 @@ _BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a bar
 _FULL = "\u2588"
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option("--by", type=click.Choice(BY), default="action", show_default=True, help="What to count by.")
 @with_filters

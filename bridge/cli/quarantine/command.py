@@ -25,6 +25,7 @@ from bridge.cli.quarantine.selection import (
     with_consent,
     with_selection,
 )
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
-@click.group()
+@click.group(cls=Group)
 def quarantine() -> None:
     """Find, inspect, release and delete quarantined mail.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ from bridge.cli.moments import Moment
 from bridge.cli.parameters import DecisionWord, Network
 from bridge.runtime.suggestion import did_you_mean
 
+_NO_WORD = re.compile(r"[@.*%\s-]*")
+_NOW_S = 60.0  # `--until 0d` was now when it was read
 STATES = ("kept", "interrupted", "released")
 
 
@@ -48,10 +52,22 @@ _OPTIONS = (
 NAMES = ("recipient", "sender", "subject", "since", "until", "tag", "client", "decision", "state", "tenant", "listener")
 
 
+def _refuse_what_excludes_nothing(wanted: dict[str, Any]) -> None:
+    """Values that match every mail, by their form alone."""
+    matching = [name for name in ("recipient", "sender", "subject", "tag") if _NO_WORD.fullmatch(wanted.get(name, "x"))]
+    if wanted.get("client", "").endswith("/0"):
+        matching.append("client")
+    if wanted.get("until", 0.0) >= time.time() - _NOW_S:
+        matching.append("until")
+    if wanted and len(matching) == len(wanted):
+        raise click.UsageError(f"--{matching[0]} as given matches all mail; use --all if you mean that")
+
+
 def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable[..., None]:
     """Adds the options; the command gets those that were given, by name, as `wanted`.
 
-    A command that `acts` on the mail takes an empty value for an unset variable in a script, also of --sender.
+    A command that `acts` on the mail refuses a value that is empty, which is an unset variable in a script, and one
+    that matches all mail: that is what --all is for.
     """
 
     @functools.wraps(command)
@@ -64,6 +80,8 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
                 raise click.UsageError(f"--{name} is empty{hint}")
         if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
             raise click.UsageError("--since is not before --until, so no mail can match: exchange the two")
+        if acts:
+            _refuse_what_excludes_nothing(wanted)
         if wanted.get("sender") == "<>":
             wanted["sender"] = ""
         command(wanted=wanted, **given)

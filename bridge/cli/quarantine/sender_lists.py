@@ -20,6 +20,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import can_ask, confirm, say, say_json
 from bridge.errors import BridgeError, ConfigError
 
@@ -56,7 +57,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return functools.reduce(lambda made, option: option(made), reversed(_options), command)
 
 
-@click.command("block-sender")
+@click.command("block-sender", cls=Command)
 @_with_options
 def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
@@ -66,7 +67,7 @@ def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     _add(path, choice, "block", **given)
 
 
-@click.command("allow-sender")
+@click.command("allow-sender", cls=Command)
 @_with_options
 def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).

@@ -17,6 +17,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.quarantine.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_json
 from bridge.cli.values import duration, ip_address
 from bridge.errors import BridgeError, ConfigError
@@ -33,7 +34,7 @@ _EXIT_CHANGED, _EXIT_NONE, _EXIT_DATA, _EXIT_LATER, _EXIT_TOKEN, _EXIT_INTERRUPT
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_cells, say_json, width
 from bridge.cli.values import ip_address
 from bridge.errors import BridgeError, ConfigError
@@ -42,7 +43,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     return value
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
