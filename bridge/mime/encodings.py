@@ -123,19 +123,19 @@ def base64_runs(text: bytes) -> Iterator[bytes]:
 
 def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
     """Whether a long line ends with Base64: some programs read it in pieces, and each piece as a line."""
-    while end - start > _PIECE_LENGTH:
-        line_end = data.rfind(b"\n", start, start + _PIECE_LENGTH)
+    while end - start > _TWO_PIECES:
+        line_end = data.rfind(b"\n", start, start + _TWO_PIECES)
         if line_end < 0:
-            line_end = data.find(b"\n", start + _PIECE_LENGTH, end)
+            line_end = data.find(b"\n", start + _TWO_PIECES, end)
             line_end = line_end if line_end >= 0 else end
-            tail = data[max(start, line_end - _PIECE_LENGTH) : line_end].rstrip(b"=\r \t")
-            if len(tail) >= _PIECE_LENGTH - 8 and not tail[-_LONG:].translate(None, _ALPHABET):
+            tail = data[max(start, line_end - _TWO_PIECES) : line_end].rstrip(b"=\r \t")[-_LONG:]
+            if len(tail) == _LONG and not tail.translate(None, _ALPHABET):
                 return True
         start = line_end + 1
     return False
 
 
-_PIECE_LENGTH = 254  # what uudeview takes for a line
+_TWO_PIECES = 2 * 254  # uudeview takes 254 bytes for a line, and two such lines are not enough for it
 _LONG = 200  # characters of Base64 at the end of a longer line, which may all be in its last piece
 _PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
 

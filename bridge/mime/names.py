@@ -23,6 +23,7 @@ _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re
 _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
 _NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
+_AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
@@ -49,7 +50,10 @@ def candidates(field: str) -> set[str]:
     values = list(_values(field))
     texts = {*(value for _, _, value in values), *_loose(field)}
     for kind in {kind for kind, _, _ in values} | {""}:  # `name` and `filename` each on its own, and all together
-        texts.update(_joined([(number, value) for key, number, value in values if kind in ("", key)]))
+        pieces = [(number, value) for key, number, value in values if kind in ("", key)]
+        texts.update(_joined(pieces))
+        if _AFTER_TOKEN.search(field):  # where an unquoted value ends for some
+            texts.update(_joined([(number, _AFTER_TOKEN.split(value, 1)[0]) for number, value in pieces]))
     found: set[str] = set()
     for text in texts:
         for form in _forms(text):

@@ -20,8 +20,6 @@ _BYTE_ORDER_MARKS = (
     (b"+/v", "utf_7"),
 )
 
-_DECLARES = (b"charset", b"encoding")
-
 SELDOM = words.ODD  # links in them are not ASCII
 
 
@@ -33,9 +31,10 @@ def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[st
     declared = words.codec_of(charset)
     marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark)), declared)
     found = dict.fromkeys((marked, declared, *others))
-    lower = start.lower()
-    if any(mark in lower for mark in _DECLARES):
-        found |= dict.fromkeys(words.odd_codecs(start.decode("latin-1")))
+    if b"<" in start:
+        lower = start.lower()
+        if b"charset" in lower or b"encoding" in lower:
+            found |= dict.fromkeys(words.odd_codecs(lower.decode("latin-1")))
     for codec in ("utf_16", "utf_32"):  # without a mark, programs do not agree on the order of bytes
         if codec in found:
             found |= dict.fromkeys((codec + "_le", codec + "_be"))
