@@ -17,7 +17,7 @@ MAX_ENTITIES = 2000  # that a page declares, and
 MAX_GROWTH = 10  # how many times as long they may make it: with more, TooMuch
 _ENTITY = re.compile(r"""<!ENTITY\s+([^\s"'<>%]{1,200})\s+(?:"([^"]*)"|'([^']*)')""")
 _NAMED = re.compile(r"&([^\s&;#<>\"']{1,200});")
-_CSS_ESCAPE = re.compile(r"\\(?:'?([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
+_CSS_ESCAPE = re.compile(r"\\(?:'([0-9a-fA-F]{2})|([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
 
 
 def readings(page: str) -> list[str]:
@@ -71,7 +71,7 @@ def without_escapes(page: str) -> list[str]:
 
 def _character(match: re.Match[str]) -> str:
     """The letters, digits and signs of which links consist."""
-    character = match[2] or chr(int(match[1], 16) % 0x110000)
+    character = match[3] or chr(int(match[1] or match[2], 16) % 0x110000)
     return character if " " < character < "\x7f" else match[0]
 
 
