@@ -12,7 +12,7 @@ import binascii
 import codecs
 import re
 from encodings.aliases import aliases
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from urllib.parse import unquote
 
@@ -99,6 +99,11 @@ _MAX_CHARSET = 60  # characters; a longer name is not in the table
 
 def codec_of(charset: str) -> str:
     """Python's name of a charset in the table; Latin-1 for every other."""
+    return _codec_of(charset[: 2 * _MAX_CHARSET])
+
+
+@lru_cache(maxsize=256)  # most mail has one of very few
+def _codec_of(charset: str) -> str:
     name = charset.partition("*")[0].partition("//")[0]  # RFC 2231 5: a language may follow; or what iconv is to do
     if len(name) > _MAX_CHARSET:
         return "latin_1"
@@ -157,12 +162,18 @@ def odd_codecs(text: str) -> list[str]:
         at = lower.find(mark)
         while at >= 0:
             at += len(mark)
-            if match := _DECLARED.match(lower, at):
-                found[codec_of(unquote(match[1]))] = None
+            found[_declared(lower[at : at + _MAX_DECLARATION])] = None
             at = lower.find(mark, at)
     return [codec for codec in found if codec in ODD or codec in SWITCHING]
 
 
+@lru_cache(maxsize=256)  # most pages have one of very few
+def _declared(text: str) -> str:
+    match = _DECLARED.match(text)
+    return codec_of(unquote(match[1])) if match else ""
+
+
+_MAX_DECLARATION = 200  # characters, with white space
 _DECLARED = re.compile(r"[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})")
 
 

@@ -49,7 +49,7 @@ LINKS = {
     "a file on a server": '<a href="file://evil.example/x">x</a>',
     "a calendar": '<a href="webcal://evil.example/x">x</a>',
     "a share": '<a href="smb://evil.example/x">x</a>',
-    "a web socket without slashes": '<a href="wss:evil.example">x</a>',
+    "a web socket": '<script>new WebSocket("wss://evil.example")</script>',
     "a scheme of a program": '<a href="x-vendor+app.v2://evil.example/x">x</a>',
     "a slash and a backslash": '<a href="/\\evil.example/">x</a>',
     "a backslash and a slash": '<a href="\\/evil.example/">x</a>',

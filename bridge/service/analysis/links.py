@@ -19,11 +19,10 @@ from bridge.service.analysis import page_text
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(
-    "//([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+    "//[\\t\\r\\n]*+([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_ODD_OTHER = re.compile(r"\b(ftp|wss?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])")
 _BACKSLASHES = re.compile(r"(?<!/)(?:/++\\[/\\]*+|\\[/\\]++)")
 _WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
@@ -52,7 +51,6 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
     re.compile(r"/[\t\r\n]++[/\\]"),
     re.compile(r"\\[\t\r\n]++\S"),
 )
-_BREAKS_AFTER = ("//\t", "//\r", "//\n")
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
@@ -107,7 +105,7 @@ class Links:
     def _scan_page(self, page: str) -> None:
         text = _lower(page)
         is_broken = self._scan(text, is_html=True)
-        if is_broken or any(mark in text for mark in _BREAKS_AFTER) or any(one.search(text) for one in _BROKEN):
+        if is_broken or any(pattern.search(text) for pattern in _BROKEN):
             self._scan(without_breaks(text), is_html=True)
         for other in page_text.without_escapes(text) if "\\" in text else ():
             self._scan(other, is_html=True)
@@ -123,8 +121,6 @@ class Links:
             text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
-        if is_html and ("ftp:" in text or "ws:" in text or "wss:" in text):
-            text = _ODD_OTHER.sub(r"\1://", text)
         for match in _LINK.finditer(text):
             raw, start, end = match.group(1), match.start(), match.end()
             after = text[end : end + 1]

@@ -32,7 +32,7 @@ def readings(page: str) -> list[str]:
 
 def link_readings(page: str) -> list[str]:
     """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
-    if "<!ENTITY" in page or _AT.search(page):
+    if "<!ENTITY" in page or "&commat" in page or ("&#" in page and _AT.search(page)):
         return readings(page)
     if "@" in page:
         pieces = (piece for piece in _AUTHORITY_END.split(page) if "@" in piece)
@@ -41,7 +41,7 @@ def link_readings(page: str) -> list[str]:
     return [references.unescaped(page)]
 
 
-_AT = re.compile(r"&(?:commat|#0*64|#[xX]0*40)")
+_AT = re.compile(r"&#(?:0*64|[xX]0*40)")
 _AUTHORITY_END = re.compile(r"[/\\?]")  # or "#", but that may be part of a reference
 
 
