@@ -32,16 +32,17 @@ def readings(page: str) -> list[str]:
 
 def link_readings(page: str) -> list[str]:
     """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
-    if "<!ENTITY" in page or "&commat" in page or ("&#" in page and _AT.search(page)):
+    if "[" in page and "<!ENTITY" in page:  # they stand in brackets
         return readings(page)
-    if "@" in page:
+    plain = references.unescaped(page)
+    signs = page.count("@")
+    is_clear = plain.count("@") == signs  # none is written as a reference
+    if signs and is_clear:
         pieces = (piece for piece in _AUTHORITY_END.split(page) if "@" in piece)
-        if any(references.have_delimiters(piece[: piece.rindex("@")]) for piece in pieces):
-            return readings(page)
-    return [references.unescaped(page)]
+        is_clear = not any(references.have_delimiters(piece[: piece.rindex("@")]) for piece in pieces)
+    return [plain] if is_clear else [plain, references.in_values(page)]
 
 
-_AT = re.compile(r"&#(?:0*64|[xX]0*40)")
 _AUTHORITY_END = re.compile(r"[/\\?]")  # or "#", but that may be part of a reference
 
 
