@@ -62,6 +62,7 @@ _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
+_SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +320,7 @@ class _MailInspector:
         is_folded = recognition.is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
         self.links.has_files = is_html and not self.limits.look_at_urls
         for text in texts if self.limits.look_at_urls else ():
-            self.links.scan(text, is_html=is_html)
+            self.links.scan(text, is_html=is_html, is_certain=part is not _ANY_TEXT)
             if is_folded:
                 self.links.scan(calendar_files.unfolded(text, part), is_html=is_html)
         return self.links.has_files and self.limits.look_at_mime
@@ -469,7 +470,7 @@ class _MailInspector:
         ):
             self.enclosed(content, nesting)
         elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
-            self.text(content, 0, len(content), _ANY_TEXT, nesting)  # else a page would hide its links in an archive
+            self.text(content, 0, len(content), _SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed

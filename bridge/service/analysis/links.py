@@ -51,6 +51,7 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
     re.compile(r"/[\t\r\n]++[/\\]"),
     re.compile(r"\\[\t\r\n]++\S"),
 )
+_ESCAPING = ("style", "script", "\\rtf", "location", "href", "import")  # without these, a backslash means itself
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
@@ -62,10 +63,10 @@ INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
 INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
 INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
 _MARKS = ("//", "www.", "<a", "\\")
-# Nanoseconds of work in a process: for each character, and for each of these, which take longest.
-_CHARACTER_WORK = 20
-_MARK_WORK = (("//", 6000), ("\\", 6000), ("<a", 8000))
-_REFERENCE_WORK = 1600
+# Nanoseconds of work in a process, each time a text is searched: for each character, and for each of these.
+_CHARACTER_WORK = 10
+_MARK_WORK = (("//", 3000), ("\\\\", 3000), ("\\", 250), ("<a", 4000))
+_REFERENCE_WORK = 800
 
 
 class NeedsProcess(Exception):
@@ -92,7 +93,8 @@ class Links:
         self._length = self._marks = 0
         self._charge = charge
 
-    def scan(self, text: str, *, is_html: bool) -> None:
+    def scan(self, text: str, *, is_html: bool, is_certain: bool = True) -> None:
+        """Escapes of styles and scripts are read only if the text is certainly one that is shown: it takes long."""
         if not is_html:
             self._scan(_lower(text), is_html=False)
             return
@@ -100,14 +102,15 @@ class Links:
         if "&" in text and _BREAK.search(text):
             self._scan(_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
         for reading in page_text.link_readings(text) if "&" in text else [text]:
-            self._scan_page(reading)
+            self._scan_page(reading, is_certain)
 
-    def _scan_page(self, page: str) -> None:
+    def _scan_page(self, page: str, is_certain: bool) -> None:
         text = _lower(page)
         is_broken = self._scan(text, is_html=True)
         if is_broken or any(pattern.search(text) for pattern in _BROKEN):
             self._scan(without_breaks(text), is_html=True)
-        for other in page_text.without_escapes(text) if "\\" in text else ():
+        has_escapes = is_certain and "\\" in text and any(mark in text for mark in _ESCAPING)
+        for other in page_text.without_escapes(text) if has_escapes else ():
             self._scan(other, is_html=True)
         for inner in page_text.inner_pages(page) if "&" in text and "srcdoc" in text else ():
             self._check_references(inner)
