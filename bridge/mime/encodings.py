@@ -129,7 +129,8 @@ def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
             line_end = data.find(b"\n", start + _TWO_PIECES, end)
             line_end = line_end if line_end >= 0 else end
             tail = data[max(start, line_end - _TWO_PIECES) : line_end].rstrip(b"=\r \t")[-_LONG:]
-            if len(tail) == _LONG and not tail.translate(None, _ALPHABET):
+            is_base64 = len(tail) == _LONG and not tail.translate(None, _ALPHABET)
+            if is_base64 and len(set(data[start:line_end])) > _FEW:
                 return True
         start = line_end + 1
     return False
@@ -137,6 +138,7 @@ def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
 
 _TWO_PIECES = 2 * 254  # uudeview takes 254 bytes for a line, and two such lines are not enough for it
 _LONG = 200  # characters of Base64 at the end of a longer line, which may all be in its last piece
+_FEW = 12  # different characters in a line: with no more, it is a rule (`xxxx`) or a sequence of digits, not a file
 _PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
 
 
