@@ -138,7 +138,7 @@ def without_switches(text: str) -> str:
     return text
 
 
-_SWITCH = re.compile("\x1b[ -/]{0,4}[0-~]|[\x0e\x0f]")
+_SWITCH = re.compile("\x1b(?:[ -/]{1,4}[0-~]|[NOno|}~])|[\x0e\x0f]")
 _TABLES = _ONE_BYTE | set(rare_charsets.ONE_BYTE)
 
 

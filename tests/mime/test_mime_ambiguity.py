@@ -40,7 +40,7 @@ def tags(data: bytes) -> set[str]:
     "data",
     [
         mail(b"Hello\r\n"),
-        mail(b"x" * 2000 + b"\r\n" + b"0123456789" * 200 + b"\r\n"),
+        mail(b"x" * 2000 + b"\r\nand now:\r\n" + b"0123456789" * 200 + b"\r\n"),
         attached(ZIP),
         multi(b'Content-Type: multipart/mixed; boundary="b"', b"Content-Type: text/plain\r\n\r\nHello", PART),
         multi(b"Content-Type: multipart/mixed;\r\n\tboundary=b", b"\r\nHello"),
