@@ -6,6 +6,7 @@ dropped as a whole.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -128,7 +129,8 @@ class PostgresHistory:
         limit = f" LIMIT {query.limit:d}" if query.limit else ""
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
         with self._reading() as connection:
-            found = dict.fromkeys(tuple(row) for row in connection.exec_driver_sql(text, values))
+            rows = _by_keys(connection, query, where, values) if _has_keys(query) and query.limit else None
+            found = dict.fromkeys(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
         return [MailEntry.of(row) for row in found]
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
@@ -215,6 +217,52 @@ def _keys(kind: Kind, row: Row) -> list[str]:
     return sorted(keys)
 
 
+# Searching by keys
+#
+# The planner takes an address that its statistics do not list for a frequent one, and reads the mails from the newest
+# on until it has enough: 11 seconds with ten million mails. So the index on keys or words is used, whatever the planner
+# thinks, for some days at a time, the newest first. What occurs very often is found at once without it.
+
+_SPANS = ((1, 2_000), (2, 4_000), (4, 8_000), (36_500, 20_000))  # days, and how many mails count as very often there
+_BY_INDEX = ("SET LOCAL enable_seqscan = off", "SET LOCAL enable_indexscan = off", "SET LOCAL jit = off")
+_AS_USUAL = ("SET LOCAL enable_seqscan = on", "SET LOCAL enable_indexscan = on")
+
+
+def _has_keys(query: HistoryQuery) -> bool:
+    has_address = query.sender is not None or query.recipient or query.address
+    return bool(has_address or query.words or _is_tag_key(query.tag))
+
+
+def _is_tag_key(tag: str) -> bool:
+    """Whole tags are keys, and so are their beginnings up to a colon."""
+    return bool(tag) and ("*" not in tag or (tag.endswith(":*") and tag.count("*") == 1))
+
+
+def _by_keys(connection: Connection, query: HistoryQuery, where: str, values: dict[str, Any]) -> list[Any] | None:
+    """The mails by the index on keys or words; None if there are too many."""
+    for statement in _BY_INDEX:
+        connection.exec_driver_sql(statement)
+    rows: list[Any] = []
+    begin, end = min(query.until or math.inf, (query.cursor or (math.inf,))[0], time.time()), math.inf
+    for days, many in _SPANS:
+        begin -= days * _DAY_S
+        span = f"({where}) AND at >= %(span_begin)s AND at < %(span_end)s"
+        some = f"SELECT {_NAMES} FROM history_mail WHERE {span} LIMIT {many + 1}"  # noqa: S608
+        text = f"SELECT count(*) OVER (), * FROM ({some}) AS found ORDER BY at DESC, id DESC LIMIT {query.limit:d}"  # noqa: S608
+        found = connection.exec_driver_sql(text, {**values, "span_begin": begin, "span_end": end}).all()
+        if found and found[0][0] > many:
+            break
+        rows += [row[1:] for row in found]
+        if len(rows) >= query.limit:
+            return rows[: query.limit]
+        end = begin
+    else:
+        return rows
+    for statement in _AS_USUAL:
+        connection.exec_driver_sql(statement)
+    return None
+
+
 # Conditions. Values are never part of the text.
 
 
@@ -246,7 +294,7 @@ def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
     if query.address:
         values["address"] = [key_of("from", query.address), key_of("to", query.address)]
         yield "keys && %(address)s::text[]"
-    if query.tag and ("*" not in query.tag or (query.tag.endswith(":*") and query.tag.count("*") == 1)):
+    if _is_tag_key(query.tag):
         values["tag"] = [f"tag:{query.tag}"]
         yield "keys @> %(tag)s::text[]"
     elif query.tag:

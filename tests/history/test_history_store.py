@@ -102,6 +102,24 @@ def test_the_null_sender_is_found(store: HistoryStore) -> None:
     assert find(store, sender="") == find(store, sender="<>") == ["ID0002"]
 
 
+def test_a_sender_is_found_page_by_page_however_often_and_however_long_ago(store: HistoryStore) -> None:
+    """PostgreSQL is searched some days at a time, and in another way for what occurs very often."""
+    seldom = [mail(number, sender="seldom@x.example", at=NOON - number * 70_000) for number in range(40)]
+    often = [mail(1000 + number, sender="often@x.example", at=NOON - 3600 - number) for number in range(2500)]
+    store.append(seldom + often)
+    for sender, mails in (("seldom@x.example", seldom), ("often@x.example", often[:63]), ("@x.example", [])):
+        found: list[str] = []
+        cursor = ""
+        while len(found) < max(len(mails), 20):
+            page = store.find(HistoryQuery(sender=sender, limit=7, before=cursor))
+            found += [entry.row.id for entry in page]
+            if not page:
+                break
+            cursor = page[-1].cursor
+        expected = mails or sorted(seldom + often, key=lambda one: one[1].at, reverse=True)[:21]
+        assert found == [row.id for _, row in expected]
+
+
 HOSTILE = ["' OR 1=1 --", '"', "%", "_", "*", "\\", "\0x", "a" * 5000, "x\udcff", "\N{SNOWMAN}"]
 
 
