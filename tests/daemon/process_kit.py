@@ -98,6 +98,11 @@ class Bridge:
     def output(self) -> str:
         return self._out.read_text()
 
+    def has_logged(self, text: str) -> bool:
+        """Waits for it: a thread writes the log, so a running daemon may be ahead of it."""
+        until(lambda: text in self.log, f"{text!r} in the log")
+        return True
+
     def mail_lines(self, count: int = 0) -> list[str]:
         """The log lines of mails, once there are at least `count`."""
 
