@@ -1,8 +1,9 @@
 """Every regular expression that runs on mail takes time in proportion to the mail.
 
 A pattern in which white space can be matched in two ways took hours for one header field. So each pattern of a module
-that reads mail is tried as that module uses it, with texts made of its own characters and of its structure
-(`hard_texts`): a beginning that it expects, a piece repeated very often, and an end that it does not expect.
+that reads mail is tried as that module uses it, with texts made from the pattern itself, its characters and
+its structure (`hard_texts`): a beginning that it expects, a piece repeated very often, and an end that it does not
+expect.
 """
 
 from __future__ import annotations

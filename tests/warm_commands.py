@@ -1,6 +1,6 @@
 """Short commands without the second that Python needs to import all our libraries (tests/documents/warm.py).
 
-One server per test process; each command is a process of its own, forked from it. A test of how a process starts,
+One server per test process; each command runs in a new process, forked from it. A test of how a process starts,
 of its locale or of its user must start Python itself.
 """
 

@@ -14,7 +14,7 @@ import click
 class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for param, times in Counter(order).items():
+        for param, times in Counter(order).items() if not ctx.resilient_parsing else ():  # a shell that completes
             if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count):
                 raise click.UsageError(f"{max(param.opts, key=len)} is given {times} times: it takes one value", ctx)
         return super().parse_args(ctx, args)

@@ -75,9 +75,7 @@ _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "20285 20297 20420 20423 20424 20833 20838 20871 20880 20905 20924 21025 21027 50931 50933 50935 50937 50939",
 }
 _NUMBERED = re.compile("(?:x|cs)?(?:ibm|cp|ccsid)?0{0,9}([0-9]{2,5})(?:s390|v1)?")
-_EBCDIC_NAME = re.compile(
-    "(?:x|cs)?(?:ebcdic|osf1002|posixbc)"
-)  # the second is the Open Group's prefix of IBM's numbers
+_EBCDIC_NAME = re.compile("(?:x|cs)?(?:ebcdic|osf1002|posixbc)")  # 1002: the Open Group's prefix of IBM's numbers
 _NO_LETTER = re.compile("[^a-z0-9]+")
 
 

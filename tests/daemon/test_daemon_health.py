@@ -143,7 +143,7 @@ def test_a_refused_token_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tmp_path: Path, workers: int) -> None:
-    """The status request succeeds, so only a mail can show it; `check` sends one of its own, and agrees."""
+    """The status request succeeds, so only a mail can show it; `check` sends a test mail, and agrees."""
     refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
     with scanner_that(refused) as url, bridge_with(tmp_path, url, workers=workers) as bridge:
         until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from bridge.cli import main
 from bridge.cli.single_values import Command
@@ -34,6 +35,14 @@ def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, .
 def test_every_command_refuses_an_option_that_is_given_twice() -> None:
     """click would ignore the first value, and `delete` could delete other mail than was meant."""
     assert [words for words, command in commands(main) if not isinstance(command, Command)] == []
+
+
+def test_an_option_that_is_given_twice_does_not_stop_completion() -> None:
+    """The shell shows what may follow; the command itself then says what is wrong."""
+    found = ShellComplete(main, {}, "scanbridge", "_X").get_completions(
+        ["quarantine", "delete", "--tag", "a", "--tag", "b"], "--sen"
+    )
+    assert [item.value for item in found] == ["--sender"]
 
 
 def test_man_pages_are_up_to_date() -> None:

@@ -9,8 +9,8 @@ answer. That costs those domains their result, not the author's domain its polic
 are looked up first. If those lookups get no answer, the analyzer raises and gives no answer either.
 
 dkimpy takes quadratic time for some mails, and a regular expression stops every thread of the service while it runs.
-So it gets a pattern of ours for the body, and does not see a header section or a signature that is larger than any
-that mail servers make: such a mail counts as not signed validly.
+So we replace its pattern for the body, and do not give it a header section or a signature that is larger than any
+that mail servers make: such a signature counts as invalid.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5  # of the author's domains, and as many of others
-MAX_HEAD = 256 * 1024  # bytes of a header section with signatures that are verified, and of its lines
-MAX_HEAD_LINES = 5000
+MAX_HEAD = 256 * 1024  # bytes of a header section; the signatures in a larger one are not verified,
+MAX_HEAD_LINES = 5000  # nor in one with more lines
 MAX_SIGNATURE = 8 * 1024  # bytes; one with a key of 4,096 bits has about 1,500
 MAX_RECORD = 4096  # bytes of a TXT record; pyspf takes seconds for one of 60 KB
 MAX_AUTHORS = 10  # domains in From; regular mail has one

@@ -31,8 +31,8 @@ def decompressed(data: bytes) -> bytes:
                 continue
             reference, at = int.from_bytes(data[at : at + 2], "big"), at + 2
             back = (len(out) - (reference >> 4)) % _WINDOW
-            if back == 0 or back > len(out) or at > len(data):  # it refers to its own place: the end
+            if back == 0 or at > len(data):  # it refers to its own place: the end
                 return bytes(out[len(_DICTIONARY) :])
             for _ in range((reference & 15) + 2):
-                out.append(out[-back])
+                out.append(out[-back] if back <= len(out) else 0)  # before the beginning, there is nothing
     return bytes(out[len(_DICTIONARY) :])

@@ -398,7 +398,7 @@ class _MailInspector:
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
-        stems = [name[:-4] for name in names if name.lower().endswith(recognition.SIGNED) and "." in name[:-4]]
+        stems = recognition.names_in_signed(names)
         self.opaque += 1  # engines do not open it
         try:
             for inner in smime.contents(content, self.budget):

@@ -11,7 +11,8 @@ from bridge.service.analysis import archives, file_types, smime
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 
 ENCODED = frozenset({"uue", "uu", "xxe", "xx", "b64", "hqx", "yenc", "ync", "mim", "mime"})
-SIGNED = (".p7m", ".p7z")
+_SIGNED = frozenset({"p7m", "p7z"})
+_SIGNED_NAME = re.compile(r"(.+\.[^.]+)\.p7[mz]", re.IGNORECASE)
 
 # Types besides text/* whose content is shown with its links, by the mail program or by a browser.
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
@@ -30,7 +31,12 @@ def has_mark(content: bytes) -> bool:
 
 
 def is_signed(content: bytes, names: Collection[str]) -> bool:
-    return file_types.has_extension(names, ("p7m", "p7z")) or smime.looks_like_cms(content)
+    return file_types.has_extension(names, _SIGNED) or smime.looks_like_cms(content)
+
+
+def names_in_signed(names: Collection[str]) -> list[str]:
+    """The name of the file within, where the name of the signed one has it: `invoice.js.p7m`."""
+    return [match[1] for match in map(_SIGNED_NAME.match, names) if match]
 
 
 def is_mail_name(name: str) -> bool:
