@@ -487,6 +487,12 @@ def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
     return found
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that another process may be writing: not the last one while its end is missing."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
 async def eventually(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
     """The same in a coroutine: other tasks of the event loop run while it waits."""
     end = time.monotonic() + limit_s

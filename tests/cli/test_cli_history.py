@@ -25,7 +25,7 @@ from bridge.cli.history.filters import key_of
 from bridge.history.entry import MailEntry
 from bridge.history.sqlite import SqliteHistory
 from bridge.observe.redaction import Redaction
-from bridge.testing import until
+from bridge.testing import until, whole_lines
 from tests.daemon.process_kit import ROOT, environment, scanbridge
 from tests.history.history_kit import add, mail
 
@@ -73,6 +73,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def ids(shown: str) -> list[str]:
     return [json.loads(line)["id"] for line in shown.splitlines()]
+
+
+def ids_in(file: Path) -> list[str]:
+    return ids("\n".join(whole_lines(file)))
 
 
 # history
@@ -182,11 +186,11 @@ def test_new_mails_are_shown_as_they_come(place: Place) -> None:
     seen = place.file.with_name("seen")
     with seen.open("wb") as file, subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=file) as process:
         try:
-            until(lambda: ids(seen.read_text()) == ["ID0006", "ID0005"], "the last two mails")
+            until(lambda: ids_in(seen) == ["ID0006", "ID0005"], "the last two mails")
             place.add(100, at=time.time())
-            until(lambda: "ID0100" in seen.read_text(), "a new mail")
+            until(lambda: "ID0100" in ids_in(seen), "a new mail")
             place.add(101, at=time.time() - 3)
-            until(lambda: "ID0101" in seen.read_text(), "a mail that was written late")
+            until(lambda: "ID0101" in ids_in(seen), "a mail that was written late")
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130

@@ -29,6 +29,7 @@ from bridge.testing import (
     free_port,
     result,
     until,
+    whole_lines,
 )
 from tests.warm_commands import can_be_warm, warm_commands
 
@@ -107,7 +108,7 @@ class Bridge:
         """The log lines of mails, once there are at least `count`."""
 
         def lines() -> list[str]:
-            return [line for line in self.log.splitlines() if line.startswith("id=")]
+            return [line for line in whole_lines(self._err) if line.startswith("id=")]
 
         until(lambda: len(lines()) >= count, f"{count} log lines of mails")
         return lines()

@@ -32,7 +32,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.runtime.database import Database
-from bridge.testing import free_port
+from bridge.testing import free_port, whole_lines
 
 ALL = frozenset(str(type_) for type_ in EventType)
 ROOMY = Limit(1_000_000, 1 << 30)
@@ -179,4 +179,4 @@ def put(place: Database, *entries: Entry) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in whole_lines(path)]

@@ -32,7 +32,7 @@ from bridge.events.sinks.syslog import SyslogSettings, SyslogSink, message
 from bridge.events.sinks.webhook import WebhookSettings, WebhookSink, read_secrets, signed
 from bridge.observe.redaction import FULL
 from bridge.runtime.endpoints import Endpoint
-from bridge.testing import free_port, until
+from bridge.testing import free_port, until, whole_lines
 from tests.daemon.process_kit import busy
 from tests.events.events_kit import SECRET, Receiver, lines, mail
 from tests.quarantine.small_disk import small_disk
@@ -215,12 +215,9 @@ class Rsyslog:
 
     def received(self, count: int) -> list[tuple[str, dict[str, Any]]]:
         """Head and event of each message, once there are so many."""
-
-        def read() -> list[str]:
-            return self.output.read_text().splitlines() if self.output.exists() else []
-
-        until(lambda: len(read()) >= count, f"{count} messages")
-        return [(line[: line.index("{")].strip(), json.loads(line[line.index("{") :])) for line in read()]
+        until(lambda: len(whole_lines(self.output)) >= count, f"{count} messages")
+        found = whole_lines(self.output)
+        return [(line[: line.index("{")].strip(), json.loads(line[line.index("{") :])) for line in found]
 
 
 @contextmanager
