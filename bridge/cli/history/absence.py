@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.cli.admin_client import get
 from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server
 from bridge.history.entry import MailEntry
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
+from bridge.observe.admin_client import get
 
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.moments import Moment
-from bridge.cli.parameters import DecisionWord, Network
+from bridge.cli.parameters import DecisionWord, Moment, Network
 from bridge.runtime.suggestion import did_you_mean
 
 ACTIONS = ("relay", "reject", "discard", "quarantine", "hold", "tempfail", "cancelled")

@@ -7,9 +7,9 @@ from typing import Any
 
 from bridge.cli.history.filters import key_of
 from bridge.cli.history.session import HistorySession
-from bridge.cli.moments import parse
 from bridge.history.entry import MailEntry
 from bridge.history.query import HistoryQuery
+from bridge.runtime.moments import parse
 
 DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
 

@@ -15,8 +15,8 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
-from bridge.cli.moments import parse
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
+from bridge.runtime.moments import parse
 from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
