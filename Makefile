@@ -102,7 +102,7 @@ clean:                          ## remove everything the other commands created
 
 # A changed pyproject.toml triggers a new installation of the dependencies.
 $(RUN_READY): pyproject.toml | $(BIN)/python
-	$(PIP) .
+	$(PIP) '.[console]'
 	@touch $@
 
 $(DEV_READY): pyproject.toml | $(BIN)/python

@@ -24,6 +24,7 @@ from pydantic import (
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.api import Api
+from bridge.config.console import Console
 from bridge.config.events import EventSinks
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
@@ -346,6 +347,9 @@ class Config(Section):
     lists: Lists | None = Field(None, validate_default=True)
     admin: Admin = Admin()
     api: Api = Api()
+    console: Console | None = Field(
+        None, description="The [web console](../operate/console.md), a process of its own: `scanbridge console`."
+    )
     workers: Workers = Field(
         1,
         description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "
@@ -499,6 +503,7 @@ listeners:
 relay:
   next_hop: "maildir:{state}/Maildir"
 admin: {{address: "127.0.0.1:9082"}}
+console: {{address: "127.0.0.1:9083"}}
 state_directory: "{state}"
 """
 

@@ -11,6 +11,7 @@ BY: tuple[By, ...] = (
     *("action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"),
 )
 WORD = re.compile(r"[^\W_]+")
+_LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
 _WANTED = re.compile(r"([^\W_]+)(\*?)")
 
 
@@ -60,3 +61,14 @@ class Sum:
     label: str
     mails: int
     size: int  # bytes
+
+
+def pasted_key(text: str) -> str:
+    """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
+    found = text.strip().strip("\"'()[],;:").strip()
+    return _LABEL.sub("", found).strip("\"'()[],;: ")
+
+
+def may_be_address(key: str) -> bool:
+    """Whether it may be an address or a domain, if it is no key."""
+    return "@" in key or key.startswith("~") or "." in key.strip(".")

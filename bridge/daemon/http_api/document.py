@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.daemon.http_api.failures import ERRORS
-from bridge.daemon.http_api.parameters import ACTIONS, MAIL_ID, PAGE, STAGES, STATS, Parameter
+from bridge.history.parameters import ACTIONS, MAIL_ID, PAGE, STAGES, STATS, Parameter
 from bridge.history.query import BY
 from bridge.quarantine.record import STATES
 

@@ -1,0 +1,74 @@
+"""From a configuration to what the console reads and changes. Only here does the console's code meet the daemon's."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
+from bridge.cli.quarantine.severity import default_scores
+from bridge.cli.state import state_directory
+from bridge.cli.terminal import say
+from bridge.config.model import Config
+from bridge.console.database import FILE, ConsoleStore
+from bridge.console.sources import Sources
+from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.errors import ConfigError
+from bridge.quarantine.quarantine import Quarantine
+from bridge.runtime.database import Database
+
+_HOW = """\
+the console is off: the configuration has no key `console`. Turn it on with
+
+  console:
+    address: 127.0.0.1:9083
+
+and see docs/operate/console.md for a reverse proxy and for single sign-on"""
+_PATIENCE_S = 10.0
+
+
+def configured(path: Path | None) -> Config:
+    """The configuration, if it has a console; otherwise how to turn it on, and exit code 78."""
+    conf = load_or_exit(path)
+    if conf.console is None:
+        say_how = _HOW if path is None else f"{path}: {_HOW}"
+        for line in say_how.splitlines():
+            say(line, err=True)
+        sys.exit(EXIT_CONFIG)
+    need_libraries()
+    return conf
+
+
+def need_libraries() -> None:
+    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
+    if missing:
+        say(f"the console needs more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'", err=True)
+        sys.exit(EXIT_CONFIG)
+
+
+def store(conf: Config, path: Path | None) -> ConsoleStore:
+    """The console's own tables. In SQLite it is a file of its own, so that mail never waits for its locks."""
+    state = resources.make_directory(state_directory(conf, path), "state_directory")
+    if history_place.has_server(conf):
+        return ConsoleStore(history_place.server(conf))
+    return ConsoleStore(Database.file(state / FILE))
+
+
+def sources(conf: Config, path: Path | None) -> Sources:
+    try:
+        state = resources.make_directory(state_directory(conf, path), "state_directory")
+        return Sources(
+            config=conf,
+            path=path,
+            state=state,
+            history=history_place.history(conf, state, _PATIENCE_S),
+            redaction=history_place.redaction(conf, state),
+            quarantine=Quarantine(wiring.quarantine_place(conf, state)),
+            store=store(conf, path),
+            is_shared=history_place.has_server(conf),
+            tag_scores=default_scores(),
+            reread=lambda: config_file.load(path),
+        )
+    except ConfigError as exc:
+        fail_config(exc)

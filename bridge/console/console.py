@@ -1,0 +1,16 @@
+"""What all requests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.console.live import Live
+from bridge.console.render import Renderer
+from bridge.console.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    sources: Sources
+    renderer: Renderer
+    live: Live

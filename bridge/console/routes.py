@@ -1,0 +1,47 @@
+"""The route table: every path of the console, who may ask for it, and what is checked before.
+
+How a page is added:
+
+1. Write its handler in `bridge/console/pages/NAME.py`: `async def NAME(call: Call) -> Response`. It gets a `Call` whose
+   person, role, tenant, form token and origin are already checked; it reads `call.form`, `call.path`,
+   `call.request.query_params`, `call.mails`, `call.held`, and answers with `call.page("NAME.html", ...)` or, after a
+   change, `call.redirect("/NAME", notice="...")` (a sentence of `render.NOTICES`). What waits for a file or a database
+   goes through `await call.run(function, ...)`. Refuse with `raise Refused(status, title, text)`.
+2. The history is asked through `call.history`, which finds the mail of the person's tenants only. For anything else
+   that lists mail, pass `call.tenants` on (None: all mail). One mail by its id: `about=About.MAIL` or `About.HELD`,
+   and the guard finds it, or answers 404 if it is not theirs.
+3. Write its template in `templates/NAME.html` (`{% extends "base.html" %}`); a form begins with
+   `{{ form(url("/NAME")) }}` of `macros.html`, which adds the token. No inline script, no inline style: classes of
+   `static/console.css`, behaviour by `data-` attributes in a file of `static/`. Only our ids go into links, never text
+   of a mail. Text of a mail is shown with `|visible`.
+4. Add a row here, and an entry to `navigation.ENTRIES` if it belongs in the menu. A row that changes something is a
+   POST; it and a row that shows a mail need `audit`, the verb of the audit log. `call.audit_detail` adds to it.
+5. Whatever it needs from outside is a field of `Sources`, filled in by `bridge/cli/console/wiring.py`.
+6. `tests/console/test_console_access.py` walks over this table with every role and tenant, and fails until the new
+   row has its example there.
+"""
+
+from __future__ import annotations
+
+from bridge.console.pages import mail, overview, people, sign_in
+from bridge.console.roles import Role
+from bridge.console.route import About, Route
+
+ROUTES: tuple[Route, ...] = (
+    # Everyone
+    Route("/static/{name}", sign_in.static, role=None),
+    Route("/sign-in", sign_in.form, role=None),
+    Route("/sign-in", sign_in.sign_in, role=None, changes=True, audit="signed in"),
+    Route("/enter/{token}", sign_in.link, role=None),
+    Route("/enter", sign_in.enter, role=None, changes=True, audit="signed in by a link"),
+    # Those who have signed in
+    Route("/sign-out", sign_in.sign_out, changes=True, audit="signed out"),
+    Route("/", overview.overview),
+    Route("/live", overview.live, is_live=True),
+    Route("/mail", mail.search, audit="looked through mail"),
+    Route("/mail/{id}", mail.story, about=About.MAIL, audit="saw the story of a mail"),
+    Route("/sessions", people.sessions),
+    Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
+    # Administrators
+    Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
+)

@@ -1,0 +1,46 @@
+// The console's own script: times in the reader's zone, live parts, and small comforts. Every page works without it.
+"use strict";
+
+const SHORT = new Intl.DateTimeFormat(undefined, {dateStyle: "short", timeStyle: "medium"});
+const FINE = new Intl.DateTimeFormat(undefined, {
+  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+  fractionalSecondDigits: 3,
+});
+const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+
+function showTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(element.dateTime);
+    if (Number.isNaN(moment.getTime())) continue;
+    element.textContent = ("fine" in element.dataset ? FINE : SHORT).format(moment);
+    element.title = `${moment.toLocaleString(undefined, {dateStyle: "full", timeStyle: "long"})} · ${element.dateTime}`;
+  }
+}
+
+function fillZones(root) {
+  for (const field of root.querySelectorAll("input[name=zone]")) field.value = ZONE;
+}
+
+function watch(part) {
+  const state = document.querySelector("[data-live-state]");
+  const say = (text) => { if (state) state.textContent = text; };
+  const source = new EventSource(part.dataset.live);
+  source.addEventListener("overview", (event) => {
+    const page = new DOMParser().parseFromString(event.data, "text/html");
+    part.replaceChildren(...page.body.childNodes);
+    showTimes(part);
+    say("Live: these numbers change as mail comes.");
+  });
+  source.addEventListener("over", () => { source.close(); say("Your session has ended. Sign in again to go on."); });
+  source.onerror = () => say("Not live at this moment; trying again.");
+  window.addEventListener("pagehide", () => source.close());
+}
+
+showTimes(document);
+fillZones(document);
+document.querySelectorAll("[data-live]").forEach(watch);
+const once = document.querySelector("[data-submit-now] form");
+if (once) once.requestSubmit();
+for (const field of document.querySelectorAll("select[data-submit]")) {
+  field.addEventListener("change", () => field.form.requestSubmit());
+}
