@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bridge.console.call import Call, Refused
+from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
 from bridge.console.live import Live
@@ -29,9 +29,7 @@ def create_app(console: Console) -> ASGIApp:
     routes = [
         PathRoute(path, _by_method(console, rows), methods=[row.method for row in rows]) for path, rows in paths.items()
     ]
-    nowhere = Guard(console, Route("/", _nowhere, role=None))
-    wrong = Guard(console, Route("/", _wrong_method, role=None))
-    handlers = {404: lambda request, _: nowhere(request), 405: lambda request, _: wrong(request)}
+    handlers = {404: _instead(console, _nowhere), 405: _instead(console, _wrong_method)}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return _BelowPath(app, console.sources.console.root_path)
@@ -42,6 +40,16 @@ def _by_method(console: Console, rows: list[Route]):  # type: ignore[no-untyped-
 
     async def answer(request: Request) -> Response:
         return await guards["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
+
+
+def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def]
+    """A page for requests that no row is for."""
+    guard = Guard(console, Route("/", handler, role=None))
+
+    async def answer(request: Request, _: Exception) -> Response:
+        return await guard(request)
 
     return answer
 

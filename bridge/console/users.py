@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 
 import argon2
 from sqlalchemy import ColumnElement, delete, insert, select, update
@@ -18,6 +19,7 @@ from bridge.errors import BridgeError
 MIN_PASSWORD, MAX_PASSWORD = 10, 1000  # characters; NIST SP 800-63B asks for 8 at least
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _AT_ONCE = threading.Semaphore(2)  # each hash takes 64 MiB: a flood of attempts must not take all memory
+_HASHER = argon2.PasswordHasher()  # argon2id, with the parameters of RFC 9106 for little memory
 _t = database.users.c
 
 
@@ -36,8 +38,6 @@ class User:
 class Users:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
-        self._hasher = argon2.PasswordHasher()  # argon2id, with the parameters of RFC 9106 for little memory
-        self._of_nobody = self._hasher.hash("nobody has this password")
 
     def add(self, name: str, password: str | None, role: Role, tenants: Tenants = None) -> None:
         """`password` is None for somebody who signs in by a link only. Raises UserMistake if the name is taken."""
@@ -80,15 +80,15 @@ class Users:
         """Who this is, if the password is right. Takes the same time if there is no such user."""
         with self._store.reading() as connection:
             row = connection.execute(select(database.users).where(_t.name == name)).first()
-        hashed = row.password if row is not None and row.password else self._of_nobody
+        hashed = row.password if row is not None and row.password else _of_nobody()
         with _AT_ONCE:
             try:
-                self._hasher.verify(hashed, password[:MAX_PASSWORD])
+                _HASHER.verify(hashed, password[:MAX_PASSWORD])
             except argon2.exceptions.Argon2Error:
                 return None
         if row is None or not row.password:
             return None
-        renewed = {"password": self._hash(password, name)} if self._hasher.check_needs_rehash(hashed) else {}
+        renewed = {"password": self._hash(password, name)} if _HASHER.check_needs_rehash(hashed) else {}
         with self._store.writing() as connection:
             connection.execute(update(database.users).where(_t.name == name).values(seen_at=time.time(), **renewed))
         return _user(row).person
@@ -99,7 +99,13 @@ class Users:
         if password.lower() in (name.lower() * 2, name.lower() * 3) or len(set(password)) < 4:
             raise UserMistake("this password is too easy to guess")
         with _AT_ONCE:
-            return str(self._hasher.hash(password))
+            return str(_HASHER.hash(password))
+
+
+@cache
+def _of_nobody() -> str:
+    """What an unknown name is compared with, so that it takes as long as a known one."""
+    return str(_HASHER.hash("nobody has this password"))
 
 
 def _is_session_of(name: str) -> ColumnElement[bool]:

@@ -108,9 +108,9 @@ class Browser:
         return form_token(secret) if secret else ""
 
     def sign_in(self, name: str, password: str = PASSWORD, **headers: str | None) -> Answer:
-        if not self.cookies:
-            self.get("/sign-in")
-        return self.post("/sign-in", {"name": name, "password": password}, **headers)
+        page = self.get("/sign-in").text
+        token = page.split('name="form_token" value="')[1][:64]
+        return self.post("/sign-in", {"name": name, "password": password, "form_token": token}, **headers)
 
 
 def _cookie(text: str) -> tuple[str, str]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from bridge.console import database
 from bridge.console.attempts import MAX_PER_USER
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
-from tests.console.console_kit import PASSWORD, TENANT_A, World, world
+from tests.console.console_kit import PASSWORD, TENANT_A, World
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> World:
-    """For tests that fail on purpose: attempts are counted."""
-    with world(tmp_path) as made:
-        yield made
+def own(shared: World) -> World:
+    """Without users, sessions and attempts of earlier tests."""
+    with closing(shared.console.store) as store, store.writing() as connection:
+        for table in database.metadata.tables.values():
+            connection.execute(delete(table))
+    return shared
 
 
 def test_the_first_start_says_how_to_make_a_user(own: World) -> None:
@@ -205,7 +206,7 @@ def test_users_are_listed_with_role_and_tenants(own: World) -> None:
         (("link", "zoe"), "", "there is no user zoe"),
     ],
 )
-def test_mistakes_are_explained(shared: World, words: tuple[str, ...], typed: str, said: str) -> None:
+def test_mistakes_are_explained(own: World, words: tuple[str, ...], typed: str, said: str) -> None:
     """Nothing is changed."""
-    done = shared.console.command(*words, input=typed, stdin=None)
+    done = own.console.command(*words, input=typed, stdin=None)
     assert done.returncode in (1, 2) and said in done.stderr
