@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -21,12 +22,20 @@ _UPKEEP_S = 3600.0
 _DRAIN_S = 5.0
 
 
-async def run(sources: Sources, sockets: Sequence[socket.socket], on_ready: Callable[[HttpServer], None]) -> None:
-    """Answer until SIGTERM or SIGINT."""
+async def run(
+    sources: Sources,
+    sockets: Sequence[socket.socket],
+    on_ready: Callable[[HttpServer], None],
+    *,
+    ends_with_input: bool = False,
+) -> None:
+    """Answer until SIGTERM or SIGINT, or until standard input ends: then whoever started us is gone."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
+    if ends_with_input:
+        loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
     console = create_console(sources)
     server = HttpServer(create_app(console), sockets, limits=_LIMITS)
     await server.start()

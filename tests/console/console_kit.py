@@ -108,8 +108,8 @@ class Browser:
         return form_token(secret) if secret else ""
 
     def sign_in(self, name: str, password: str = PASSWORD, **headers: str | None) -> Answer:
-        page = self.get("/sign-in").text
-        token = page.split('name="form_token" value="')[1][:64]
+        page = self.get("/sign-in")
+        token = page.text.split('name="form_token" value="')[1][:64] if page.status == 200 else self.token
         return self.post("/sign-in", {"name": name, "password": password, "form_token": token}, **headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +18,24 @@ from bridge.errors import BridgeError, ConfigError
 if TYPE_CHECKING:
     from bridge.config.model import Config
     from bridge.console.database import ConsoleStore
+    from bridge.console.sources import Sources
     from bridge.runtime.http_server import HttpServer
 
+DEMO_USER = "demo"  # of the embedded default; it has no password
+_DEMO_LINK_S = 3600.0
 ROLES = ("viewer", "releaser", "admin")
 
 
 @click.group(invoke_without_command=True)
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
+@click.option("--beside", is_flag=True, hidden=True)  # `run` started it: print a sign-in link, end with the input
 @click.pass_context
-def console(context: click.Context, path: Path | None, demo: bool) -> None:
+def console(context: click.Context, path: Path | None, demo: bool, beside: bool) -> None:
     """Run the web console. It shows what happens to mail, in a browser, at `console.address`."""
     context.obj = None if demo else path
     if context.invoked_subcommand is None:
-        _run(context.obj)
+        _run(context.obj, beside)
 
 
 @console.command()
@@ -125,7 +130,7 @@ def enter_url(conf: Config, token: str) -> str:
     return f"{base}/enter/{token}"
 
 
-def _run(path: Path | None) -> None:
+def _run(path: Path | None, beside: bool) -> None:
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)
@@ -145,13 +150,15 @@ def _run(path: Path | None) -> None:
     def on_ready(server: HttpServer) -> None:
         for bound in server.addresses:
             say(f"console at {conf.console.public_url or f'http://{bound}' if not bound.path else bound}")  # type: ignore[union-attr]
+        if beside:
+            _say_link(conf, sources)
         notify("READY=1")
 
     async def run() -> None:
-        await process.run(sources, Sockets().open("console", address), on_ready)
+        await process.run(sources, Sockets().open("console", address), on_ready, ends_with_input=beside)
 
     try:
-        if not sources.users.listed() and conf.console.oidc is None:
+        if not beside and not sources.users.listed() and conf.console.oidc is None:
             say("nobody can sign in yet: add a user with `scanbridge console user add NAME --role admin`", err=True)
         uvloop.run(run())
     except ConfigError as exc:
@@ -159,6 +166,18 @@ def _run(path: Path | None) -> None:
     except BridgeError as exc:
         say_lines(f"scanbridge console: {exc}", err=True)
         sys.exit(1)
+
+
+def _say_link(conf: Config, sources: Sources) -> None:
+    """A link for whoever started the embedded default. It does not go into a journal, which is kept."""
+    from bridge.console.roles import Role
+
+    if sources.users.find(DEMO_USER) is None:
+        sources.users.add(DEMO_USER, None, Role.ADMIN)
+    if os.environ.get("JOURNAL_STREAM"):
+        say(f"sign in with a link of `scanbridge console link {DEMO_USER}`")
+    else:
+        say(f"sign in once, within an hour, with {enter_url(conf, sources.links.make(DEMO_USER, _DEMO_LINK_S))}")
 
 
 @contextmanager
