@@ -21,6 +21,7 @@ ENTRIES = (
     Entry("/", "Overview", "pulse"),
     Entry("/mail", "Mail", "mail"),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
+    Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
 )
 
 

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from bridge import __version__
 from bridge.console.roles import Role
 from bridge.history.rule_words import ACTIONS
-from bridge.runtime.visible_text import visible
+from bridge.runtime.visible_text import visible, visible_lines
 
 # Sentences that a redirect may ask the next page to show. Only these: text in a link could be anybody's.
 NOTICES = {
@@ -63,10 +63,9 @@ class Renderer:
             loader=PackageLoader("bridge.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        self._jinja.filters |= {
-            "visible": visible, "bytes": show_bytes, "count": show_count, "seconds": show_seconds, "exact": show_exact,
-            "iso": show_iso, "age": show_age,
-        }  # fmt: skip
+        self._jinja.filters |= {"visible": visible, "visible_lines": visible_lines, "bytes": show_bytes}
+        self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
+        self._jinja.filters |= {"exact": show_exact, "iso": show_iso}
         self._jinja.globals |= {
             "url": self.url, "static": self._static, "version": __version__, "Role": Role, "ACTIONS": ACTIONS,
             "tone": lambda word: TONES.get(str(word), "open"),

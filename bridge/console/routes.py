@@ -23,7 +23,7 @@ How a page is added:
 
 from __future__ import annotations
 
-from bridge.console.pages import mail, overview, people, sign_in
+from bridge.console.pages import mail, overview, people, settings, sign_in
 from bridge.console.roles import Role
 from bridge.console.route import About, Route
 
@@ -44,4 +44,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
+    Route("/settings", settings.settings, role=Role.ADMIN, all_tenants=True),
+    Route("/settings/check", settings.check, Role.ADMIN, changes=True, all_tenants=True, audit="ran the check"),
+    Route("/settings/reload", settings.reload, Role.ADMIN, changes=True, all_tenants=True, audit="reloaded"),
 )

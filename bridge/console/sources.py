@@ -36,6 +36,7 @@ class Sources:
     redaction: Redaction
     quarantine: Quarantine
     store: ConsoleStore
+    command: tuple[str, ...]  # `scanbridge`
     is_shared: bool  # other machines have a part of the history, and a quarantine of their own
     tag_scores: Mapping[str, float]  # what the included service's tags count
     reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError

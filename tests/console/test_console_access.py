@@ -38,6 +38,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("GET", "/sessions"): Example("/sessions"),
     ("POST", "/sessions/revoke"): Example("/sessions/revoke", {"session": "0" * 12}, (404,)),
     ("GET", "/audit"): Example("/audit"),
+    ("GET", "/settings"): Example("/settings"),
+    ("POST", "/settings/check"): Example("/settings/check"),
+    ("POST", "/settings/reload"): Example("/settings/reload"),
 }
 PEOPLE = [(role, tenants) for role in Role for tenants in (None, frozenset({TENANT_A}), frozenset({TENANT_B}))]
 ROWS = {f"{route.method} {route.path}": route for route in ROUTES}

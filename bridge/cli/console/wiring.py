@@ -66,6 +66,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             redaction=history_place.redaction(conf, state),
             quarantine=Quarantine(wiring.quarantine_place(conf, state)),
             store=store(conf, path),
+            command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),
             reread=lambda: config_file.load(path),
