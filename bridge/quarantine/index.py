@@ -121,6 +121,8 @@ class Query:
     client: str = ""  # an IP address or network
     since: float | None = None  # Unix time
     until: float | None = None
+    tenants: frozenset[str] | None = None  # one of these; None: all mail
+    before: tuple[float, str] | None = None  # time and id of the last mail of the page before
     limit: int = 0  # 0: no limit
 
 
@@ -169,6 +171,12 @@ class Index:
             rows = connection.execute(sql).all()
         found = [record.read(StoredRecord(*row)) for row in rows]
         return list(islice(_from_client(found, query.client), query.limit or None)) if query.client else found
+
+    def count(self, tenants: frozenset[str] | None = None) -> int:
+        """How many mails there are. Raises IndexFailed."""
+        sql = select(func.count()).where(mails.c.place == self._place, *_conditions(Query(tenants=tenants)))
+        with self._transaction() as connection:
+            return int(connection.execute(sql).scalar_one())
 
     def check(self) -> None:
         """Check a SQLite file for damage. Raises IndexFailed after setting a damaged file aside."""
@@ -311,6 +319,12 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
         yield mails.c.kept_at >= query.since
     if query.until is not None:
         yield mails.c.kept_at < query.until
+    if query.tenants is not None:
+        yield mails.c.tenant.in_(sorted(map(_text, query.tenants - {""})))
+    if query.before is not None:
+        at, mail_id = query.before
+        yield mails.c.kept_at <= at
+        yield or_(mails.c.kept_at < at, mails.c.id < mail_id)
 
 
 def _from_client(found: Iterable[MailRecord], client: str) -> Iterator[MailRecord]:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
-from bridge.cli.quarantine.severity import default_scores
+from bridge.cli.quarantine.scores import default_scores
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config

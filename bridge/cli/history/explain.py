@@ -97,7 +97,7 @@ def _story(session: HistorySession, mail: Mail) -> tuple[Story, dict[str, Any] |
     from datetime import UTC, datetime
 
     from bridge.cli.history.kept import kept
-    from bridge.cli.quarantine.severity import default_scores
+    from bridge.cli.quarantine.scores import default_scores
     from bridge.explain.surroundings import surroundings
     from bridge.history.story import tell
 

@@ -198,7 +198,7 @@ def _share(mails: int, total: int) -> str:
 
 
 def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted: dict[str, Any], total: int) -> None:
-    from bridge.cli import svg
+    from bridge.runtime import svg
 
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted["since"]))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted.get("until", time.time())))
