@@ -70,6 +70,7 @@ HOMES: dict[str, set[str]] = {
     "argon2": {"console"},
     "authlib": {"console"},
     "nh3": {"console"},
+    "pyzipper": {"console"},
     "uvicorn": {"runtime"},
     "python_multipart": {"service"},
     "opentelemetry": {"observe"},

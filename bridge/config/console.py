@@ -74,6 +74,13 @@ class Console(Section):
     session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
     session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
     audit_retention: Duration = Field(365 * 86400.0, ge=86400, description="How long the audit log is kept.")
+    report_to: str | None = Field(
+        None,
+        pattern=r"^[^\s@<>]+@[^\s@<>]+$",
+        max_length=254,
+        description="Mail address that gets mail which people report as not spam, each as an attachment, through "
+        "`relay.next_hop`. Default: a report is only noted, in the history and in the quarantine's log of actions.",
+    )
     oidc: Oidc | None = Field(
         None, description="Sign-in with an OpenID Connect provider, beside the users of `scanbridge console user`."
     )

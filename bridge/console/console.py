@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from bridge.console.jobs import Jobs
 from bridge.console.live import Live
 from bridge.console.render import Renderer
 from bridge.console.sources import Sources
@@ -14,3 +15,4 @@ class Console:
     sources: Sources
     renderer: Renderer
     live: Live
+    jobs: Jobs = field(default_factory=Jobs)

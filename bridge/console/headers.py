@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bridge.console.preview import STYLE_HASH
+
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -28,7 +30,7 @@ _COMMON = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 PREVIEW_POLICY = (
-    "default-src 'none'; style-src 'self'; sandbox; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+    f"default-src 'none'; style-src {STYLE_HASH}; sandbox; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
 )
 
 

@@ -20,6 +20,7 @@ class Entry:
 ENTRIES = (
     Entry("/", "Overview", "pulse"),
     Entry("/mail", "Mail", "mail"),
+    Entry("/quarantine", "Quarantine", "box"),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
     Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
 )

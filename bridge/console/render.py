@@ -27,6 +27,7 @@ NOTICES = {
     "signed-out": "You are signed out.",
     "session-over": "Your session has ended. Sign in again to go on.",
     "session-revoked": "The session was ended.",
+    "undone": "It was taken back: nothing was done.",
     "user-removed": "The user was removed.",
 }
 # Symbols differ in shape, so that nobody needs to see the colours.

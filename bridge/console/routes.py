@@ -23,7 +23,7 @@ How a page is added:
 
 from __future__ import annotations
 
-from bridge.console.pages import mail, overview, people, settings, sign_in
+from bridge.console.pages import held_mail, mail, overview, people, quarantine, settings, sign_in
 from bridge.console.roles import Role
 from bridge.console.route import About, Route
 
@@ -40,8 +40,24 @@ ROUTES: tuple[Route, ...] = (
     Route("/live", overview.live, is_live=True),
     Route("/mail", mail.search, audit="looked through mail"),
     Route("/mail/{id}", mail.story, about=About.MAIL, audit="saw the story of a mail"),
+    Route("/quarantine", quarantine.quarantine, audit="looked through the quarantine"),
+    Route("/quarantine/jobs", quarantine.jobs, is_live=True),
+    Route("/quarantine/{id}", held_mail.held, about=About.HELD, audit="saw a quarantined mail", has_frame=True),
+    Route(
+        "/quarantine/{id}/html", held_mail.preview, about=About.HELD, audit="saw the HTML of a mail", is_preview=True
+    ),
+    Route("/quarantine/{id}/source", held_mail.source, about=About.HELD, audit="saw the source of a mail"),
+    Route("/quarantine/{id}/download", held_mail.download, about=About.HELD, audit="downloaded a mail"),
     Route("/sessions", people.sessions),
     Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
+    # Those who decide about mail
+    Route("/quarantine/actions/release", quarantine.release, Role.RELEASER, changes=True, audit="ordered a release"),
+    Route("/quarantine/actions/delete", quarantine.delete, Role.RELEASER, changes=True, audit="ordered a deletion"),
+    Route("/quarantine/actions/report", quarantine.report, Role.RELEASER, changes=True, audit="reported as not spam"),
+    Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="ordered to block senders"),
+    Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="ordered to allow senders"),
+    Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="took an action back"),
+    Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="put finished actions away"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
     Route("/settings", settings.settings, role=Role.ADMIN, all_tenants=True),

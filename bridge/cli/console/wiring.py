@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
+from bridge.cli.console.mail_actions import ConsoleMailActions
+from bridge.cli.later_notes import LaterNotes
 from bridge.cli.quarantine.scores import default_scores
+from bridge.cli.quarantine.session import Session
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
@@ -41,7 +44,7 @@ def configured(path: Path | None) -> Config:
 
 
 def need_libraries() -> None:
-    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
+    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper") if find_spec(name) is None]
     if missing:
         say(f"the console needs more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'", err=True)
         sys.exit(EXIT_CONFIG)
@@ -58,17 +61,22 @@ def store(conf: Config, path: Path | None) -> ConsoleStore:
 def sources(conf: Config, path: Path | None) -> Sources:
     try:
         state = resources.make_directory(state_directory(conf, path), "state_directory")
+        place = wiring.quarantine_place(conf, state)
+        quarantine = Quarantine(place)
+        session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
+        report_to = conf.console.report_to if conf.console else None
         return Sources(
             config=conf,
             path=path,
             state=state,
             history=history_place.history(conf, state, _PATIENCE_S),
             redaction=history_place.redaction(conf, state),
-            quarantine=Quarantine(wiring.quarantine_place(conf, state)),
+            quarantine=quarantine,
             store=store(conf, path),
             command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),
+            mail_actions=ConsoleMailActions(session, report_to),
             reread=lambda: config_file.load(path),
         )
     except ConfigError as exc:

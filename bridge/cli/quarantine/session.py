@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, LaterNotes
+from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, REPORTED, LaterNotes
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
@@ -109,6 +109,11 @@ class Session:
     def note_removal(self, mail: MailRecord, *, is_purge: bool) -> None:
         self.note("purged" if is_purge else "removed", mail.id)
         self.later.note(DELETED, mail.id, self.by)
+
+    def note_report(self, mail: MailRecord, reply: str) -> None:
+        """The mail was reported as not spam; `reply` is "" if the report was not sent to anybody."""
+        self.note("reported as not spam", mail.id, reply=reply)
+        self.later.note(REPORTED, mail.id, self.by, text=reply)
 
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Record who did it, in syslog and in the quarantine's actions.log."""

@@ -77,7 +77,7 @@ async def story(call: Call) -> Response:
 def read(given: Mapping[str, str]) -> Search:
     """From the query string. A mistake is kept with its field, so that the page can show both."""
     typed = {name: given.get(name, "").strip() for name in FIELDS}
-    zone = _zone(given.get("zone", ""))
+    zone = reader_zone(given.get("zone", ""))
     asked = Search(typed, before=given.get("before", ""))
     for name, text in typed.items():
         if not text:
@@ -97,7 +97,7 @@ def read(given: Mapping[str, str]) -> Search:
     return asked
 
 
-def _zone(name: str) -> tzinfo:
+def reader_zone(name: str) -> tzinfo:
     """The reader's time zone; a script fills it in."""
     try:
         return ZoneInfo(name) if _ZONE.fullmatch(name) else UTC
