@@ -126,8 +126,7 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
 def enter_url(conf: Config, token: str) -> str:
     """The address of a sign-in link."""
     assert conf.console is not None
-    base = conf.console.public_url or f"http://{conf.console.address}"
-    return f"{base}/enter/{token}"
+    return f"{conf.console.base}/enter/{token}"
 
 
 def _run(path: Path | None, beside: bool) -> None:
