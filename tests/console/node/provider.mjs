@@ -24,7 +24,7 @@ const provider = new Provider(issuer, {
   findAccount: (_, id) => ({accountId: id, claims: () => ({sub: id, preferred_username: id, groups: GROUPS[id]})}),
   pkce: {required: () => true},
   ttl: {
-    AccessToken: 600, AuthorizationCode: 600, Grant: 600, Interaction: 600, Session: 600,
+    AccessToken: 600, AuthorizationCode: 600, Grant: 86400, Interaction: 86400, Session: 86400,
     IdToken: 600,
   },
 });
