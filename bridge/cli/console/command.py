@@ -134,11 +134,13 @@ def _run(path: Path | None, beside: bool) -> None:
 
     conf = wiring.configured(path)
     assert conf.console is not None
+    import asyncio
+
     import uvloop
 
     from bridge.console import process
     from bridge.daemon.sockets import Sockets
-    from bridge.daemon.systemd import notify, show_stack_on_abort
+    from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_format import set_up_plain_log
 
     set_up_plain_log()
@@ -154,7 +156,9 @@ def _run(path: Path | None, beside: bool) -> None:
         notify("READY=1")
 
     async def run() -> None:
+        feeding = asyncio.create_task(feed_watchdog())
         await process.run(sources, Sockets().open("console", address), on_ready, ends_with_input=beside)
+        feeding.cancel()
 
     try:
         if not beside and not sources.users.listed() and conf.console.oidc is None:
