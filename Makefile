@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-history bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -74,6 +74,11 @@ packages: $(DEV_READY)          ## build Debian and RPM packages in dist/; ARCH=
 dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python -m tools.draw_dashboard
+
+console-pictures: export PYTHONDONTWRITEBYTECODE =
+console-pictures: $(DEV_READY)  ## photograph the console's pages into docs/images
+	deploy/test-servers.sh
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/console/test_console_browser.py
 
 bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence/benchmarks (15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'

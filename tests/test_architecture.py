@@ -55,7 +55,7 @@ SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service", "events"},
+    "httpx2": {"lists", "cli", "service", "events", "console"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
@@ -69,6 +69,7 @@ HOMES: dict[str, set[str]] = {
     "jinja2": {"console"},
     "argon2": {"console"},
     "authlib": {"console"},
+    "joserfc": {"console"},
     "nh3": {"console"},
     "pyzipper": {"console"},
     "uvicorn": {"runtime"},

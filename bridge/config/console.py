@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from bridge.config.fields import FILE_LOOKUP, AddressField, Network, SecretFile, Section, TenantUid, base_url
+from bridge.config.fields import CA_FILE, FILE_LOOKUP, AddressField, Network, SecretFile, Section, TenantUid, base_url
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
 
@@ -31,6 +31,7 @@ class Oidc(Section):
     client_secret_file: SecretFile | None = Field(
         None, description=f"File with our client secret; none for a public client. {FILE_LOOKUP}"
     )
+    ca_file: str | None = Field(None, description=CA_FILE)
     scopes: list[str] = Field(
         ["openid", "profile", "email"], description="The scopes that are asked for; `openid` is always one of them."
     )
@@ -98,6 +99,11 @@ class Console(Section):
             return None
         base_url(url, False)  # https, or http on loopback
         return url.rstrip("/")
+
+    @property
+    def base(self) -> str:
+        """The URL of the overview, without a slash at its end."""
+        return self.public_url or f"http://{self.address}"
 
     @property
     def root_path(self) -> str:

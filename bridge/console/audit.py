@@ -43,7 +43,7 @@ class Audit:
         """Returns the number of the entry. `name`: what somebody who did not sign in called themselves."""
         values = {
             "at": time.time(),
-            "name": (person.name if person else name)[:100],
+            "name": (person.shown if person else name)[:100],
             "role": str(person.role) if person else "",
             "address": address[:64],
             "action": action[:60],

@@ -39,6 +39,11 @@ class Person:
     provider: str = ""  # "": a local user; otherwise the issuer that vouches for the name
 
     @property
+    def shown(self) -> str:
+        """For lists of people: a local user and a person of the provider may have the same name."""
+        return f"{self.name} ({self.provider.partition('://')[2].partition('/')[0]})" if self.provider else self.name
+
+    @property
     def sees_everything(self) -> bool:
         return self.tenants is None
 

@@ -23,7 +23,7 @@ How a page is added:
 
 from __future__ import annotations
 
-from bridge.console.pages import held_mail, mail, overview, people, quarantine, settings, sign_in
+from bridge.console.pages import held_mail, mail, overview, people, provider, quarantine, settings, sign_in
 from bridge.console.roles import Role
 from bridge.console.route import About, Route
 
@@ -32,6 +32,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/static/{name}", sign_in.static, role=None),
     Route("/sign-in", sign_in.form, role=None),
     Route("/sign-in", sign_in.sign_in, role=None, changes=True, audit="signed in"),
+    Route("/sign-in/provider", provider.start, role=None),
+    Route("/sign-in/back", provider.back, role=None),
     Route("/enter/{token}", sign_in.link, role=None),
     Route("/enter", sign_in.enter, role=None, changes=True, audit="signed in by a link"),
     # Those who have signed in

@@ -60,10 +60,9 @@ class Sessions:
             "begun_at": now,
             "used_at": now,
         }
-        own = and_(_s.name == person.name, _s.provider == person.provider)
         with self._store.writing() as connection:
             connection.execute(delete(database.sessions).where(self._is_over(now)))
-            many = select(_s.hash).where(own).order_by(_s.begun_at.desc()).offset(_MAX_PER_PERSON - 1)
+            many = select(_s.hash).where(_is_of(person)).order_by(_s.begun_at.desc()).offset(_MAX_PER_PERSON - 1)
             surplus = [row.hash for row in connection.execute(many)]
             connection.execute(delete(database.sessions).where(_s.hash.in_(surplus)))
             connection.execute(insert(database.sessions).values(**values))
@@ -87,18 +86,18 @@ class Sessions:
         with self._store.writing() as connection:
             connection.execute(delete(database.sessions).where(_s.hash == hash_of(token)))
 
-    def revoke(self, label: str, name: str | None = None) -> str:
-        """End the session with this label; with `name`, only if it is theirs. Returns whose it was; "" if nobody's."""
-        chosen = _s.label == label if name is None else and_(_s.label == label, _s.name == name)
+    def revoke(self, label: str, person: Person | None = None) -> str:
+        """End the session with this label; with `person`, only if it is theirs. Returns whose it was, or ""."""
+        chosen = _s.label == label if person is None else and_(_s.label == label, _is_of(person))
         with self._store.writing() as connection:
             row = connection.execute(select(_s.name).where(chosen)).first()
             connection.execute(delete(database.sessions).where(chosen))
         return "" if row is None else str(row.name)
 
-    def listed(self, name: str | None = None) -> list[Session]:
-        """Those that last, the last used first; with `name`, theirs."""
+    def listed(self, person: Person | None = None) -> list[Session]:
+        """Those that last, the last used first; with `person`, theirs."""
         wanted = select(database.sessions).where(~self._is_over(time.time())).order_by(_s.used_at.desc()).limit(500)
-        wanted = wanted if name is None else wanted.where(_s.name == name)
+        wanted = wanted if person is None else wanted.where(_is_of(person))
         with self._store.reading() as connection:
             return [_session(row) for row in connection.execute(wanted)]
 
@@ -129,6 +128,10 @@ class SignInLinks:
             row = connection.execute(used).first()
             found = None if row is None else connection.execute(select(users).where(users.c.name == row.name)).first()
         return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
+
+
+def _is_of(person: Person) -> ColumnElement[bool]:
+    return and_(_s.name == person.name, _s.provider == person.provider)
 
 
 def _session(row: Row[tuple[object, ...]]) -> Session:

@@ -16,6 +16,7 @@ from bridge.console.attempts import Attempts
 from bridge.console.audit import Audit
 from bridge.console.database import ConsoleStore
 from bridge.console.mail_actions import MailActions
+from bridge.console.oidc import Provider
 from bridge.console.roles import Tenants
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Users
@@ -37,6 +38,7 @@ class Sources:
     redaction: Redaction
     quarantine: Quarantine
     store: ConsoleStore
+    provider: Provider | None  # for sign-in
     command: tuple[str, ...]  # `scanbridge`
     is_shared: bool  # other machines have a part of the history, and a quarantine of their own
     tag_scores: Mapping[str, float]  # what the included service's tags count

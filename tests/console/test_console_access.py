@@ -28,6 +28,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("GET", "/static/{name}"): Example("/static/console.css"),
     ("GET", "/sign-in"): Example("/sign-in", expected=(200, 303)),
     ("POST", "/sign-in"): Example("/sign-in", {"name": "nobody", "password": "wrong"}, (403, 429)),
+    ("GET", "/sign-in/provider"): Example("/sign-in/provider", expected=(404,)),  # none is configured
+    ("GET", "/sign-in/back"): Example("/sign-in/back", expected=(404,)),
     ("GET", "/enter/{token}"): Example(f"/enter/{'x' * 43}"),
     ("POST", "/enter"): Example("/enter", {"token": "x" * 43}, (403,)),
     ("POST", "/sign-out"): Example("/sign-out", expected=(303,)),

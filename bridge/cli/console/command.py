@@ -126,8 +126,7 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
 def enter_url(conf: Config, token: str) -> str:
     """The address of a sign-in link."""
     assert conf.console is not None
-    base = conf.console.public_url or f"http://{conf.console.address}"
-    return f"{base}/enter/{token}"
+    return f"{conf.console.base}/enter/{token}"
 
 
 def _run(path: Path | None, beside: bool) -> None:
@@ -135,11 +134,13 @@ def _run(path: Path | None, beside: bool) -> None:
 
     conf = wiring.configured(path)
     assert conf.console is not None
+    import asyncio
+
     import uvloop
 
     from bridge.console import process
     from bridge.daemon.sockets import Sockets
-    from bridge.daemon.systemd import notify, show_stack_on_abort
+    from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_format import set_up_plain_log
 
     set_up_plain_log()
@@ -155,7 +156,9 @@ def _run(path: Path | None, beside: bool) -> None:
         notify("READY=1")
 
     async def run() -> None:
+        feeding = asyncio.create_task(feed_watchdog())
         await process.run(sources, Sockets().open("console", address), on_ready, ends_with_input=beside)
+        feeding.cancel()
 
     try:
         if not beside and not sources.users.listed() and conf.console.oidc is None:

@@ -15,6 +15,7 @@ from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.database import FILE, ConsoleStore
+from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, resources, wiring
 from bridge.errors import ConfigError
@@ -58,6 +59,17 @@ def store(conf: Config, path: Path | None) -> ConsoleStore:
     return ConsoleStore(Database.file(state / FILE))
 
 
+def _provider(conf: Config) -> Provider | None:
+    """Raises ConfigError."""
+    assert conf.console is not None
+    oidc = conf.console.oidc
+    if oidc is None:
+        return None
+    secret = history_place.read_secret(conf, oidc.client_secret_file, "console.oidc.client_secret_file")
+    tls = resources.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
+    return Provider(oidc, f"{conf.console.base}/sign-in/back", secret, tls)
+
+
 def sources(conf: Config, path: Path | None) -> Sources:
     try:
         state = resources.make_directory(state_directory(conf, path), "state_directory")
@@ -73,6 +85,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             redaction=history_place.redaction(conf, state),
             quarantine=quarantine,
             store=store(conf, path),
+            provider=_provider(conf),
             command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),

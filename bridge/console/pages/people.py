@@ -15,14 +15,14 @@ _PAGE = 100
 
 async def sessions(call: Call) -> Response:
     """One's own; administrators of everything see everybody's."""
-    found = await call.run(call.sources.sessions.listed, None if _sees_all(call) else call.person.name)
+    found = await call.run(call.sources.sessions.listed, None if _sees_all(call) else call.person)
     users = await call.run(call.sources.users.listed) if _sees_all(call) else []
     return call.page("sessions.html", sessions=found, users=users, own=call.session_label, sees_all=_sees_all(call))
 
 
 async def revoke(call: Call) -> Response:
     label = call.form.get("session", "")
-    whose = await call.run(call.sources.sessions.revoke, label, None if _sees_all(call) else call.person.name)
+    whose = await call.run(call.sources.sessions.revoke, label, None if _sees_all(call) else call.person)
     if not whose:
         raise Refused(404, "No such session", "The session has already ended, or it is not yours.")
     call.audit_detail = f"of {whose}"

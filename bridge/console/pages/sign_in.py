@@ -48,7 +48,7 @@ async def sign_in(call: Call) -> Response:
         await call.run(sources.audit.write, None, call.address, "signed in", name=name, detail=why, result=refused)
         return _sign_in_page(call, True, 403, _WRONG, name[:100])
     await call.run(sources.attempts.succeeded, name, call.address)
-    return await begin(call, person, "signed in", _next(call))
+    return await begin(call, person, "signed in", next_page(call))
 
 
 async def link(call: Call) -> Response:
@@ -71,7 +71,7 @@ async def enter(call: Call) -> Response:
 async def sign_out(call: Call) -> Response:
     await call.run(call.sources.sessions.end, call.session)
     response = call.redirect("/sign-in", notice="signed-out")
-    _set(response, SESSION_COOKIE, "", 0)
+    set_cookie(response, SESSION_COOKIE, "", 0)
     return response
 
 
@@ -82,21 +82,24 @@ async def begin(call: Call, person: Person, action: str, following: str) -> Resp
     await call.run(call.sources.audit.write, person, call.address, action)
     browser = call.request.headers.get("user-agent", "")
     token = await call.run(call.sources.sessions.begin, person, call.address, browser)
-    response = RedirectResponse(call.renderer.url(following), status_code=303)
-    _set(response, SESSION_COOKIE, token, round(call.sources.console.session_max))
-    _set(response, FORM_COOKIE, "", 0)
+    response = RedirectResponse(call.renderer.url(safe_page(following)), status_code=303)
+    set_cookie(response, SESSION_COOKIE, token, round(call.sources.console.session_max))
+    set_cookie(response, FORM_COOKIE, "", 0)
     return response
 
 
-def _next(call: Call) -> str:
+def next_page(call: Call) -> str:
     """The page that was asked for before the sign-in: one of ours, never another site."""
-    wanted = call.form.get("next", "") or call.request.query_params.get("next", "")
-    return wanted if _NEXT.fullmatch(wanted) else "/"
+    return safe_page(call.form.get("next", "") or call.request.query_params.get("next", ""))
+
+
+def safe_page(wanted: str) -> str:
+    return wanted if len(wanted) < 1000 and _NEXT.fullmatch(wanted) else "/"
 
 
 def _sign_in_page(call: Call, has_users: bool, status: int = 200, problem: str = "", name: str = "") -> Response:
     oidc = call.sources.console.oidc
-    values = {"has_users": has_users, "problem": problem, "next": _next(call), "name": name}
+    values = {"has_users": has_users, "problem": problem, "next": next_page(call), "name": name}
     return _with_form_cookie(call, "sign_in.html", status, oidc=oidc.label if oidc else "", **values)
 
 
@@ -105,9 +108,9 @@ def _with_form_cookie(call: Call, template: str, status: int = 200, **values: ob
     call.session = call.session or new_token()
     response = call.page(template, status, **values)
     if is_new:
-        _set(response, FORM_COOKIE, call.session, 3600)
+        set_cookie(response, FORM_COOKIE, call.session, 3600)
     return response
 
 
-def _set(response: Response, name: str, value: str, max_age_s: int) -> None:
+def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
     response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")
