@@ -21,6 +21,9 @@ ENTRIES = (
     Entry("/", "Overview", "pulse"),
     Entry("/mail", "Mail", "mail"),
     Entry("/quarantine", "Quarantine", "box"),
+    Entry("/lists", "Lists", "list"),
+    Entry("/scan", "Scan a file", "scan"),
+    Entry("/statistics", "Statistics", "chart"),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
     Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
 )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
@@ -28,6 +28,8 @@ NOTICES = {
     "session-over": "Your session has ended. Sign in again to go on.",
     "session-revoked": "The session was ended.",
     "undone": "It was taken back: nothing was done.",
+    "entries-added": "The entries were added.",
+    "entries-deleted": "The entries were deleted.",
     "user-removed": "The user was removed.",
 }
 # Symbols differ in shape, so that nobody needs to see the colours.
@@ -68,7 +70,7 @@ class Renderer:
         self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
         self._jinja.filters |= {"exact": show_exact, "iso": show_iso}
         self._jinja.globals |= {
-            "url": self.url, "static": self._static, "version": __version__, "Role": Role, "ACTIONS": ACTIONS,
+            "url": self.url, "quoted": self.quoted, "static": self._static, "version": __version__, "Role": Role, "ACTIONS": ACTIONS,
             "tone": lambda word: TONES.get(str(word), "open"),
         }  # fmt: skip
 
@@ -76,6 +78,10 @@ class Renderer:
         """A link to a page of ours; parameters that are empty are left out."""
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return f"{self._root_path}{path}" + (f"?{urlencode(given)}" if given else "")
+
+    def quoted(self, path: str) -> str:
+        """A path with a name in it that is not ours, such as that of a list."""
+        return quote(path, safe="/")
 
     def page(self, template: str, status: int, values: Mapping[str, Any]) -> Response:
         return HTMLResponse(self._jinja.get_template(template).render(values), status_code=status)

@@ -23,7 +23,19 @@ How a page is added:
 
 from __future__ import annotations
 
-from bridge.console.pages import held_mail, mail, overview, people, provider, quarantine, settings, sign_in
+from bridge.console.pages import (
+    held_mail,
+    lists,
+    mail,
+    overview,
+    people,
+    provider,
+    quarantine,
+    scan,
+    settings,
+    sign_in,
+    statistics,
+)
 from bridge.console.roles import Role
 from bridge.console.route import About, Route
 
@@ -50,6 +62,12 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("/quarantine/{id}/source", held_mail.source, about=About.HELD, audit="saw the source of a mail"),
     Route("/quarantine/{id}/download", held_mail.download, about=About.HELD, audit="downloaded a mail"),
+    Route("/lists", lists.overview),
+    Route("/lists/{name}", lists.entries, audit="looked at a list"),
+    Route("/scan", scan.form),
+    Route("/scan", scan.scan, changes=True, audit="scanned a file", max_bytes=scan.MAX_BYTES, max_files=1),
+    Route("/statistics", statistics.statistics),
+    Route("/statistics/export", statistics.export, audit="exported statistics"),
     Route("/sessions", people.sessions),
     Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
     # Those who decide about mail
@@ -59,6 +77,25 @@ ROUTES: tuple[Route, ...] = (
     Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="ordered to block senders"),
     Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="ordered to allow senders"),
     Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="took an action back"),
+    Route("/lists/actions/add", lists.add, Role.RELEASER, changes=True, audit="added to a list"),
+    Route(
+        "/lists/actions/delete",
+        lists.delete,
+        Role.RELEASER,
+        changes=True,
+        audit="deleted from a list",
+        max_bytes=1 << 20,
+    ),
+    Route(
+        "/lists/actions/upload",
+        lists.upload,
+        Role.RELEASER,
+        changes=True,
+        audit="uploaded a list",
+        max_bytes=lists.MAX_FILE,
+        max_files=1,
+    ),
+    Route("/lists/actions/apply", lists.apply, Role.RELEASER, changes=True, audit="applied an uploaded list"),
     Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="put finished actions away"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),

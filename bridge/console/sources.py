@@ -15,12 +15,15 @@ from bridge.config.model import Config
 from bridge.console.attempts import Attempts
 from bridge.console.audit import Audit
 from bridge.console.database import ConsoleStore
+from bridge.console.list_copies import ListCopies
 from bridge.console.mail_actions import MailActions
 from bridge.console.oidc import Provider
 from bridge.console.roles import Tenants
+from bridge.console.scanning import Scans
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Users
 from bridge.history.store import HistoryStore
+from bridge.lists.client import ListSettings
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
@@ -43,6 +46,10 @@ class Sources:
     is_shared: bool  # other machines have a part of the history, and a quarantine of their own
     tag_scores: Mapping[str, float]  # what the included service's tags count
     mail_actions: MailActions
+    scan: Scans
+    list_copies: ListCopies | None  # None: no lists are configured
+    list_settings: Callable[[], ListSettings]  # reads the key; raises ConfigError
+    own_domains: frozenset[str]
     reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError
 
     @property

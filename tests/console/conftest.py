@@ -23,6 +23,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         history = made.console.history
         remember(history, ("MAILA", TENANT_A), ("MAILB", TENANT_B), ("MAILNONE", ""))
         history.close()
-        for mail_id, recipient in (("MAILA", "jane@a.example"), ("MAILB", "jim@b.example"), ("MAILNONE", "x@c.example")):
+        for mail_id, recipient in (
+            ("MAILA", "jane@a.example"),
+            ("MAILB", "jim@b.example"),
+            ("MAILNONE", "x@c.example"),
+        ):
             hold(made.console.directory, mail_id, recipient)
         yield made

@@ -8,17 +8,21 @@ from pathlib import Path
 
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console.mail_actions import ConsoleMailActions
+from bridge.cli.console.scanning import ConsoleScans
 from bridge.cli.later_notes import LaterNotes
+from bridge.cli.lists.session import own_domains
 from bridge.cli.quarantine.scores import default_scores
 from bridge.cli.quarantine.session import Session
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.database import FILE, ConsoleStore
+from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, resources, wiring
 from bridge.errors import ConfigError
+from bridge.lists.client import ListSettings
 from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.database import Database
 
@@ -30,6 +34,7 @@ the console is off: the configuration has no key `console`. Turn it on with
 
 and see docs/operate/console.md for a reverse proxy and for single sign-on"""
 _PATIENCE_S = 10.0
+_LISTS_PATIENCE_S = 5.0
 
 
 def configured(path: Path | None) -> Config:
@@ -77,6 +82,10 @@ def sources(conf: Config, path: Path | None) -> Sources:
         quarantine = Quarantine(place)
         session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
         report_to = conf.console.report_to if conf.console else None
+
+        def list_settings() -> ListSettings:
+            return wiring.list_settings(conf, _LISTS_PATIENCE_S)
+
         return Sources(
             config=conf,
             path=path,
@@ -90,6 +99,10 @@ def sources(conf: Config, path: Path | None) -> Sources:
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),
             mail_actions=ConsoleMailActions(session, report_to),
+            scan=ConsoleScans(conf),
+            list_copies=ListCopies(list_settings) if conf.lists is not None else None,
+            list_settings=list_settings,
+            own_domains=frozenset(own_domains(conf)),
             reread=lambda: config_file.load(path),
         )
     except ConfigError as exc:
