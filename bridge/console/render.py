@@ -70,8 +70,8 @@ class Renderer:
         self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
         self._jinja.filters |= {"exact": show_exact, "iso": show_iso}
         self._jinja.globals |= {
-            "url": self.url, "quoted": self.quoted, "static": self._static, "version": __version__, "Role": Role, "ACTIONS": ACTIONS,
-            "tone": lambda word: TONES.get(str(word), "open"),
+            "url": self.url, "quoted": self.quoted, "static": self._static, "version": __version__, "Role": Role,
+            "ACTIONS": ACTIONS, "tone": lambda word: TONES.get(str(word), "open"),
         }  # fmt: skip
 
     def url(self, path: str, **parameters: Any) -> str:
