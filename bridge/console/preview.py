@@ -15,7 +15,8 @@ from html import escape, unescape
 
 import nh3
 
-from bridge.runtime.visible_text import visible
+from bridge.mime.mail_text import html_as_text
+from bridge.runtime.visible_text import visible, visible_lines
 
 MAX_HTML = 256 * 1024  # characters that are read
 MAX_SHOWN = 150 * 1024  # characters of the result
@@ -37,6 +38,9 @@ _WITH_CONTENT = _words(
     "select xmp plaintext"
 )
 _LINK = re.compile(r'<a href="([^"]*)">')
+_TAG = re.compile(r"<(/?)([a-z0-9]+)")
+_EMPTY = _words("br col hr img wbr")
+_MAX_DEPTH = 200
 _CLASSES = ("link", "address")
 # Pictures keep the text that stands for them.
 _FIRST = {"a": {"href"}, "img": {"alt"}, "td": {"colspan", "rowspan"}, "th": {"colspan", "rowspan"}}
@@ -59,6 +63,8 @@ def document(html: str) -> str:
     """A whole HTML document."""
     shown = sanitised(html[:MAX_HTML])
     is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
+    if depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
+        shown = f"<pre>{escape(visible_lines(html_as_text(html[:MAX_HTML])))[:MAX_SHOWN]}</pre>"
     if len(shown) > MAX_SHOWN:
         shown = _cleaned(shown[:MAX_SHOWN], _SECOND)
     note = '<p class="note">Only the beginning of this mail is shown.</p>' if is_cut else ""
@@ -73,6 +79,16 @@ def sanitised(html: str) -> str:
     first = _cleaned(html.replace("\0", ""), _FIRST)
     # What stands in an attribute may look like a link as well: whatever this makes of it is cleaned again.
     return _cleaned(_LINK.sub(_address_first, first).replace("</a>", "</span>"), _SECOND)
+
+
+def depth(html: str) -> int:
+    """How deep the tags are nested, at most."""
+    now = most = 0
+    for slash, name in _TAG.findall(html):
+        if name not in _EMPTY:
+            now += -1 if slash else 1
+            most = max(most, now)
+    return most
 
 
 def _address_first(found: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
-from tests.console.console_kit import TENANTS
+from tests.console.console_kit import TENANTS, Answer, Browser
 
 CONTENT = b"From: John <john@client.example>\r\nSubject: hello\r\n\r\nDear Jane,\r\nthis is the text.\r\n"
 
@@ -52,3 +52,16 @@ def hold(
 
 def held_ids(directory: Path) -> set[str]:
     return {path.stem for path in (directory / "state" / "quarantine").glob("*.eml")}
+
+
+def send_file(browser: Browser, path: str, name: str, content: bytes, **fields: str) -> Answer:
+    """A form with a file."""
+    boundary = b"boundary-of-the-form"
+    parts = b""
+    for field, value in {"form_token": browser.token, **fields}.items():
+        parts += b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (
+            boundary, field.encode(), value.encode(),
+        )  # fmt: skip
+    head = f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode()
+    parts += b"--%b\r\n%b%b\r\n--%b--\r\n" % (boundary, head, content, boundary)
+    return browser.ask("POST", path, parts, Content_Type=f"multipart/form-data; boundary={boundary.decode()}")
