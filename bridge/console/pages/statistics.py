@@ -59,6 +59,7 @@ class Column:
     label: str
     mails: int
     mark: str  # written below; "" if there is no room
+    parity: str  # every second mark is left out on narrow screens
 
 
 class Counter:
@@ -151,6 +152,7 @@ def columns(lines: list[Line]) -> list[Column]:
             label=label,
             mails=mails,
             mark=_mark(label) if number % every == 0 else "",
+            parity="even" if number // every % 2 else "odd",
         )
         for number, (label, mails, _) in enumerate(lines)
     ]
@@ -164,7 +166,17 @@ def _mark(label: str) -> str:
 def _count(history: TenantHistory, period: str) -> Counted:
     began, query = time.monotonic(), _query(period)
     sums: dict[str, list[Sum]] = {by: history.count(by, query) for by in _COUNTED}
+    sums["hour"] = _whole(sums["hour"], query)
     return Counted(time.time(), time.monotonic() - began, sums)
+
+
+def _whole(hours: list[Sum], query: HistoryQuery) -> list[Sum]:
+    """With the first and the last hour of the period, so that the plot shows all of it."""
+    known = {one.label: one for one in hours}
+    for moment in (query.since or 0.0, time.time()):
+        label = datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:00")
+        known.setdefault(label, Sum(label, 0, 0))
+    return [known[label] for label in sorted(known)]
 
 
 def _query(period: str) -> HistoryQuery:
