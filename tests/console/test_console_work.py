@@ -193,6 +193,7 @@ def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, serv
         page.get_by_label(re.compile("Choose sender042")).check()
         page.get_by_role("button", name="Delete the chosen entries").click()
         page.get_by_text("The entries were deleted.").wait_for()
+        page.get_by_text("Add entries, or upload a file").click()
         page.get_by_label("Entries, one in a line").fill("@gmail.com")
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("gmail.com is a large mail provider").wait_for()

@@ -27,7 +27,7 @@ from bridge.lists.files import InputError
 from bridge.lists.plan import Plan, State, carry_out, make
 from bridge.lists.tree import Target
 
-PER_PAGE = 200
+PER_PAGE = 100
 MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000

@@ -151,7 +151,7 @@ def columns(lines: list[Line]) -> list[Column]:
             height=round(room * mails / most, 2),
             label=label,
             mails=mails,
-            mark=_mark(label) if number % every == 0 else "",
+            mark=_mark(label) if number % every == 0 and _LEFT + number * step < _WIDTH - 60 else "",
             parity="even" if number // every % 2 else "odd",
         )
         for number, (label, mails, _) in enumerate(lines)
