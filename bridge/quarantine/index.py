@@ -163,7 +163,10 @@ class Index:
     def search(self, query: Query) -> list[MailRecord]:
         """Newest first. Raises IndexFailed."""
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
-        sql = sql.where(mails.c.place == self._place, *_conditions(query))
+        # A page is found in the order of time: with the plain column, SQLite would read and sort all mail of the place.
+        is_page = query.limit and not query.client and not query.recipient  # few mails have a recipient
+        place = func.coalesce(mails.c.place, "") if is_page else mails.c.place
+        sql = sql.where(place == self._place, *_conditions(query))
         sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc())
         if not query.client:  # which has no column: those records are read and compared
             sql = sql.limit(query.limit or None)
@@ -307,7 +310,8 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
     if query.recipient:
         yield _any_row(recipients, _is_address(recipients.c.address, query.recipient))
     if query.tag:
-        yield _any_row(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
+        is_tag = tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\")
+        yield select(tags.c.id).where(tags.c.place == mails.c.place, tags.c.id == mails.c.id, is_tag).exists()
     if query.sender is not None:
         yield _is_address(mails.c.sender, query.sender) if query.sender else mails.c.sender == ""
     if query.subject:
@@ -354,7 +358,7 @@ def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
 
 
 def _any_row(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether any of the mail's recipients, or tags, matches."""
+    """Whether any of the mail's recipients matches."""
     return mails.c.id.in_(select(table.c.id).where(table.c.place == mails.c.place, condition))
 
 

@@ -17,6 +17,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.jobs import Job, TooManyJobs
 from bridge.console.mail_actions import Listing, Result
 from bridge.console.pages.mail import DECISIONS, reader_zone
+from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
 from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, PAGE, value_of
@@ -84,7 +85,7 @@ async def quarantine(call: Call) -> Response:
         asked=asked,
         lines=lines,
         jobs=jobs,
-        total=await call.run(call.sources.quarantine.count, call.tenants),
+        total=await _total(call),
         next=_next(call, asked, found) if is_more else "",
         states=STATES,
         decisions=DECISIONS,
@@ -291,6 +292,22 @@ def _back(call: Call, notice: str = "") -> Response:
     return call.redirect(f"/quarantine?{query}" if query else "/quarantine", notice=notice)
 
 
+async def _total(call: Call) -> int:
+    """How many mails there are. Counting a large quarantine takes a while, and the number may then be a little old."""
+    known = _totals.get(call.tenants)
+    if known is not None and time.monotonic() < known[0]:
+        return known[1]
+    began = time.monotonic()
+    number = await call.run(call.sources.quarantine.count, call.tenants)
+    now = time.monotonic()
+    if len(_totals) >= _MAX_TOTALS:
+        _totals.clear()
+    _totals[call.tenants] = (now + 50 * (now - began - _QUICK_S), number)
+    return number
+
+
+_totals: dict[Tenants, tuple[float, int]] = {}  # until when, and how many
+_MAX_TOTALS, _QUICK_S = 1000, 0.05
 _repaired_at = -_REPAIR_S
 
 
