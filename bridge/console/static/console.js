@@ -37,6 +37,7 @@ function watch(part) {
 }
 
 showTimes(document);
+document.querySelector(".side nav [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
 fillZones(document);
 document.querySelectorAll("[data-live]").forEach(watch);
 const once = document.querySelector("[data-submit-now] form");
