@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.history import fill
+from bench.history import BATCH, DAYS, mail
 from bridge.console.database import FILE, ConsoleStore
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.roles import Person, Role
@@ -39,12 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--place", type=Path, help="a directory whose history was filled before, or is to be kept")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scanbridge-bench-") as directory:
-        place = Path(directory)
+        place = wanted.place or Path(directory)
         history = SqliteHistory(place / "state" / "history")
-        fill(history, wanted.rows, time.time())
-        history.maintain(0.0, None)
+        if history.oldest() is None:
+            fill(history, wanted.rows)
+            history.maintain(0.0, None)
         pages = paths(history)
         history.close()
         lines = measure(place, pages)
@@ -52,6 +54,18 @@ def main() -> None:
     print(text)
     if wanted.out:
         wanted.out.write_text(text)
+
+
+def fill(history: SqliteHistory, rows: int) -> None:
+    """Mails of 30 days, with ids as ours are: they begin with the time."""
+    now, step = time.time(), DAYS * 86400 / rows
+    for first in range(0, rows, BATCH):
+        batch = []
+        for number in range(first, min(first + BATCH, rows)):
+            at = now - (rows - number) * step
+            kind, row = mail(number, at)
+            batch.append((kind, row._replace(id=f"{int(at * 1000):011X}{number:08X}")))
+        history.append(batch)
 
 
 def paths(history: SqliteHistory) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -27,9 +27,11 @@ from bridge.console.database import ConsoleStoreError
 from bridge.console.headers import page_headers, preview_headers
 from bridge.console.roles import Role
 from bridge.console.route import About, Route, is_mail_id
+from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import is_form_token
 from bridge.errors import BridgeError, StoreError
-from bridge.history.query import HistoryQuery
+from bridge.history.entry import MailEntry
+from bridge.history.query import HistoryQuery, made_at
 from bridge.history.store import HistoryError
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
+_NEAR_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -148,8 +151,7 @@ class Guard:
         if is_mail_id(mail_id):
             match self.route.about:
                 case About.MAIL:
-                    query = HistoryQuery(id=mail_id, limit=_MAX_ENTRIES)
-                    found = call.mails = (await call.run(call.history.find, query))[::-1]
+                    found = call.mails = await call.run(_entries, call.history, mail_id)
                 case About.HELD:
                     found = call.held = await call.run(call.sources.held, mail_id, call.tenants)
         if not found:
@@ -213,6 +215,14 @@ class Guard:
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
+    """All entries of one mail, the oldest first: it has several if its recipients belong to several tenants."""
+    query = HistoryQuery(id=mail_id, limit=_MAX_ENTRIES)
+    made = made_at(mail_id)  # the id tells when it was made, so that not the whole history is searched
+    near = replace(query, since=made - _NEAR_S, until=made + _NEAR_S) if made is not None else query
+    return (history.find(near) or (history.find(query) if near is not query else []))[::-1]
 
 
 def client_address(request: Request, console: Console) -> str:

@@ -16,11 +16,11 @@ from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server
 from bridge.history.entry import MailEntry
+from bridge.history.query import made_at
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
 from bridge.observe.admin_client import get
 
-_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
 _NEAR_S = 3600.0
 
@@ -90,13 +90,6 @@ def _period(question: Question) -> tuple[float, float]:
     if "since" not in question.wanted and (made := made_at(question.what)) is not None:
         return made - _NEAR_S, min(made + _NEAR_S, now)
     return question.wanted.get("since", 0.0), question.wanted.get("until", now)
-
-
-def made_at(what: str) -> float | None:
-    """The time in an id of ours; None if it is not one."""
-    found = _OUR_ID.fullmatch(what)
-    made = int(found[1], 16) / 1000 if found else 0.0
-    return made if 1_500_000_000 < made < time.time() + 60 else None
 
 
 def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:

@@ -192,7 +192,7 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 
 
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
-    from bridge.cli.history.absence import made_at
+    from bridge.history.query import made_at
 
     made = made_at(question.what)
     if made is not None:
