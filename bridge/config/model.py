@@ -467,6 +467,17 @@ class Config(Section):
                 raise ValueError(f"the listener {listener.name} has the same address: use another port for one of them")
         return admin
 
+    @field_validator("console")
+    @classmethod
+    def _console(cls, console: Console | None, info: ValidationInfo) -> Console | None:
+        admin = info.data.get("admin")
+        others = [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        others += [("the admin page", admin.address)] if admin else []
+        for name, address in others:
+            if console and console.address == address and address.port != 0:
+                raise ValueError(f"{name} has the same address: use another port for one of them")
+        return console
+
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:
         self._directory = (info.context or {}).get("directory", Path())

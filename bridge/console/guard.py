@@ -59,7 +59,11 @@ class Guard:
             response = _refusal(call, exc)
         except (HistoryError, ConsoleStoreError, StoreError) as exc:
             log.warning("console: %s", exc)
-            response = _refusal(call, Refused(503, "Not available", f"{exc}. Try again in a moment.", 5))
+            what = (
+                "The console's own database" if isinstance(exc, ConsoleStoreError) else "The history or the quarantine"
+            )
+            text = f"{what} cannot be used at this moment. Try again; the log of the console says why."
+            response = _refusal(call, Refused(503, "Not available", text, 5))
         except ClientDisconnect:
             response = Response(status_code=499)
         except Exception:
@@ -88,14 +92,14 @@ class Guard:
         """A name that is not ours may be another site's, which was made to point at this address."""
         origins = self.console.sources.console.origins
         host = request.headers.get("host", "").lower()
-        if origins and not any(origin.partition("://")[2] == host for origin in origins):
+        if not any(origin.partition("://")[2] == host for origin in origins):
             text = "This console does not answer under this name. The setting console.public_url says which is right."
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
 
     def _check_origin(self, request: Request) -> None:
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
         origins = self.console.sources.console.origins
-        is_ours = origin is not None and (origin.lower() in origins or not origins)
+        is_ours = origin is not None and origin.lower() in origins
         if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
             raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
         if origin is None and site is None:

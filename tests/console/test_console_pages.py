@@ -325,4 +325,6 @@ def test_a_damaged_database_is_explained(tmp_path: Path) -> None:
         for file in (tmp_path / "state").glob("console.sqlite*"):
             file.write_bytes(b"nonsense" * 1000)
         until(lambda: browser.get("/mail").status == 503, "the console to notice")
-        assert "database cannot be used" in browser.get("/mail").text
+        answer = browser.get("/mail")
+        assert "own database cannot be used at this moment" in answer.text and "sqlite" not in answer.text.lower()
+        assert "the console's database cannot be used: " in console.log
