@@ -44,7 +44,7 @@ def test_it_is_off_by_default() -> None:
         ({"public_url": PUBLIC}, {"https://mail.example.org"}, "/scanbridge"),
         ({"public_url": "https://Mail.Example.org:443"}, {"https://mail.example.org"}, ""),
         ({"public_url": "https://mail.example.org:8443/a/b/"}, {"https://mail.example.org:8443"}, "/a/b"),
-        ({"address": "unix:/run/scanbridge/console.sock", "public_url": PUBLIC}, {"https://mail.example.org"}, "/scanbridge"),
+        ({"address": "unix:/run/x.sock", "public_url": PUBLIC}, {"https://mail.example.org"}, "/scanbridge"),
     ],
 )  # fmt: skip
 def test_the_address_decides_origin_and_path(keys: dict[str, Any], origins: set[str], root: str) -> None:
