@@ -270,7 +270,7 @@ def test_several_mails_are_listed_and_the_newest_are_told(place: Place) -> None:
     assert told.startswith("5 mails match a@sender.example since ")
     assert re.findall(r"(?m)^ +\d  \S+ \S+  (ID\d+) ", told) == [f"ID{number:04d}" for number in range(1, 6)]
     assert re.findall(r"Our id is (\w+)", told) == ["ID0001", "ID0002"]
-    assert f"`scanbridge explain -c {place.file} ID` tells each of the others" in told
+    assert f"`scanbridge explain -c {place.file} ID` explains each of the others" in told
     data = json.loads(place.says("explain", "a@sender.example", "--json"))
     assert (data["matches"], len(data["mails"]), len(data["others"])) == (5, 3, 2)
 
@@ -297,12 +297,12 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     assert done.returncode == 3
     for expected in (
         "No mail was found for nobody@sender.example between ",
-        "Of that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "From that time, it has 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
-        "From the domain sender.example in that time: 3 mails; the newest: ID0001 at ",
-        "To the domain sender.example in that time: 0 mails.",
-        "From the client 192.0.2.7 in that time: 43 mails",
-        "40 refusals of that time were recorded without their senders",
+        "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
+        "To the domain sender.example during that time: 0 mails.",
+        "From the client 192.0.2.7 during that time: 43 mails",
+        "40 refusals from that time were recorded without their senders",
         "the daemon does not answer",
         "mail with another envelope sender",
         "mail that another machine handled",
@@ -316,8 +316,8 @@ def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     place.add(1)
     made = f"{int((NOW - 60) * 1000):X}ABCD0001"
     done = place.run("explain", made)
-    assert done.returncode == 3 and f"{made} is an id of this program, made at " in done.stdout
-    assert "Of that time, it has 1 mails" in done.stdout
+    assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
+    assert "From that time, it has 1 mail" in done.stdout
 
 
 def test_without_a_history_explain_says_so(tmp_path: Path) -> None:

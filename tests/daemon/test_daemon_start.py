@@ -89,7 +89,7 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path) -> None:
     """Without setup, a clean mail reaches the Maildir, GTUBE is refused, EICAR is quarantined; one log line each."""
     ports = (9081, 9082, 9083, 10025, 10027)
-    until(lambda: not any(map(busy, ports)), f"the embedded default's ports {ports}, which another program uses", 20)
+    until(lambda: not any(map(busy, ports)), f"the embedded default's ports {ports}, which another program uses")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=path)
     bridge = Bridge(tmp_path, 10025, 9082, [sys.executable, "-m", "bridge", "run"], env)

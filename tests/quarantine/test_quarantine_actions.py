@@ -482,7 +482,7 @@ def test_a_history_that_cannot_be_written_does_not_stop_a_release(own: Desk) -> 
     (history / "later.db").mkdir()
     done = own.call("release", *ids)
     assert done.exit_code == 0 and len(own.bridge.next_hop.mails) == 3
-    assert done.stderr.count("the history cannot be written") == 1
+    assert done.stderr.count("the history cannot be written to") == 1
     shutil.rmtree(history)
     done = own.call("delete", ids[0], "--yes")
     assert done.exit_code == 0 and "history" not in done.stderr and not history.exists()

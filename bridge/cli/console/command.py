@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import config_option, fail_config
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
 
@@ -26,7 +27,7 @@ _DEMO_LINK_S = 3600.0
 ROLES = ("viewer", "releaser", "admin")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 @click.pass_context

@@ -1,7 +1,7 @@
 """S/MIME: the message within signed or compressed data (`smime.p7m`), which every reader shows without asking.
 
 The data (CMS, RFC 5652) is read by its structure, in BER: a ContentInfo holds the type of the content and the content;
-that of signed, compressed, digested or authenticated data has a ContentInfo of its own in it, which holds the message
+that of signed, compressed, digested or authenticated data contains another ContentInfo, which holds the message
 as an octet string, in one piece or in many. Types are ignored, because programs show the content of any.
 """
 
