@@ -72,7 +72,8 @@ def test_an_action_without_ids_and_filters_is_refused(here: Desk, action: str) -
 
 FILTERS = [
     ["--recipient", "b@example.org"], ["--sender", "s1@*"], ["--subject", "plain"], ["--since", "today"],
-    ["--until", "2999-01-01"], ["--tag", "malware:*"], ["--client", "127.0.0.0/8"], ["--decision", "quarantine"],
+    ["--until", "2999-01-01", "--state", "kept"], ["--tag", "malware:*"], ["--client", "127.0.0.0/8"],
+    ["--decision", "quarantine"],
     ["--state", "kept"], ["--listener", "test"], ["--tenant", "123e4567-e89b-12d3-a456-426614174000"], ["--all"],
 ]  # fmt: skip
 

@@ -51,7 +51,9 @@ def test_all_mistakes_at_once(tmp_path):
         ":4: ",
     ):
         assert line in shown
-    assert check(tmp_path, "", "-c", "absent.yml") == (
+    with contextlib.chdir(tmp_path):
+        absent = CliRunner().invoke(main, ["service", "check", "-c", "absent.yml"])
+    assert (absent.exit_code, absent.output) == (
         78,
         "absent.yml: cannot be read: No such file or directory; check the path given with -c\n",
     )

@@ -19,7 +19,7 @@ from bridge.service.analysis.unpacking import Budget
 
 _OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
 _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes
-_ELEMENT_COST = 256  # work for each element, however short: it takes several steps
+_ELEMENT_COST = 1024  # work for each element, however short: it takes several steps
 _MAX_DEPTH = 20
 _PEM_BEGIN = re.compile(rb"-----BEGIN (?:PKCS ?#?7|CMS)")
 _PEM_START = 4096  # bytes; programs pass over text before it
