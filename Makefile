@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -21,10 +21,14 @@ run: $(RUN_READY)               ## start the embedded default: bridge and scanni
 	@exec $(BIN)/scanbridge run --demo
 
 # The tests start hundreds of programs, and without bytecode each would compile everything again.
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(DEV_READY)              ## run all tests, with the real servers they use
+test test-long: export PYTHONDONTWRITEBYTECODE =
+test: $(DEV_READY)              ## run all tests but the long ones, with the real servers they use
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal
+
+test-long: $(DEV_READY)         ## run the long tests: what `make test` tests, with more cases, more data and other servers
+	deploy/test-servers.sh
+	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal -m long
 
 test-faults: $(DEV_READY)       ## run the long fault test, MINUTES=20; the result goes into docs/evidence/trials.md
 	deploy/test-servers.sh
@@ -90,6 +94,9 @@ bench-service: $(DEV_READY)     ## measure the scanning service
 
 bench-history: $(DEV_READY)      ## fill a history with ten million mails and search it; the result goes into docs/evidence/history.md
 	$(BIN)/python bench/history.py --out docs/evidence/history.md
+
+bench-console: $(DEV_READY)     ## measure the console's pages with a million mails; the result goes into docs/evidence/console.md
+	$(BIN)/python bench/console.py --out docs/evidence/console.md
 
 bench-lists: $(DEV_READY)       ## measure the List API and its client
 	$(BIN)/python bench/lists.py

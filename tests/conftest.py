@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bridge.testing import RunningBridge, running_bridge
+from tests.postgresql import fragile_postgresql, postgresql  # noqa: F401  fixtures
 from tests.surroundings import forget_the_surroundings
 from tests.sweeper import Sweeper
 

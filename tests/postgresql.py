@@ -1,6 +1,6 @@
 """A private PostgreSQL cluster for tests, on a unix socket in its own directory.
 
-A conftest.py that imports the fixtures `postgresql` and `fragile_postgresql` gives them to its tests.
+`tests/conftest.py` gives the fixtures to all tests, so that each test process starts one cluster for all folders.
 """
 
 from __future__ import annotations

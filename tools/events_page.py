@@ -84,7 +84,7 @@ def _ocsf() -> str:
     lines += [
         "",
         "Email Activity has `activity_id` 3 (Scan) and the profile `security_control`.",
-        "These fields have a place of their own; all others are in `unmapped`, under their names:",
+        "These fields have their own places in OCSF; all others are in `unmapped`, under their names:",
         "",
         "| field | in OCSF |",
         "|---|---|",

@@ -15,6 +15,7 @@ import click
 
 from bridge import __version__
 from bridge.cli import terminal
+from bridge.cli.single_values import Group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -26,17 +27,21 @@ _COMMANDS = {
     "setup": ("setup", "setup", "Print the mail server settings for this configuration."),
     "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
     "replay": ("replay.command", "replay", "Scan stored mail again and show what would change."),
-    "trace": ("trace.command", "trace", "Show every step that a mail would take, with no effect."),
+    "trace": (
+        "trace.command",
+        "trace",
+        "Show every step that a mail would go through, without delivering or storing it.",
+    ),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
-    "explain": ("history.explain", "explain", "Tell what happened to a mail."),
+    "explain": ("history.explain", "explain", "Explain what happened to a mail."),
     "history": (
         "history.command",
         "history",
-        "List the mails that came, and what was done with them: one line per mail, newest first.",
+        "List the mails that arrived and what was done with them, one line per mail, newest first.",
     ),
     "stats": ("history.stats", "stats", "Count mails by what was done with them, by tag, sender, hour and so on."),
-    "events": ("events", "events", "Show what waits for the event sinks; look at, retry and drop dead letters."),
+    "events": ("events", "events", "Show which events are waiting for the sinks; list, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),
@@ -58,7 +63,7 @@ _OTHER_WORDS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.errors import ConfigError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from bridge.config.fields import Section
 
 
-@click.group("config")
+@click.group("config", cls=Group)
 def configuration() -> None:
     """Show the effective configuration or its schema."""
 

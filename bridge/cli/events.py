@@ -1,4 +1,4 @@
-"""`scanbridge events`: what waits for the event sinks, dead letters, and a test.
+"""`scanbridge events`: which events are waiting for the sinks, dead letters, and a test.
 
 Reads and changes the outbox directly, so it works whether the daemon runs or not. What a command needs is imported when
 it runs.
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import can_ask, confirm, say, say_json
+from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
@@ -24,12 +26,14 @@ EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN = 1, 2, 3
 _sink_option = click.option("--sink", metavar="NAME", help="Only this sink.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+_NOT_CONFIGURED = "not configured"
 
-@click.group()
+
+@click.group(cls=Group)
 def events() -> None:
-    """Show what waits for the event sinks; look at, retry and drop dead letters.
+    """Show which events are waiting for the sinks; list, retry and drop dead letters.
 
-    A dead letter is an event that its receiver refused again and again while it took others. It stays for 30 days.
+    A dead letter is an event that its receiver refused again and again while accepting others. It is kept for 30 days.
     """
 
 
@@ -37,19 +41,22 @@ def events() -> None:
 @config_option
 @_json_option
 def status(path: Path | None, as_json: bool) -> None:
-    """Show how many events wait for each sink, and what is wrong.
+    """Show how many events are waiting for each sink, and what is wrong.
 
-    Exit code 0: every sink takes its events. 1: one does not, or has dead letters.
+    Exit code 0: every sink accepts its events. 1: one does not, or has dead letters.
     """
     conf, outbox = _open(path)
     found = {state.name: state for state in _run(outbox, outbox.states)}
     rows = [_row(sink.name, sink.type, found.get(sink.name)) for sink in conf.events]
-    rows += [_row(name, "not configured", state) for name, state in found.items() if _is_left(conf, state)]
+    rows += [_row(name, _NOT_CONFIGURED, state) for name, state in found.items() if _is_left(conf, state)]
     if as_json:
         say_json(rows, indent=2)
     else:
         for row in rows:
             say(_line(row))
+            if row["type"] == _NOT_CONFIGURED:
+                drop = f"scanbridge events drop --all --waiting --sink {row['name']}"
+                say(f"  configure a sink with this name to send them, or delete them: {drop}", err=True)
     sys.exit(EXIT_FAILED if any(row["problem"] or row["dead"] for row in rows) else 0)
 
 
@@ -114,7 +121,7 @@ def _dead_line(entry: Entry) -> str:
     from datetime import UTC, datetime
 
     moment = datetime.fromtimestamp(entry.time, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{entry.id}  {moment}  {entry.sink}  {entry.type}  {entry.attempts} attempts: {entry.problem}"
+    return f"{entry.id}  {moment}  {entry.sink}  {entry.type}  {counted(entry.attempts, 'attempt')}: {entry.problem}"
 
 
 def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
@@ -130,11 +137,11 @@ def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_sink_option
 def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str | None) -> None:
-    """Send dead letters again, and try every sink that pauses after a failure within seconds."""
+    """Send dead letters again; sinks that are paused after a failure are tried again within seconds."""
     chosen = _choice(ids, everything)
     _, outbox = _open(path)
     number = _run(outbox, lambda: outbox.retry(sink, chosen))
-    say(f"{number:,} dead letters will be sent again")
+    say(f"{counted(number, 'dead letter')} will be sent again")
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
 
 
@@ -142,35 +149,44 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
 @config_option
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--waiting", is_flag=True, help="Also events that still wait for delivery; needs --sink.")
+@click.option("--waiting", is_flag=True, help="Also delete events that are still waiting; needs --sink.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: bool, sink: str | None, yes: bool) -> None:
-    """Delete dead letters permanently, after a confirmation.
+    """Delete dead letters permanently, after asking for confirmation.
 
-    `--all --waiting --sink NAME` empties the outbox of one sink, for example of one that is not configured any more.
+    `--all --waiting --sink NAME` empties the outbox of one sink, for example one that is no longer configured.
     """
     chosen = _choice(ids, everything)
     if waiting and sink is None:
         raise click.UsageError("--waiting needs --sink")
     _, outbox = _open(path)
     if not yes:
-        what = "all dead letters" if chosen is None else f"{len(chosen)} dead letters"
-        what = f"all events of {sink}, also those that wait" if waiting and chosen is None else what
+        what = "all dead letters" if chosen is None else counted(len(chosen), "dead letter")
+        what = f"all events of {sink}, including those still waiting" if waiting and chosen is None else what
         if not can_ask():
             _fail(f"nothing was deleted: add --yes to delete {what}", EXIT_UNCONFIRMED)
         if not confirm(f"Permanently delete {what}?"):
             _fail("nothing was deleted", EXIT_UNCONFIRMED)
     number = _run(outbox, lambda: outbox.drop(sink, chosen, waiting=waiting))
     say(f"{number:,} deleted")
+    if not waiting and chosen is None and (left := _waiting(outbox, sink)):
+        say(f"{counted(left, 'event')} still waiting; `--waiting --sink NAME` deletes them, too", err=True)
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
+
+
+def _waiting(outbox: Outbox, sink: str | None) -> int:
+    return sum(state.waiting for state in _run(outbox, outbox.states) if sink in (None, state.name))
 
 
 @events.command()
 @config_option
 @click.argument("sinks", metavar="[SINK]...", nargs=-1)
 def test(path: Path | None, sinks: tuple[str, ...]) -> None:
-    """Send a test event to each sink, or to those named, without the outbox. Exit code 0 only if all took it."""
+    """Send a test event directly to each sink, or to those named, bypassing the outbox.
+
+    Exit code 0 only if all of them accepted it.
+    """
     import asyncio
 
     conf, _ = _open(path)
@@ -192,12 +208,12 @@ async def _test(conf: Config, path: Path | None, name: str) -> bool:
     from bridge.cli.state import state_directory
     from bridge.daemon import event_wiring, wiring
     from bridge.errors import ConfigError
-    from bridge.events.event import test_event
+    from bridge.events.event import trial
     from bridge.events.ocsf import to_ocsf
     from bridge.events.outbox import Entry
 
     settings = next(sink for sink in conf.events if sink.name == name)
-    event = test_event(name, login_name(), time.time())
+    event = trial(name, login_name(), time.time())
     body = event.to_json(wiring.hostname(conf))
     entry = Entry(name, event.id, event.type, "", event.time, to_ocsf(body) if settings.format == "ocsf" else body)
     try:

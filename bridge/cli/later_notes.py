@@ -1,6 +1,6 @@
 """Notes in the history what an operator did to a mail: released, deleted.
 
-What the operator wants is the release. A history that cannot be written costs a warning, and no further attempts: a
+What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts: a
 database that is away would make each of a thousand mails wait.
 """
 
@@ -41,7 +41,7 @@ class LaterNotes:
                 self._store.close()
         except (BridgeError, OSError) as exc:
             self._is_off = True
-            say(f"{mail_id}: {event}, but the history cannot be written: {exc}", err=True)
+            say(f"{mail_id}: {event}, but the history cannot be written to: {exc}", err=True)
 
     def _open(self) -> None:
         is_shared = history_place.has_server(self._conf)

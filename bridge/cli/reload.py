@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import ConfigError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option(
     "--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait for the result."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say_lines
 from bridge.errors import BridgeError, ConfigError
 
@@ -24,7 +25,7 @@ The embedded default has fixed addresses. Stop the other program, or choose othe
   scanbridge run -c demo.yml"""
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 def run(path: Path | None, demo: bool) -> None:

@@ -9,11 +9,12 @@ from uuid import UUID
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.values import ip_address
 from bridge.errors import ConfigError
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--from", "sender", default="", help="Envelope sender. Default: the null sender.")

@@ -19,7 +19,10 @@ def next_step(exc: Exception, conf: Config) -> str:
         case TokenRefused() if "scan_source_disabled" in str(exc):
             return "; scanning is disabled there: add `scanSources: {restApi: {}}` to its guard.yml, then reload it"
         case TokenRefused() if ": 403 " in str(exc):
-            return "; give this token the permission to scan (`permissions` in abby.staticApiTokens), then reload it"
+            return (
+                "; give this token the permission to scan (`permissions` in abby.staticApiTokens), "
+                "then reload the service"
+            )
         case TokenRefused():
             return "; put the service's token into scanner.token_file, then run `scanbridge reload`"
         case ScanRefused() if ": 404" not in str(exc):  # 404: another web server, or another path

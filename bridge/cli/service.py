@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
 
@@ -23,7 +24,7 @@ DEFAULT = Path("service.yml")
 _CONFIG = "Configuration of the service: its file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, cls=Group)
 @click.option(
     "-c",
     "--config",
@@ -78,10 +79,15 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 @service.command()
 @click.option("--name", default="bridge", show_default=True, help="Name of the client that will use the token.")
 def token(name: str) -> None:
-    """Generate a token for staticApiTokens: 32 random bytes as 64 hex digits."""
+    """Generate a token: 32 random bytes as 64 hex digits.
+
+    For staticApiTokens of the service, or for api.tokens of the bridge.
+    """
     say(secrets.token_hex(32))
     entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
-    say(f"put it into abby.staticApiTokens: {entry}, or into the token_file of such an entry", err=True)
+    say(
+        f"for the service, put it into abby.staticApiTokens: {entry}, or into the token_file of such an entry", err=True
+    )
 
 
 _own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=_CONFIG)
@@ -89,7 +95,7 @@ _own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Pa
 
 @service.group()
 def apikey() -> None:
-    """Manage keys of the List API. Without a configuration, those of the embedded service."""
+    """Manage keys of the List API. Without a configuration, the keys are those of the embedded service."""
 
 
 @apikey.command("create")

@@ -8,11 +8,12 @@ import click
 
 from bridge.cli import postfix_commands, postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
 
 
-@click.group()
+@click.group(cls=Group)
 def setup() -> None:
     """Print the mail server settings for this configuration. Changes nothing."""
 

@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from bridge.cli.common import admin_address, config_option, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(path: Path | None, as_json: bool) -> None:
@@ -63,7 +65,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     if lost := state.get("history", {}).get("lost"):
-        lines.append(f"history        {lost:,} mails could not be recorded since the start")
+        lines.append(f"history        not recorded since the start: {counted(lost, 'mail')}")
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
@@ -73,7 +75,7 @@ def _scanner(host: dict[str, Any]) -> str:
     problem = host.get("problem") or host.get("status_problem")
     status = host["status"]
     if host.get("problem"):
-        status = "down" if status == "unknown" else f"{status}, not scanning"
+        status = "down" if status == "unknown" else "not scanning"
     elif not host.get("tried", True):
         status += ", no mail scanned yet"
     text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
@@ -84,7 +86,7 @@ def _next_hop(hop: dict[str, Any]) -> str:
     busy = hop.get("busy", 0)
     state = {True: "up", False: "down"}.get(hop["up"], "not tried yet")
     problem = f" ({hop['problem']})" if hop.get("problem") else ""
-    return f"{hop['name']}: {state}{problem}{_age(hop)}" + (f", {busy} mails in transit" if busy else "")
+    return f"{hop['name']}: {state}{problem}{_age(hop)}" + (f", {counted(busy, 'mail')} in transit" if busy else "")
 
 
 def _age(known: dict[str, Any]) -> str:
@@ -96,14 +98,14 @@ def _age(known: dict[str, Any]) -> str:
 def _list(copy: dict[str, Any]) -> str:
     name = f"{copy['name']} of tenant {copy['tenant']}" if copy["tenant"] else copy["name"]
     count = copy["entries"]
-    entries = "no local copy, not enforced" if count is None else f"{count:,} {'entry' if count == 1 else 'entries'}"
+    entries = "no local copy, not enforced" if count is None else counted(count, "entry", "entries")
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
 
 
 def _sink(sink: dict[str, Any]) -> str:
-    text = f"{sink['name']}: {sink['waiting']:,} events waiting"
-    text += f", {sink['dead']:,} dead letters" if sink["dead"] else ""
+    text = f"{sink['name']}: {counted(sink['waiting'], 'event')} waiting"
+    text += f", {counted(sink['dead'], 'dead letter')}" if sink["dead"] else ""
     text += f", {sink['lost']:,} lost" if sink["lost"] else ""
     return f"{text} ({sink['problem']})" if sink["problem"] else text
 

@@ -1,4 +1,4 @@
-"""Who may ask the history over HTTP, and about whose mail.
+"""Who may query the history over HTTP, and about whose mail.
 
 Part of the configuration (`bridge.config.model`).
 """
@@ -25,8 +25,8 @@ class ApiToken(Section):
 class Api(Section):
     tokens: list[ApiToken] = Field(
         [],
-        description="Tokens of those who may [ask the history over HTTP](../operate/history-over-http.md). Without a "
-        "token, nobody can.",
+        description="Tokens with which programs may [query the history over HTTP](../operate/history-over-http.md). "
+        "Without tokens, every request is refused.",
     )
 
     @field_validator("tokens")

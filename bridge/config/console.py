@@ -91,7 +91,9 @@ class Console(Section):
     def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         address = info.data.get("address")
         if url is None:
-            if address is not None and not (address.is_local or address.systemd):
+            if address is not None and (address.path or address.systemd):
+                raise ValueError(f"{address} is for a reverse proxy: write the URL here under which people reach it")
+            if address is not None and not address.is_local:
                 raise ValueError(
                     f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
                     "put a reverse proxy with TLS in front, and write its https:// URL here"
@@ -115,8 +117,8 @@ class Console(Section):
         """Where our own pages come from, as browsers write it in Origin."""
         if self.public_url:
             parts = urlsplit(self.public_url)
-            return frozenset({f"{parts.scheme}://{parts.netloc}".lower()})
-        names = {self.address.host or "localhost", "localhost"} if self.address.is_local else set()
-        names = {f"[{name}]" if ":" in name else name for name in names}
+            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
+            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
+        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
         port = "" if self.address.port == 80 else f":{self.address.port}"
         return frozenset(f"http://{name}{port}" for name in names)

@@ -53,18 +53,18 @@ class EventSink(Section):
         description="`json`: as in [the reference](events.md). `ocsf`: the Open Cybersecurity Schema Framework.",
     )
     max_events: int = Field(
-        1_000_000, ge=1, description="Maximum number of events that wait for this sink; further ones are lost."
+        1_000_000, ge=1, description="Maximum number of events waiting for this sink; further ones are lost."
     )
     max_size: Size = Field(
-        1024**3, ge=1, description="Maximum size of the events that wait for this sink; further ones are lost."
+        1024**3, ge=1, description="Maximum size of the events waiting for this sink; further ones are lost."
     )
     max_attempts: int = Field(
         12,
         ge=2,
-        description="An event that the receiver has refused so often, while it took others in between, becomes a dead "
-        "letter. A receiver that takes nothing is tried forever.",
+        description="An event that the receiver has refused this many times, while it accepted others in between, "
+        "becomes a dead letter. A receiver that accepts nothing is tried forever.",
     )
-    timeout: Duration = Field(10.0, gt=0, description="`webhook`, `syslog`, `nats`: maximum time of one delivery.")
+    timeout: Duration = Field(10.0, gt=0, description="`webhook`, `syslog`, `nats`: maximum time for one delivery.")
     ca_file: str | None = Field(None, description=f"`webhook`, `syslog`, `nats`: {CA_FILE[0].lower()}{CA_FILE[1:]}")
     path: str | None = Field(
         None,
@@ -75,8 +75,8 @@ class EventSink(Section):
     url: str | None = Field(None, description="`webhook`: where events are posted to.")
     secret_file: str | None = Field(
         None,
-        description="`webhook`: file with the secret (`whsec_` and base64) that signs events; with several lines, each "
-        f"signs. {FILE_LOOKUP}",
+        description="`webhook`: file with the secret (`whsec_` and base64) with which events are signed; with several "
+        f"lines, they are signed with each of them. {FILE_LOOKUP}",
     )
     allow_plain_http: bool = Field(False, description=f"`webhook`: {ALLOW_PLAIN_HTTP[0].lower()}{ALLOW_PLAIN_HTTP[1:]}")
     address: AddressField | None = Field(None, description="`syslog`: the receiver, host:port or [IPv6]:port.")
@@ -86,7 +86,7 @@ class EventSink(Section):
     subject: str = Field(
         "scanbridge",
         pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
-        description="`nats`: events are published at this subject, a dot and their type.",
+        description="`nats`: the subject of an event is this, a dot and the event's type.",
     )
     jetstream: bool = Field(False, description="`nats`: wait until a stream has stored the event.")
     credentials_file: str | None = Field(None, description=f"`nats`: file with credentials (.creds). {FILE_LOOKUP}")

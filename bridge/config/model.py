@@ -42,6 +42,7 @@ from bridge.config.fields import (
     domain_places,
     refuse_same_domain,
 )
+from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
 from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
@@ -51,7 +52,7 @@ from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
 from bridge.runtime.suggestion import did_you_mean
-from bridge.runtime.units import Duration, Size
+from bridge.runtime.units import Duration
 
 
 class Scanner(Section):
@@ -261,21 +262,6 @@ class Tenant(Section):
     )
 
 
-class History(Section):
-    enabled: bool = Field(
-        True,
-        description="Keep a history of what happened to each mail: its addresses (as `log.addresses` says), its "
-        "subject (only with `log.addresses: full`), its decision and its replies, but not its content.",
-    )
-    retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
-    max_size: Size | None = Field(
-        10 * 1024**3,
-        ge=10_000_000,
-        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted before their "
-        "time. A million mails take about 0.8 GB.",
-    )
-
-
 class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
@@ -356,7 +342,7 @@ class Config(Section):
         "apply to all of them together. With more than one, a supervisor starts and restarts them.",
     )
     log: Log = Log()
-    events: EventSinks = Field([], description="Sinks that are told what happens to mail, lists and scanners.")
+    events: EventSinks = Field([], description="Sinks that receive events about mail, lists and scanners.")
     tracing: Tracing | None = None
     hostname: HostName | None = Field(
         None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."
@@ -368,7 +354,7 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions, the history and the index of the quarantine: "
+        description="Database for late decisions, the history, the outbox of events and the index of the quarantine: "
         "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
         "the state directory.",
     )
@@ -466,6 +452,17 @@ class Config(Section):
             if listener.address == admin.address and admin.address.port != 0:
                 raise ValueError(f"the listener {listener.name} has the same address: use another port for one of them")
         return admin
+
+    @field_validator("console")
+    @classmethod
+    def _console(cls, console: Console | None, info: ValidationInfo) -> Console | None:
+        admin = info.data.get("admin")
+        others = [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        others += [("the admin page", admin.address)] if admin else []
+        for name, address in others:
+            if console and console.address == address and address.port != 0:
+                raise ValueError(f"{name} has the same address: use another port for one of them")
+        return console
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:

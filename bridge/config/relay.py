@@ -78,7 +78,7 @@ class Relay(NextHops, Section):
     probe_interval: Duration = Field(
         60.0,
         description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "
-        "the start. 0: never; its state is then unknown until a mail is sent to it.",
+        "startup. 0: never; its state is then unknown until a mail is sent to it.",
     )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 

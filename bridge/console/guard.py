@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -27,9 +27,11 @@ from bridge.console.database import ConsoleStoreError
 from bridge.console.headers import page_headers, preview_headers
 from bridge.console.roles import Role
 from bridge.console.route import About, Route, is_mail_id
+from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import is_form_token
 from bridge.errors import BridgeError, StoreError
-from bridge.history.query import HistoryQuery
+from bridge.history.entry import MailEntry
+from bridge.history.query import HistoryQuery, made_at
 from bridge.history.store import HistoryError
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
+_NEAR_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -56,7 +59,11 @@ class Guard:
             response = _refusal(call, exc)
         except (HistoryError, ConsoleStoreError, StoreError) as exc:
             log.warning("console: %s", exc)
-            response = _refusal(call, Refused(503, "Not available", f"{exc}. Try again in a moment.", 5))
+            what = (
+                "The console's own database" if isinstance(exc, ConsoleStoreError) else "The history or the quarantine"
+            )
+            text = f"{what} cannot be used at this moment. Try again; the log of the console says why."
+            response = _refusal(call, Refused(503, "Not available", text, 5))
         except ClientDisconnect:
             response = Response(status_code=499)
         except Exception:
@@ -85,14 +92,14 @@ class Guard:
         """A name that is not ours may be another site's, which was made to point at this address."""
         origins = self.console.sources.console.origins
         host = request.headers.get("host", "").lower()
-        if origins and not any(origin.partition("://")[2] == host for origin in origins):
+        if not any(origin.partition("://")[2] == host for origin in origins):
             text = "This console does not answer under this name. The setting console.public_url says which is right."
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
 
     def _check_origin(self, request: Request) -> None:
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
         origins = self.console.sources.console.origins
-        is_ours = origin is not None and (origin.lower() in origins or not origins)
+        is_ours = origin is not None and origin.lower() in origins
         if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
             raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
         if origin is None and site is None:
@@ -148,8 +155,7 @@ class Guard:
         if is_mail_id(mail_id):
             match self.route.about:
                 case About.MAIL:
-                    query = HistoryQuery(id=mail_id, limit=_MAX_ENTRIES)
-                    found = call.mails = (await call.run(call.history.find, query))[::-1]
+                    found = call.mails = await call.run(_entries, call.history, mail_id)
                 case About.HELD:
                     found = call.held = await call.run(call.sources.held, mail_id, call.tenants)
         if not found:
@@ -213,6 +219,14 @@ class Guard:
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
+    """All entries of one mail, the oldest first: it has several if its recipients belong to several tenants."""
+    query = HistoryQuery(id=mail_id, limit=_MAX_ENTRIES)
+    made = made_at(mail_id)  # the id tells when it was made, so that not the whole history is searched
+    near = replace(query, since=made - _NEAR_S, until=made + _NEAR_S) if made is not None else query
+    return (history.find(near) or (history.find(query) if near is not query else []))[::-1]
 
 
 def client_address(request: Request, console: Console) -> str:

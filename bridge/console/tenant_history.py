@@ -46,6 +46,9 @@ class TenantHistory:
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        raise NotImplementedError
+
     def size(self) -> int:
         return self.store.size()
 

@@ -1,7 +1,7 @@
 """Which configuration applies, for the daemon and for every command.
 
 It is the file that was named, otherwise the package's file, otherwise the embedded default. The embedded default is
-for trying things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real
+for trying things out, so it has its own state directory: its Maildir, quarantine and token never mix with real
 ones.
 """
 

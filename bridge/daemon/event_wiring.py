@@ -6,6 +6,7 @@ daemon, and writes to the same outbox.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from bridge.events.event import EventType, Release, released
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
 from bridge.events.sinks.sink import Sink
+from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
+
+log = logging.getLogger(__name__)
 
 FILE = "events.sqlite"
 
@@ -43,6 +47,8 @@ def event_plans(conf: Config, state: Path) -> EventPlans | None:
         SinkPlan(sink.name, sink_maker(conf, sink, state), sink.format == "ocsf", sink.max_attempts)
         for sink in conf.events
     )
+    if warning := events_left_behind(conf, state):
+        log.warning("%s", warning)
     return EventPlans(outbox_place(conf, state), recorder_settings(conf), DeliverySettings(sinks))
 
 
@@ -54,6 +60,27 @@ def recorder_settings(conf: Config) -> RecorderSettings:
 def outbox_place(conf: Config, state: Path) -> Database:
     place = wiring.state_database(conf, state, "")
     return Database.file(state / FILE) if place.is_sqlite else place
+
+
+def events_left_behind(conf: Config, state: Path) -> str:
+    """A warning if events wait in the state directory, although `state_database` names a server; else empty."""
+    path = state / FILE
+    if outbox_place(conf, state).is_sqlite or not path.exists():
+        return ""
+    outbox = Outbox(Database.file(path))
+    try:
+        waiting = sum(sink.waiting for sink in outbox.states())
+    except OutboxError as exc:
+        return f"{path} cannot be read, so we do not know whether events are waiting in it: {exc}"
+    finally:
+        outbox.close()
+    if not waiting:
+        return ""
+    verb = "is" if waiting == 1 else "are"
+    return (
+        f"{counted(waiting, 'event')} {verb} waiting in {path} from before state_database was set, and will not "
+        "be sent: to send them, remove state_database, restart, and wait until `scanbridge events status` shows none"
+    )
 
 
 # Sinks
@@ -162,4 +189,4 @@ def report_release(conf: Config, state: Path, release: Release) -> str:
     finally:
         outbox.close()
     full = [name for name, number in excess.items() if number]
-    return f"too many events wait for {', '.join(full)}" if full else ""
+    return f"too many events are waiting for {', '.join(full)}" if full else ""

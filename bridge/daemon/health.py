@@ -16,6 +16,7 @@ from typing import Any
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.mail.action import Action
+from bridge.runtime.counted import counted
 
 RECENT_S = 600.0  # older outcomes say nothing about now
 _ENOUGH = 3  # mails in a row
@@ -192,7 +193,8 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
     assert conf.lists is not None
     if copy["entries"] is None:
         defers = conf.lists.without_copy == "tempfail"
-        yield f"{name} has no local copy: " + ("its mail is being deferred" if defers else "it is not enforced")
+        effect = "mail that it applies to is being deferred" if defers else "it is not enforced"
+        yield f"{name} has no local copy: {effect}"
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:
         problem = f" ({copy['problem']})" if copy["problem"] else ""
         yield f"{name} is stale: its copy is {copy['age_s']} s old{problem}"
@@ -204,11 +206,11 @@ def _events(state: dict[str, Any]) -> Iterator[str]:
     for sink in state.get("events", ()):
         if sink["problem"] and sink["oldest_s"] > _EVENTS_LATE_S:
             yield (
-                f"event sink {sink['name']}: {sink['waiting']:,} events wait, "
+                f"event sink {sink['name']}: {counted(sink['waiting'], 'event')} waiting, "
                 f"the oldest for {sink['oldest_s']} s: {sink['problem']}"
             )
         if sink["dead"]:
-            yield f"event sink {sink['name']}: {sink['dead']:,} dead letters; see `scanbridge events dead`"
+            yield f"event sink {sink['name']}: {counted(sink['dead'], 'dead letter')}; see `scanbridge events dead`"
 
 
 def recent_of(lists: Sequence[Sequence[Sequence[Any]]], last: int) -> list[list[Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from bridge.config.model import Config
 from bridge.daemon import wiring
+from bridge.daemon.systemd import environment_for_child
 from bridge.lists import fetch
 from bridge.lists.copies import Copies, Copy, Wanted
 from bridge.observe.metrics import Metrics
@@ -30,7 +30,6 @@ _RETRY_S = 30.0  # after a failure, or the interval if that is shorter
 _LONGEST_S = 3600.0  # a refresh that takes longer is taken to hang
 _JITTER = 0.1  # so that many bridges do not refresh at the same moment
 _random = random.Random()  # noqa: S311 - nothing secret
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 Rows = list[tuple[tuple[str, ...], float]]
 
@@ -119,13 +118,12 @@ class ListRefresh:
 
     async def _run(self, job: bytes) -> str:
         """Run the program to its end. Returns what went wrong for all lists, not for single ones."""
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         program = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "bridge.lists.fetch"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env=environment,
+            env=environment_for_child(),
             start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the program
         )
         try:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.mail.action import Action
+from bridge.runtime.counted import counted
 
 _WORDS = {
     Action.RELAY: "delivered",
@@ -43,4 +44,4 @@ def _summary(total: int, actions: dict[str, int], age_s: int | None) -> str:
         return "no mail since the start"
     words = ", ".join(f"{actions[action]:,} {word}" for action, word in _WORDS.items() if action in actions)
     last = "" if age_s is None else f"; the last one {age_s} s ago"
-    return f"{total:,} {'mail' if total == 1 else 'mails'} since the start: {words}{last}"
+    return f"{counted(total, 'mail')} since the start: {words}{last}"

@@ -1,6 +1,6 @@
 """A scanning service for one command: the included service in a given configuration, and nothing else of it.
 
-It runs in a process of its own, on a loopback port that its parent has bound, with a token that only the parent has.
+It runs in a separate process, on a loopback port that its parent has bound, with a token that only the parent has.
 Its database is a temporary copy of the lists: records of scans go there, and are gone when it ends. It ends when its
 standard input is closed, so it cannot outlive its parent, however that ends. What the configuration says about
 address, TLS, tokens and database is not used. If this is wrong, a trial changes the service that people rely on.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge.daemon.systemd import environment_for_child
 from bridge.errors import BridgeError
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import address_of, bind
@@ -32,7 +32,6 @@ from bridge.service.store import Store, copy_lists
 
 _START_S = 120.0  # a list of a million entries is copied in some seconds
 _STOP_S = 10.0
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ async def private_service(path: Path) -> AsyncIterator[PrivateService]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name not in _NOT_INHERITED},
+            env=environment_for_child(),
             pass_fds=(sock.fileno(),),
             start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the process
         )

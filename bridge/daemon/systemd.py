@@ -1,4 +1,4 @@
-"""sd_notify: report our state to systemd. Written by hand, because it is one datagram."""
+"""What systemd tells us in the environment, and what we tell it (sd_notify, by hand: it is one datagram)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import faulthandler
 import os
 import socket
+
+_FOR_US_ALONE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 def notify(state: str) -> None:
@@ -19,6 +21,11 @@ def notify(state: str) -> None:
             sock.sendto(state.encode(), address)
         except OSError:  # nothing to be done here: systemd notices a missing notification by its own timeout
             pass
+
+
+def environment_for_child() -> dict[str, str]:
+    """Ours without what systemd gave to this process alone: a child must not speak for us, nor take our sockets."""
+    return {name: value for name, value in os.environ.items() if name not in _FOR_US_ALONE}
 
 
 def watchdog_s() -> float:

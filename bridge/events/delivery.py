@@ -1,9 +1,9 @@
 """Delivery: takes events from the outbox to their sinks, from a thread with its own event loop.
 
 One task per sink. A sink that fails is left alone for a while, longer each time, and loses nothing meanwhile; its
-events stay in the outbox, in order. If the receiver answers but does not take one event, that event is set aside and
+events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
 the others go on; it becomes a dead letter only after the receiver has taken others meanwhile, because a receiver that
-takes nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
+accepts nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
 If this is wrong, a receiver that was away for an hour has a gap, or one bad event stops all others.
 """
 
@@ -114,7 +114,7 @@ class Delivery:
         try:
             asyncio.run(self._main())
         except Exception:
-            log.exception("events: unexpected error; nothing is delivered any more")
+            log.exception("events: unexpected error; delivery has stopped")
             self.problem = "an unexpected error; see the log"
         finally:
             self.outbox.close()
@@ -268,7 +268,7 @@ class Courier:
     def _judge(self, delivered: Sequence[int], errors: dict[int, NotDelivered]) -> float:
         if not errors:
             if self.failures:
-                log.info("events: sink %s takes events again", self._plan.name)
+                log.info("events: sink %s accepts events again", self._plan.name)
             self.failures = 0
             return 0.0
         first = next(iter(errors.values()))
@@ -294,7 +294,7 @@ class Courier:
         if not error.blames_event:
             return Failed(entry.seq, str(error))
         if takes_others and entry.strikes + 1 >= self._plan.max_attempts:
-            log.error("events: sink %s does not take event %s: %s", self._plan.name, entry.id, error)
+            log.error("events: sink %s refused event %s: %s", self._plan.name, entry.id, error)
             return Failed(entry.seq, str(error), is_strike=True, is_dead=True)
         attempts = entry.attempts + 1
         if attempts < _PATIENT_ATTEMPTS:

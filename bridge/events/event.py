@@ -109,12 +109,12 @@ def _mail_data(record: Record, redaction: Redaction) -> dict[str, Any]:
         "client_address": client.address,
         "client_helo": client.helo and redaction.text(client.helo),
         "client_login": client.login and redaction.address(client.login),
-        "client_queue_id": client.ident,
+        "client_queue_id": client.ident and redaction.text(client.ident),
         "sender": redaction.address(tx.envelope.sender),
         "recipients": [redaction.address(one.address) for one in tx.envelope.recipients[:MAX_RECIPIENTS]],
         "recipient_count": len(tx.envelope.recipients),
         "size": record.size,
-        "message_id": f"<{redaction.address(record.message_id.strip('<>'))}>" if record.message_id else None,
+        "message_id": redaction.message_id(record.message_id) or None,
         "tenant": record.tenant,
         "action": "cancelled" if outcome is None else str(outcome.action),
         "rule": record.rule or None,
@@ -123,7 +123,7 @@ def _mail_data(record: Record, redaction: Redaction) -> dict[str, Any]:
         "would": record.would and str(record.would),
         "unscanned": record.unscanned or None,
         "late": record.late and str(record.late),
-        "next_queue_id": record.next_id or None,
+        "next_queue_id": redaction.text(record.next_id) or None,
         "error": None if record.error is None else reason_of(record.error),
         "problem": redaction.text(record.why) or None,
         "wait_ms": round(record.wait_s * 1000, 1),
@@ -142,7 +142,11 @@ def _outcome_data(outcome: Outcome, addresses: tuple[str, ...], redaction: Redac
         data["replies"] = [{"recipient": redaction.address(one), **_reply(reply, redaction)} for one, reply in pairs]
     result = outcome.result
     if result is not None:
-        data |= {"decision": str(result.decision), "verdict": result.verdict or None, "ggrid": result.ggrid or None}
+        data |= {
+            "decision": str(result.decision),
+            "verdict": redaction.text(result.verdict) or None,
+            "ggrid": redaction.text(result.ggrid) or None,
+        }
         data["tags"] = [redaction.text(tag)[:_MAX_TEXT] for tag in result.tags[:_MAX_TAGS]]
     return data
 
@@ -201,5 +205,5 @@ def scanner_state(url: str, state: ScannerState, before: ScannerState | None, pr
     return Event.new(EventType.SCANNER_STATE, _short(data), time, url[:64])
 
 
-def test_event(sink: str, by: str, time: float) -> Event:
+def trial(sink: str, by: str, time: float) -> Event:
     return Event.new(TEST, {"sink": sink, "by": by}, time, "")

@@ -66,7 +66,7 @@ class Recorder:
     on_lost: OnLost = lambda sink, reason, number: None
     on_made: Callable[[str], None] = lambda type_: None
     on_written: Callable[[], None] = lambda: None
-    problem: str = ""  # why the outbox cannot be written now
+    problem: str = ""  # why the outbox cannot be written to now
     _queue: deque[tuple[float, Record | Event]] = field(default_factory=deque)
     _lost: Counter[str] = field(default_factory=Counter)  # by sink, not yet counted in the outbox
     _counting: threading.Lock = field(default_factory=threading.Lock)  # of what is lost, in both threads
@@ -127,7 +127,7 @@ class Recorder:
                     if event.type in plan.types:
                         yield Entry(plan.sink, event.id, event.type, event.about, event.time, body)
         except Exception:  # one mail that cannot be described must not cost the events of all others
-            log.exception("events: a report cannot be described")
+            log.exception("events: an event could not be created")
             self._lose([report], QUEUE)
 
     def _events(self, at: float, report: Record | Event) -> Iterator[Event]:
@@ -171,7 +171,7 @@ class Recorder:
         reports = [report for _, report in self._queue]
         self._queue.clear()
         self._lose(reports, STOP)
-        log.error("events: stopped while the outbox could not be written; %d events are lost", len(entries))
+        log.error("events: stopped while the outbox could not be written to; %d events were lost", len(entries))
 
     def _lose(self, reports: Sequence[Record | Event], reason: str) -> None:
         for report in reports:
@@ -184,7 +184,7 @@ class Recorder:
 
     def _note(self, problem: str) -> None:
         if problem and not self.problem:
-            log.error("events: the outbox cannot be written, events wait in memory: %s", problem)
+            log.error("events: the outbox cannot be written to; events are waiting in memory: %s", problem)
         elif self.problem and not problem:
-            log.info("events: the outbox can be written again")
+            log.info("events: the outbox can be written to again")
         self.problem = problem

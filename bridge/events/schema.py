@@ -103,7 +103,10 @@ RELEASED: dict[str, Schema] = {
     "listener": _text("The listener that had received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender."),
-    "recipients": {**_RECIPIENTS, "description": f"Those it was sent to now; at most {MAX_RECIPIENTS} are named."},
+    "recipients": {
+        **_RECIPIENTS,
+        "description": f"The recipients of this release; at most {MAX_RECIPIENTS} are named.",
+    },
     "recipient_count": _number("Their number."),
     "by": _text("Login name of the operator."),
     "reply": _text("The next hop's reply."),
@@ -112,13 +115,13 @@ LIST: dict[str, Schema] = {
     "list": _text("Name of the list."),
     "tenant": _text("The tenantUid; absent for the list of the whole deployment."),
     "entries": _number("Entries in our copy now."),
-    "entries_before": _number("Entries in the copy before; absent for the first one."),
+    "entries_before": _number("Entries in the previous copy; absent for the first one."),
 }
 SCANNER: dict[str, Schema] = {
     "host": _text("URL of the scanner host."),
     "state": _text(
         "`up`: it gets mail. `down`: it fails or cannot be reached. `token_refused`: it refuses our token. "
-        "`saturated`: it has no room.",
+        "`saturated`: it has no capacity.",
         enum=[str(state) for state in ScannerState],
     ),
     "state_before": _text("The state before.", enum=[str(state) for state in ScannerState]),
@@ -141,22 +144,22 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     ),
     EventType.QUARANTINED: (
         "A mail is in our quarantine, alone or as a copy, or a milter had the mail server hold it (`action: hold`). "
-        "Follows its `mail.decided`.",
+        "This event follows the `mail.decided` of the mail.",
         MAIL,
         _MAIL_ALWAYS,
     ),
     EventType.RELEASED: (
-        "An operator released a mail from the quarantine, and the next hop took it for these recipients.",
+        "An operator released a mail from the quarantine, and the next hop accepted it for these recipients.",
         RELEASED,
         ["id", "sender", "recipients", "recipient_count", "by", "reply"],
     ),
-    EventType.LIST_CHANGED: ("The local copy of a list has other entries than before.", LIST, ["list", "entries"]),
+    EventType.LIST_CHANGED: ("The local copy of a list has different entries than before.", LIST, ["list", "entries"]),
     EventType.SCANNER_STATE: (
-        "The bridge sees a scanner host in another state than before. At the start, only one that is not up is told.",
+        "A scanner host is in another state than before. At startup, only hosts that are not up are reported.",
         SCANNER,
         ["host", "state"],
     ),
-    TEST: ("Sent by `scanbridge events test`, whatever types the sink has.", TESTED, ["sink", "by"]),
+    TEST: ("Sent by `scanbridge events test`, regardless of the sink's `types`.", TESTED, ["sink", "by"]),
 }
 ENVELOPE: dict[str, Schema] = {
     "id": _text("Unique, and the same whenever the event is sent again.", format="uuid"),

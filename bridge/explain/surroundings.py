@@ -1,4 +1,4 @@
-"""What today's configuration says about the way of a mail: its listener, its lists, its next hop."""
+"""What today's configuration says about the path of a mail: its listener, its lists, its next hop."""
 
 from __future__ import annotations
 

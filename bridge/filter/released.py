@@ -47,11 +47,13 @@ class ReleasedMail:
             raise
         except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
             log.warning(
-                "mail %s: its release token cannot be checked, scanning it: %s", tx.id, exc or "deadline passed"
+                "mail %s: its release token cannot be checked; scanning the mail: %s", tx.id, exc or "deadline passed"
             )
             return None
         if not is_accepted:
-            log.warning("mail %s: its release token was used before, or belongs to another mail; scanning it", tx.id)
+            log.warning(
+                "mail %s: its release token was used before, or belongs to another mail; scanning the mail", tx.id
+            )
         return token if is_accepted else None
 
     async def settle(self, token: Token, tx: Transaction, outcome: Outcome | None) -> None:

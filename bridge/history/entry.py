@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from bridge.mail.address import comparable_address, comparable_domain
 
 MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
-CANCELLED = "cancelled"  # the action when the client went away
 
 
 class Kind(NamedTuple):

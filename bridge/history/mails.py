@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
-from bridge.history.query import HistoryQuery
+from bridge.history.entry import LaterEvent, MailEntry
+from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.store import HistoryStore
 from bridge.mail.action import Action
 

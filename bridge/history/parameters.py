@@ -15,9 +15,7 @@ from ipaddress import IPv6Network, ip_address, ip_network
 from typing import Any
 
 from bridge.api.scanning import Decision
-from bridge.history.entry import CANCELLED
-from bridge.history.query import BY, WORD
-from bridge.mail.action import Action
+from bridge.history.query import ACTIONS, BY, STAGES, WORD
 from bridge.runtime.suggestion import did_you_mean
 
 Json = dict[str, Any]
@@ -25,8 +23,6 @@ Json = dict[str, Any]
 MAX_TEXT = 1000  # characters of one value
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
 NO_TENANT = "none"
-ACTIONS = (*(action.value for action in Action), CANCELLED)
-STAGES = ("connect", "mail", "rcpt", "data")
 MAIL_ID = re.compile(r"[0-9A-Za-z]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _AGE = re.compile(r"([0-9]{1,6})([smhdw])")
@@ -71,7 +67,7 @@ def _sender(value: str) -> str:
 
 def _subject(value: str) -> str:
     if not WORD.search(value):
-        raise ValueError("must have a letter or a digit: words are looked for")
+        raise ValueError("must contain a letter or a digit, because it is searched for as words")
     return value
 
 
@@ -93,7 +89,7 @@ def _tenant(value: str) -> str:
     if value == NO_TENANT:
         return ""
     if not _UUID.fullmatch(value):
-        raise ValueError(f"must be a tenant's UUID, or `{NO_TENANT}` for mail of no tenant")
+        raise ValueError(f"must be a tenant's UUID, or `{NO_TENANT}` for mail that belongs to no tenant")
     return value.lower()
 
 
@@ -122,7 +118,7 @@ def _rfc3339(value: str) -> float:
 
 def _cursor(value: str) -> str:
     if not _CURSOR.fullmatch(value):
-        raise ValueError("must be the `next` of an earlier answer")
+        raise ValueError("must be the value of `next` in an earlier answer")
     return value
 
 
@@ -156,8 +152,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "An id of ours, a session, a queue id of the mail server in front or of the next hop, a Message-ID or a ggrid, "
-        "written exactly; a Message-ID with or without its angle brackets.",
+        "An id of the bridge or of a session, a queue id of the mail server in front of or behind the bridge, a "
+        "Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),
@@ -165,8 +161,8 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words of the subject; `invo*` stands for all words that begin so.", _WORDS, _subject),
-    "tag": Parameter("A tag of the scanner; `*` stands for anything.", _TEXT, _text),
+    "subject": Parameter("Words of the subject; `invo*` matches all words that begin with `invo`.", _WORDS, _subject),
+    "tag": Parameter("A tag of the scanner; `*` is a wildcard.", _TEXT, _text),
     "action": Parameter("What was done with the mail.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(
         "What the scanner decided.", {"enum": [str(word) for word in Decision]}, _one_of(tuple(map(str, Decision)))
@@ -174,14 +170,14 @@ FILTERS: dict[str, Parameter] = {
     "rule": Parameter("The rule of the policy that decided.", _TEXT, _text),
     "listener": Parameter("The name of the listener.", _TEXT, _text),
     "tenant": Parameter(
-        f"A tenant's UUID; `{NO_TENANT}`: mail of no tenant.",
+        f"A tenant's UUID; `{NO_TENANT}`: mail that belongs to no tenant.",
         {"anyOf": [{"type": "string", "pattern": f"^{_UUID.pattern}$"}, {"const": NO_TENANT}]},
         _tenant,
     ),
     "stage": Parameter(
-        "Where the mail was refused before its content came.", {"enum": list(STAGES)}, _one_of(STAGES)
+        "Where the mail was refused, before its content was sent.", {"enum": list(STAGES)}, _one_of(STAGES)
     ),
-    "attempt": Parameter("The `attempt` of a mail: finds all attempts with it.", _TEXT, _text),
+    "attempt": Parameter("The value of `attempt` in a mail: finds all attempts that have it.", _TEXT, _text),
     "since": Parameter(f"Not before this time. {_TIME_TEXT}", _MOMENT, _moment),
     "until": Parameter(f"Before this time. {_TIME_TEXT}", _MOMENT, _moment),
 }  # fmt: skip
@@ -190,14 +186,16 @@ PAGE: dict[str, Parameter] = {
     **FILTERS,
     "limit": Parameter("Maximum number of mails.", _COUNT, _limit),
     "before": Parameter(
-        "The `next` of the page before.", {"type": "string", "pattern": f"^{_CURSOR.pattern}$"}, _cursor
+        "The value of `next` in the previous page.", {"type": "string", "pattern": f"^{_CURSOR.pattern}$"}, _cursor
     ),
 }  # fmt: skip
 STATS: dict[str, Parameter] = {
     "by": Parameter("What to count by. Required.", {"enum": list(BY)}, _one_of(BY)),
     **FILTERS,
     "limit": Parameter(
-        "Maximum number of sums: the largest ones; of hours and days, the latest, by default 1000.", _COUNT, _limit
+        "Maximum number of sums: the largest ones; for hours and days, the latest ones (by default 1000).",
+        _COUNT,
+        _limit,
     ),
 }
 

@@ -92,6 +92,9 @@ class PostgresHistory:
                 values = (event.at, *map(storable, (event.id, event.event, event.by, event.text)))
                 connection.exec_driver_sql("INSERT INTO history_later VALUES (%s, %s, %s, %s, %s)", values)
 
+    def settle(self) -> None:
+        """Nothing to do: partitions are dropped by their day."""
+
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         """Drop days that ended before this time, then the oldest until all fit. Returns both numbers."""
         with self._writing() as connection:

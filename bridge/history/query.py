@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from bridge.mail.action import Action
 
 By = Literal["action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"]
-BY: tuple[By, ...] = (
-    *("action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"),
-)
+BY: tuple[By, ...] = get_args(By)
+CANCELLED = "cancelled"  # the action when the client went away
+ACTIONS = (*(action.value for action in Action), CANCELLED)
+STAGES = ("connect", "mail", "rcpt", "data")
 WORD = re.compile(r"[^\W_]+")
 _LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
+_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _WANTED = re.compile(r"([^\W_]+)(\*?)")
 
 
@@ -20,7 +25,7 @@ class HistoryQuery:
     """A search; everything that is given must match. Results are ordered by time, the newest first."""
 
     id: str = ""  # our id of the mail
-    what: str = ""  # an id of ours, a session, a queue id, a Message-ID or a ggrid, written exactly
+    what: str = ""  # one of our ids, a session, a queue id, a Message-ID or a ggrid, written exactly
     attempt: str = ""  # the attempts with one mail
     sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
     recipient: str = ""  # an address, a domain or `@domain`
@@ -72,3 +77,10 @@ def pasted_key(text: str) -> str:
 def may_be_address(key: str) -> bool:
     """Whether it may be an address or a domain, if it is no key."""
     return "@" in key or key.startswith("~") or "." in key.strip(".")
+
+
+def made_at(what: str) -> float | None:
+    """The time in an id of ours; None if it is not one."""
+    found = _OUR_ID.fullmatch(what)
+    made = int(found[1], 16) / 1000 if found else 0.0
+    return made if 1_500_000_000 < made < time.time() + 60 else None

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from bridge.filter import rule_names
 from bridge.filter.late.fingerprint import attempt_key
 from bridge.filter.outcome import Record
-from bridge.history.entry import CANCELLED, Kind, Row
-from bridge.history.query import HistoryQuery
+from bridge.history.entry import Kind, Row
+from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.early_refusal import EarlyRefusal
@@ -117,7 +117,7 @@ class Recorder:
         lost = len(self._waiting) + len(self._rows)
         if lost:
             self._count("failed", lost)
-            log.warning("history: %d mails could not be written before the end: %s", lost, self._problem or "no time")
+            log.warning("history: %d mails could not be recorded before shutdown: %s", lost, self._problem or "no time")
 
     @property
     def problem(self) -> str:
@@ -248,7 +248,7 @@ class Recorder:
             try:
                 self._rows.append(row_of(record, at, attempt, redaction))
             except Exception:  # one mail must not stop the history of all
-                log.exception("history: mail %s could not be described", record.tx.id)
+                log.exception("history: no entry could be created for mail %s", record.tx.id)
                 self._count("failed", 1)
                 self._removed += _weight(len(record.tx.envelope.recipients) - 1)
             waiting.popleft()
@@ -322,10 +322,13 @@ class Recorder:
 
     def _keep_house(self) -> None:
         now = time.monotonic()
-        if not self._settings.is_keeper() or (self._upkeep_at and now - self._upkeep_at < UPKEEP_S):
+        if self._upkeep_at and now - self._upkeep_at < UPKEEP_S:
             return
         self._upkeep_at = now
         try:
+            self._store.settle()
+            if not self._settings.is_keeper():
+                return
             old, early = self._store.maintain(time.time() - self._settings.retention_s, self._settings.max_size)
             self.size = self._store.size()
         except HistoryError as exc:
@@ -334,6 +337,9 @@ class Recorder:
         self._count("deleted", old)
         self._count("deleted_early", early)
         if early:
-            log.warning("history: history.max_size is reached; the oldest entries were deleted before their time")
+            log.warning(
+                "history: history.max_size is reached; "
+                "the oldest entries were deleted before history.retention had passed"
+            )
         elif old:
             log.info("history: entries older than history.retention deleted")

@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 from bridge.filter.outcome import Record
-from bridge.history.entry import CANCELLED, Kind, Row
+from bridge.history.entry import Kind, Row
+from bridge.history.query import CANCELLED
 from bridge.mime.words import subject_text
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import FULL, Redaction

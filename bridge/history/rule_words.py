@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED
+from bridge.history.query import CANCELLED
 
-# What each key of the policy is about. `tests/history/test_history_story.py` compares them with the configuration.
+# What each key of the policy applies to. `tests/history/test_history_story.py` compares them with the configuration.
 CASES = {
     "deliver": "the service decided `deliver`",
     "quarantine": "the service decided `quarantine`",
@@ -20,7 +20,7 @@ CASES = {
     "refused": "the scanner refused the request",
     "nonsense": "the scanner's answer could not be understood",
     "failed": "the scanner failed on this mail",
-    "saturated": "too much mail was in processing",
+    "saturated": "too much mail was being processed",
     "too_large": "the mail is larger than the scanner accepts",
 }
 ACTIONS = {
@@ -30,7 +30,7 @@ ACTIONS = {
     "quarantine": "put into quarantine",
     "hold": "put into the mail server's hold queue",
     "tempfail": "deferred",
-    CANCELLED: "given up by the client",
+    CANCELLED: "abandoned by the client",
 }
 # Why there is no decision, by the names of failures (`error=` in the log), and what else failed.
 ERRORS = {
@@ -42,8 +42,8 @@ ERRORS = {
     "too_large": "the mail is too large for it",
 }
 FAILURES = {
-    "saturated": "Too much mail was in processing",
-    "ambiguous": "Mail programs may read its structure differently",
+    "saturated": "Too much mail was being processed",
+    "ambiguous": "Mail programs may interpret its structure differently",
     "spool": "Its content could not be written to the spool",
     "quarantine": "It could not be stored in the quarantine",
     "internal": "An unexpected error occurred",
@@ -65,10 +65,10 @@ def decided(rule: str, action: str) -> str:
         name, key = found.groups()
         return (
             f"Rule {rule} decided: {_case(key)}, and the profile {name} says that such mail is {done} "
-            f"(set policy.{key} to change it)."
+            f"(set policy.{key} to change this)."
         )
     if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:
-        return f"Rule {rule} decided: mail on this list is {done} without a scan."
+        return f"Rule {rule} decided: mail that matches this list is {done} without a scan."
     return f"Rule {rule} decided: {_fixed(rule)}. The mail was {done}."
 
 
@@ -83,4 +83,4 @@ def _fixed(rule: str) -> str:
         return documented[rule].partition(";")[0]
     if rule.endswith(".refuse_ambiguous_mime"):
         return documented["listeners.NAME.refuse_ambiguous_mime"]
-    return documented["limits.NAME"] if rule.startswith("limits.") else "see the log reference"
+    return documented["limits.NAME"] if rule.startswith("limits.") else "the log reference explains this rule"

@@ -2,7 +2,7 @@
 
 Keeping ten indexes up to date costs 130 us for each mail (Python 3.11, a table with 200,000 mails), nearly as much as
 the mail itself; without an index a mail costs 4 us, and indexes that are made at once, when a segment is full, another
-10 to 20. So each process writes a live segment of its own (`slot-N-TOKEN.live`), which has no index and is searched
+10 to 20. So each process writes its own live segment (`slot-N-TOKEN.live`), which has no index and is searched
 from end to end. When it is full or a day old, it is finished: copied to `FIRST-LAST-TOKEN.sqlite`, with indexes, and
 then removed. It is not renamed, because SQLite readers that have it open would look for its journal under the old
 name. A finished segment never changes, and is deleted as a whole. Its name has the times of its first and last mail in
@@ -79,9 +79,12 @@ MERGING = "merging.json"  # see `segment_merge`
 class SegmentWriter:
     """Writes the live segment of one slot. Used by one thread. Every method may raise HistoryError."""
 
-    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
+    def __init__(
+        self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S, max_age_s: float = MAX_AGE_S
+    ) -> None:
         self._directory = directory
         self._max_rows = max_rows
+        self._max_age_s = max_age_s
         self._busy_s = busy_s
         self._lock, self._slot = -1, 0
         self._path = Path()
@@ -115,7 +118,14 @@ class SegmentWriter:
             self._last_kind += len(new)
             self._rows += len(rows)
             is_full = self._rows >= self._max_rows or _size(self._path) > MAX_BYTES
-        if is_full or time.time() - self._began > MAX_AGE_S:
+        if is_full:
+            self._finish()
+        else:
+            self.settle()
+
+    def settle(self) -> None:
+        """Finish the segment if it is a day old: without new mail, it would otherwise never be deleted."""
+        if self._connection is not None and time.time() - self._began > self._max_age_s:
             self._finish()
 
     def close(self) -> None:
@@ -231,6 +241,13 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
         _copy_keys(connection)
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
+
+
+def has_mails(directory: Path) -> bool:
+    try:
+        return any(_FINISHED.fullmatch(path.name) or _LIVE.fullmatch(path.name) for path in directory.iterdir())
+    except OSError:
+        return False
 
 
 def finished_name(first: float, last: float, token: str) -> str:

@@ -40,6 +40,9 @@ class SqliteHistory:
             values = [(event.at, event.id, event.event, event.by, event.text) for event in events]
             connection.executemany("INSERT INTO later VALUES (?, ?, ?, ?, ?)", values)
 
+    def settle(self) -> None:
+        self._writer.settle()
+
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         """Deletes first: the disk may be full. Another daemon may do the same with this directory: one at a time."""
         try:

@@ -11,7 +11,7 @@ from bridge.history.query import By, HistoryQuery, Sum
 
 
 class HistoryError(BridgeError):
-    """The history cannot be written or read now; the text says why."""
+    """The history cannot be written to or read now; the text says why."""
 
 
 class HistoryStore(Protocol):
@@ -22,6 +22,9 @@ class HistoryStore(Protocol):
 
     def note(self, events: Sequence[LaterEvent]) -> None:
         """What happened to mails later."""
+
+    def settle(self) -> None:
+        """Make what this process wrote ready to be deleted in its time, even if no mail comes any more."""
 
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""

@@ -1,25 +1,26 @@
 """The story of one mail in sentences that a postmaster can forward.
 
-Everything here is text made of what was recorded; nothing is asked for. What the history does not keep, the
-configuration of today (`Surroundings`) and the quarantine (`Kept`) contribute. Text in the sentences was written by
-strangers: whoever shows it makes it harmless first.
+Everything here is text made of what was recorded; nothing is read from anywhere. Today's configuration
+(`Surroundings`) and the quarantine (`Kept`) supply what the history does not contain. The sentences contain text that
+was written by strangers: the caller must make it harmless before showing it.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
+from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
 
-# States of `Kept`, beside those of the quarantine. `not_here`: another machine may have it.
+# States of `Kept`, in addition to those of the quarantine. `not_here`: another machine may have it.
 GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
 _GIVES_UP_S = 5 * 86_400.0  # when most mail servers return a mail that they could not deliver
 _AT_STAGE = {"connect": "when it connected", "mail": "at MAIL", "rcpt": "at RCPT", "data": "at DATA"}
@@ -28,29 +29,34 @@ _MANY = 5  # recipients that are named
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What today's configuration says about the way of a mail."""
+    """What today's configuration says about the path of a mail."""
 
     protocol: str = ""  # of the listener; "" if there is no such listener any more
     is_after_queue: bool = False  # the mail server had accepted the mail before we saw it
     is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
-    lists: tuple[str, ...] = ()  # that the listener enforces
-    next_hop: str = ""
+    lists: tuple[str, ...] = ()  # those that the listener enforces
+    next_hop: str = ""  # as the configuration spells it
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
+
+    @property
+    def maildir(self) -> str:
+        """The path of the next hop, if it is a Maildir."""
+        return self.next_hop.removeprefix("maildir:") if self.next_hop.startswith("maildir:") else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the quarantine has of a mail."""
+    """What the quarantine knows about a mail."""
 
     state: str
-    delivered: tuple[str, ...] = ()  # who has it by a release
+    delivered: tuple[str, ...] = ()  # the recipients to whom it was released
     until: float | None = None  # when retention deletes it
     problem: str = ""  # why the state is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    at: float | None  # Unix time; None: with the step before
+    at: float | None  # Unix time; None: that of the step before
     text: str
     ended_at: float | None = None  # as far as it is known
     is_rule: bool = False  # this is the rule that decided
@@ -94,16 +100,18 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         Action.RELAY: "delivered",
         Action.REJECT: "refused",
         Action.DISCARD: "accepted and dropped",
-        Action.QUARANTINE: "put into quarantine, released later" if is_released else "put into quarantine",
-        Action.HOLD: "put on hold in the mail server",
+        Action.QUARANTINE: "put into quarantine and released later" if is_released else "put into quarantine",
+        Action.HOLD: "put on hold by the mail server",
         Action.TEMPFAIL: "deferred",
-        CANCELLED: "given up before it was decided",
+        CANCELLED: "abandoned by the client",
     }
-    word = words.get(last.kind.action, last.kind.action)
+    word, when = words.get(last.kind.action, last.kind.action), ""
     if last.kind.rule == rule_names.CLIENT_GONE:
-        word = "given up before the end of its content"
+        word, when = words[CANCELLED], " before all of its content was sent"
     elif last.kind.stage:
-        word = f"{word} {_AT_STAGE.get(last.kind.stage, '')}, before its content was sent".replace("  ", " ")
+        when = f" {_AT_STAGE.get(last.kind.stage, '')}, before its content was sent".replace(" ,", ",")
+    elif last.kind.action == CANCELLED:
+        when = " before a decision was made"
     count = sum(map(is_open, mail.attempts[:-1]))
     if count and not is_open(last):
         word = f"deferred {_times(count)}, then {word}"
@@ -111,7 +119,7 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         word = f"{word} {_times(len(mail.attempts))}"
     if last.kind.stage == "connect":
         return f"A connection from {last.row.client or 'a client'} was refused"
-    return f"Mail from {_person(last.row.sender)} to {_people(last)} was {word}"
+    return f"Mail from {_person(last.row.sender)} to {_people(last)} was {word}{when}"
 
 
 def _times(count: int) -> str:
@@ -130,10 +138,25 @@ def _people(entry: MailEntry) -> str:
 
 def _what(mail: Mail) -> Iterator[Step]:
     row = mail.last.row
-    parts = [f'Its subject is "{row.subject}"' if row.subject else ""]
-    parts += [f"its Message-ID {row.message_id}" if row.message_id else "", f"{row.size:,} bytes" if row.size else ""]
-    if text := ", ".join(filter(None, parts)):
-        yield Step(None, f"{text[:1].upper()}{text[1:]}.")
+    facts = [
+        f'its subject is "{row.subject}"' if row.subject else "",
+        f"its Message-ID is {row.message_id}" if row.message_id else "",
+        f"its size is {row.size:,} bytes" if row.size else "",
+    ]
+    if text := _joined(facts):
+        yield Step(None, _sentence(text))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b, and c`."""
+    known = [text for text in texts if text]
+    if len(known) < 3:
+        return " and ".join(known)
+    return f"{', '.join(known[:-1])}, and {known[-1]}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _before(mail: Mail) -> Iterator[Step]:
@@ -142,7 +165,7 @@ def _before(mail: Mail) -> Iterator[Step]:
         count = sum(entry.row.mails for entry in mail.before)
         yield Step(
             last.at,
-            f"Before, the same client was deferred at MAIL for this sender {_times(count)}, "
+            f"Earlier, the same client was deferred at MAIL for this sender {_times(count)}, "
             f"perhaps with this mail. It read: {last.reply or 'a 4xx'}",
         )
 
@@ -167,11 +190,11 @@ def _steps(ended_at: float, *texts: str) -> Iterator[Step]:
 
 def _arrival(entry: MailEntry, number: int) -> str:
     row, kind = entry.row, entry.kind
-    client = row.client or "A client whose address is not known"
+    client = row.client or "A client with an unknown address"
     helo = f" (HELO {row.helo})" if row.helo else ""
     login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
     if kind.rule == rule_names.CLIENT_GONE:
-        text = f"{client}{helo}{login} began to send it to listener {kind.listener}, and did not come to its end"
+        text = f"{client}{helo}{login} began to send it to listener {kind.listener}, but did not finish"
     elif kind.stage:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
         text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
@@ -184,29 +207,29 @@ def _arrival(entry: MailEntry, number: int) -> str:
         f"our id is {row.id}" if row.id else "",
         f"the mail server's queue id is {row.queue_id}" if row.queue_id else "",
     ]
-    named = ", ".join(filter(None, ids))
+    named = _joined(ids)
     prefix = f"Attempt {number}: " if number else ""
-    return f"{prefix}{text}." + (f" {named[:1].upper()}{named[1:]}." if named else "")
+    return f"{prefix}{text}." + (f" {_sentence(named)}" if named else "")
 
 
 def _lists(entry: MailEntry, around: Surroundings) -> str:
     if entry.kind.list:
         matched = entry.more.get("entry")
         which = f" ({matched})" if matched else ""
-        asked = f"The lists {', '.join(around.lists)} were asked. " if len(around.lists) > 1 else ""
-        return f"{asked}The list {entry.kind.list} has an entry for it{which}."
-    is_asked = not entry.kind.stage and entry.kind.action != CANCELLED
-    if around.lists and is_asked and not entry.kind.rule.startswith(("limits.", "content")):
+        checked = f"The lists {_joined(around.lists)} were checked. " if len(around.lists) > 1 else ""
+        return f"{checked}The list {entry.kind.list} has a matching entry{which}."
+    is_checked = not entry.kind.stage and entry.kind.action != CANCELLED
+    if around.lists and is_checked and not entry.kind.rule.startswith(("limits.", "content")):
         several = len(around.lists) > 1
-        names = ", ".join(around.lists)
-        return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} asked: no entry matches."
+        names = _joined(around.lists)
+        return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} checked: no entry matches."
     return ""
 
 
 def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     if row.wait_s >= 0.001:
-        yield f"It waited {_duration(row.wait_s)} for a free place among the mails in processing."
+        yield f"It waited {_duration(row.wait_s)} for a free processing slot."
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
@@ -220,7 +243,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     elif not kind.stage:
         yield "It was not scanned."
     if kind.late == "awaited":
-        yield "The scan went on after the deadline; its decision is kept for the next attempt."
+        yield "The scan continued after the deadline; its decision is kept for the next attempt."
     elif kind.late == "running":
         yield "The scan of an earlier attempt was still running."
     if kind.unscanned:
@@ -232,7 +255,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
 def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
     row, kind = entry.row, entry.kind
     if kind.late == "hit":
-        text = f"The decision is that of the scan of an earlier attempt: {kind.decision}"
+        text = f"The decision comes from the scan of an earlier attempt: {kind.decision}"
     else:
         text = f"{_capital(host)} scanned it in {_duration(row.scan_s)} and decided {kind.decision}"
     text += f", verdict {kind.verdict}" if kind.verdict else ""
@@ -254,7 +277,10 @@ def _why(entry: MailEntry) -> str:
 def _shadow(entry: MailEntry) -> str:
     if not entry.kind.would:
         return ""
-    return f"This listener is in shadow mode, so that was only reported: the mail was handed on ({entry.kind.action})."
+    return (
+        "This listener is in shadow mode, so the decision was only reported, "
+        f"and the mail was handed on ({entry.kind.action})."
+    )
 
 
 def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
@@ -272,11 +298,11 @@ def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     if kind.action == CANCELLED:
         yield f"{_capital(_peer(around))} disconnected before it could read an answer."
     elif around.protocol == "milter" and kind.action not in (Action.REJECT, Action.TEMPFAIL):
-        yield "The mail server answered its client with a reply of its own (250)."
+        yield "The mail server answered its client with its own reply (250)."
     elif row.reply:
         yield f"The client read: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
-        yield f"For {_person(address)} it read: {reply}"
+        yield f"For {_person(address)}, the client read: {reply}"
 
 
 def _peer(around: Surroundings) -> str:
@@ -291,7 +317,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-# What came later
+# What happened later
 
 
 def _later(event: LaterEvent) -> str:
@@ -310,7 +336,7 @@ def _others(mail: Mail) -> Iterator[Step]:
         ids = ", ".join(entry.row.id for entry in mail.others[:_MANY] if entry.row.id)
         count = len(mail.others)
         times = "once more" if count == 1 else f"{count} more times"
-        yield Step(None, f"The same message came {times}, as a mail of its own: {ids}.")
+        yield Step(None, f"The same message arrived {times} as a separate mail: {ids}.")
 
 
 # Where it is
@@ -324,22 +350,29 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.RELAY if around.protocol == "milter":
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
             text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
+        case Action.RELAY if around.maildir:
+            text = (
+                f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless somebody has moved it."
+            )
         case Action.RELAY:
             hop = around.next_hop or "the next hop"
             queue = f", queue id {row.next_id}" if row.next_id else ""
             text = f"{_capital(hop)} has it{queue}, or has delivered it already; see its log."
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
-            text = f"In the hold queue of the mail server{queue}, until you release it there."
+            text = (
+                f"In the hold queue of the mail server{queue}, unless somebody has released or deleted it there, "
+                "which the bridge does not see."
+            )
         case Action.DISCARD:
-            text = "Nowhere: it was dropped, and its sender was not told."
+            text = "Nowhere: it was dropped, and the sender was not notified."
         case Action.REJECT:
             text = _refused(last, around)
         case Action.TEMPFAIL:
             text = _deferred(last, around, moment)
         case "cancelled":
-            who = "The mail server in front" if around.is_after_queue else "The sending mail server"
-            text = f"{who} has it, as far as we know, and tries again later. No later attempt is recorded."
+            who = "the mail server in front" if around.is_after_queue else "the sending mail server"
+            text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
     return " ".join(filter(None, [text, _in_quarantine(kind.action, kept)]))
 
 
@@ -353,33 +386,36 @@ def _refused(entry: MailEntry, around: Surroundings) -> str:
 def _deferred(entry: MailEntry, around: Surroundings, moment: float) -> str:
     who = "The mail server in front" if around.is_after_queue else "The sending mail server"
     if moment - entry.row.at > _GIVES_UP_S:
-        return f"{who} kept it and tried again; by now it has probably given up and returned it to the sender."
+        return f"{who} kept it and tried again; by now, it has probably given up and returned the mail to the sender."
     return f"{who} keeps it and tries again, usually for up to five days. No later attempt is recorded."
 
 
 def _in_quarantine(action: str, kept: Kept | None) -> str:
     if kept is None:
         return ""
-    copy = "" if action == Action.QUARANTINE else "A copy of it: "
+    is_copy = action != Action.QUARANTINE
+    there = "A copy is in the quarantine" if is_copy else "In the quarantine"
     end = f" until {_moment(kept.until)}" if kept.until else ""
     have = ", ".join(map(_person, kept.delivered))
     match kept.state:
         case "kept" if have:
-            return f"{copy}In the quarantine{end}; released to {have}, but not to everyone."
+            return f"{there}{end}; released to {have}, but not to all recipients."
         case "kept":
-            return f"{copy}In the quarantine{end}; nobody has released it."
+            return f"{there}{end}; nobody has released it."
         case "interrupted":
-            return f"{copy}In the quarantine{end}; a release was interrupted, its result is unknown."
+            return f"{there}{end}; a release was interrupted, and its result is unknown."
         case "released":
-            return f"{copy}Released to {have or 'its recipients'}; the quarantine still has it{end}."
+            released = "A copy was released" if is_copy else "Released"
+            return f"{released} to {have or 'its recipients'}; the quarantine still has it{end}."
         case "gone":
-            return f"{copy}No longer in the quarantine: it was deleted, or its retention has ended."
+            gone = "The copy is no longer" if is_copy else "No longer"
+            return f"{gone} in the quarantine: it was deleted, or its retention period has ended."
         case "not_here":
             return (
-                "Not in the quarantine of this machine: it is in that of another one, or was deleted there. "
-                "Ask on the machine that received the mail."
+                "Not in the quarantine of this machine: it is in that of another machine, or was deleted there. "
+                "Run this command on the machine that received the mail."
             )
-    return f"{copy}In the quarantine, which could not be asked: {kept.problem}."
+    return f"{there}, which could not be read: {kept.problem}."
 
 
 def _moment(at: float) -> str:
@@ -396,11 +432,14 @@ def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[s
         if kept.state != "released":
             yield f"scanbridge quarantine release {row.id}"
     if kind.action == Action.HOLD and row.queue_id:
-        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it from the hold queue"
-    if kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
+        yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still in the queue?"
+        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it"
+    if kind.action == Action.RELAY and around.maildir:
+        yield f"find {shlex.quote(around.maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
+    elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
         yield f"grep {shlex.quote(queue_id)} /var/log/mail.log"
     if kind.list and (entry := mail.last.more.get("entry")):
-        yield f"scanbridge lists entries {shlex.quote(kind.list)}    # has {entry}"
+        yield f"scanbridge lists entries {shlex.quote(kind.list)}    # contains {entry}"
     if is_open(mail.last) and row.sender:
         yield f"scanbridge history --sender {shlex.quote(row.sender)} --follow"
     elif kind.action in (Action.REJECT, Action.DISCARD) and row.sender:

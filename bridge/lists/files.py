@@ -24,7 +24,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
-_COMMENT = re.compile(r"\s+#")
+_COMMENT = re.compile(r"(?<!\s)\s+#")  # from the first space on: a line of spaces took quadratic time
 _ASTRAL = re.compile("([\U00010000-\U0010ffff])")
 
 

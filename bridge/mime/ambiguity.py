@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import PLAIN, STANDARD, has_uu_data
+from bridge.mime.encodings import PLAIN, STANDARD, has_long_base64, has_uu_data
 
 Buffer = bytes | mmap.mmap
 
-CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type"})
+CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type", "name-pieces"})
 RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "nul", "preamble"})
 
 # After `_SPACES`, so that no repetition of white space can be split in two ways.
@@ -28,6 +28,7 @@ _PARAMETERS = rf"(?: ?; ?{_PARAMETER})* ?;? ?"
 _TYPE = re.compile(rf" ?[A-Za-z0-9.+_-]+/[A-Za-z0-9.+_-]+{_PARAMETERS}")
 _DISPOSITION = re.compile(rf" ?[A-Za-z-]+{_PARAMETERS}")
 _NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]*\*?)?) ?=")
+_PIECE = re.compile(r"([^*]+)\*([0-9]{1,9})\*?")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
 _ENCODED_BOUNDARY = re.compile(r"boundary ?\*", re.IGNORECASE)
 _SPACES = re.compile(r"[ \t]+")
@@ -78,7 +79,8 @@ def _windows(data: Buffer) -> Iterator[bytes]:
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
-    return {"undeclared-parts"} if _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) else set()
+    is_hidden = _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
+    return {"undeclared-parts"} if is_hidden else set()
 
 
 def in_names(names: Iterable[str]) -> set[str]:
@@ -127,6 +129,7 @@ def _in_type(value: str) -> frozenset[str]:
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
         found.add("boundaries" if names.count("boundary") > 1 else "duplicate-parameter")
+    found |= _in_pieces(names)
     is_multipart = value.strip().lower().startswith("multipart/")
     named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
     if named != is_multipart:
@@ -145,7 +148,13 @@ def _in_disposition(value: str) -> frozenset[str]:
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
         found.add("duplicate-parameter")
-    return frozenset(found)
+    return frozenset(found | _in_pieces(names))
+
+
+def _in_pieces(names: Sequence[str]) -> set[str]:
+    """A piece of a value (`name*1*`) that occurs twice: there are as many orders as programs to put them together."""
+    pieces = [(match[1], int(match[2])) for match in map(_PIECE.fullmatch, names) if match]
+    return {"name-pieces"} if len(set(pieces)) != len(pieces) else set()
 
 
 def _has_name_in_quotes(value: str) -> bool:

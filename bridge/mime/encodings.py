@@ -8,12 +8,13 @@ here raises, whatever the input, and all work is linear in its length.
 from __future__ import annotations
 
 import binascii
-import html
 import mmap
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import chain, zip_longest
+
+from bridge.mime.references import unescaped
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _EVERY = bytes(range(256))
@@ -115,6 +116,31 @@ def unbroken_readings(raw: bytes) -> Iterator[bytes]:
 
 def base64_runs(text: bytes) -> Iterator[bytes]:
     """Lines of nothing but Base64, wherever they are: some programs need no header field to decode them."""
+    yield from _line_runs(text)
+    if has_long_base64(text, 0, len(text)):
+        yield from _line_runs(_PIECE.sub(rb"\1\n", text))
+
+
+def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
+    """Whether a long line ends with Base64: some programs read it in pieces, and each piece as a line."""
+    while end - start > _TWO_PIECES:
+        line_end = data.rfind(b"\n", start, start + _TWO_PIECES)
+        if line_end < 0:
+            line_end = data.find(b"\n", start + _TWO_PIECES, end)
+            line_end = line_end if line_end >= 0 else end
+            tail = data[max(start, line_end - _TWO_PIECES) : line_end].rstrip(b"=\r \t")[-_LONG:]
+            if len(tail) == _LONG and not tail.translate(None, _ALPHABET):
+                return True
+        start = line_end + 1
+    return False
+
+
+_TWO_PIECES = 2 * 254  # uudeview takes 254 bytes for a line, and two such lines are not enough for it
+_LONG = 200  # characters of Base64 at the end of a longer line, which may all be in its last piece
+_PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
+
+
+def _line_runs(text: bytes) -> Iterator[bytes]:
     for run in _OTHER_LINE.split(text):
         if len(run) >= _WORTH_READING:
             yield _base64(run)
@@ -308,7 +334,7 @@ def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
     for line in data[start:end].split(b"\n"):
         text = line.rstrip(b"\r")
         if text.strip():
-            texts = (text, *_unescaped(text)) if b"&" in text else (text,)
+            texts = list(filter(None, (text, *_unescaped(text)))) if b"&" in text else [text]
             is_like_data = any(map(_is_like_data, texts))
             if any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES)):
                 yield at
@@ -347,7 +373,7 @@ def _is_xx_line(line: bytes) -> bool:
 def _unescaped(text: bytes) -> Iterator[bytes]:
     """Without HTML's escapes, which some programs undo."""
     if _ENTITY.search(text):
-        yield html.unescape(text.decode("latin-1")).encode("latin-1", "replace")
+        yield unescaped(text.decode("latin-1")).encode("latin-1", "replace")
 
 
 _FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other characters count as their lower six bits

@@ -70,7 +70,7 @@ def read(mail: bytes) -> Reading:
             elif part.body >= quoted_until and not texts.get(part.content_type, "").strip():
                 texts[part.content_type] = _text(raw, part)
     except TooMuch as exc:
-        found.problem = f"the mail was not read to its end: too many or too large ({exc})"
+        found.problem = f"the mail was read only in part, because it exceeds a limit ({exc})"
     text = texts.get("text/plain", "")
     if not text.strip() and "text/html" in texts:
         found.is_html, text = True, html_as_text(texts["text/html"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime.encodings import embedded_names
-from bridge.mime.words import as_text, decode_words
+from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, decoded, without_switches
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
@@ -23,16 +23,17 @@ _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re
 _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
 _NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
+_AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # of a longer one, the beginning remains
+_LANGUAGE = re.compile(r"([^']{0,60})'(?:[A-Za-z0-9-]{0,20}')?")  # RFC 2231: charset'language', or only one of them
 _MAX_ROUNDS = 3  # of decoding
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
-_FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
+_FIELD = re.compile(  # with the lines that continue it, or that contain a name as if they did
     rb"(?:(?<=[\r\n])|\A)(?:[^\r\na-z]{0,8}|[!-9;-~]{1,40}-)content[-_ ]{0,3}[tdl][^\r\n]*"
-    rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]*)*",
+    rb"(?:\r?\n(?:[ \t]|[^\r\n:]{0,40}?name)[^\r\n]*)*",
     re.IGNORECASE,
 )
 
@@ -46,8 +47,13 @@ def candidates(field: str) -> set[str]:
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
         return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
-    pieces = list(_values(field))
-    texts = {*(value for _, value in pieces), *_joined(pieces), *_loose(field)}
+    values = list(_values(field))
+    texts = {*(value for _, _, value in values), *_loose(field)}
+    for kind in {kind for kind, _, _ in values} | {""}:  # `name` and `filename` each on its own, and all together
+        pieces = [(number, value) for key, number, value in values if kind in ("", key)]
+        texts.update(_joined(pieces))
+        if _AFTER_TOKEN.search(field):  # where an unquoted value ends for some
+            texts.update(_joined([(number, _AFTER_TOKEN.split(value, 1)[0]) for number, value in pieces]))
     found: set[str] = set()
     for text in texts:
         for form in _forms(text):
@@ -70,6 +76,18 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
             continue
         found |= {path.rpartition("/")[2], re.split("[?#]", path)[0].rpartition("/")[2]}
     return {name[-_SHOWN:] for name in found if "." in name}
+
+
+def described(value: str) -> set[str]:
+    """The name that a `Content-Description` field may give: some programs take all of it for one.
+
+    It is not one if it only ends with the name of a host: "mail from example.com".
+    """
+    found = {_SPACES.sub(" ", form.strip().strip("\"'<>")) for form in _forms(value)}
+    return {name[-_SHOWN:] for name in found if "." in name and not _HOST_AT_END.search(name)}
+
+
+_HOST_AT_END = re.compile(r"\s\S+\.com\W*\Z", re.IGNORECASE)
 
 
 def titles(subject: str) -> set[str]:
@@ -100,8 +118,11 @@ def everywhere(data: bytes, charge: Callable[[int], object] = int) -> set[str]:
         text = match.group().decode("utf-8", "replace")
         if _NAME.search(text):
             found |= candidates(re.sub(r"\r?\n[ \t]+", " ", text))
-        if text.lstrip().lower().startswith("content-l"):
+        key = text.lstrip().lower()
+        if key.startswith("content-l"):
             found |= located(text.partition(":")[2], is_shown=True)
+        elif key.startswith("content-desc"):
+            found |= described(text.partition(":")[2])
     return found
 
 
@@ -119,49 +140,69 @@ def embedded(text: bytes) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
-def _values(field: str) -> Iterator[tuple[str, str]]:
-    """The values of all parameters with "name" in their names, and what stands between that and the "="."""
+def _values(field: str) -> Iterator[tuple[str, str, str]]:
+    """The values of all parameters with "name" in their names, and what stands before that and the "="."""
     at = 0
     while (equals := field.find("=", at)) >= 0:
         key = field[at:equals].rpartition(";")[2]
         at = equals + 1
         name = _NAME.search(key)
         if name is not None and (match := _VALUE.match(field, at)):
-            yield key[name.end() :], match[1].strip().strip("\"'")
+            yield key[: name.start()].strip().lower(), key[name.end() :], match[1].strip().strip("\"'")
             at = match.end()
 
 
 def _loose(field: str) -> Iterator[str]:
     """What stands between "name" and the next semicolon, whatever quotes there are, and even without a "="."""
+    last: list[str] = []
     for text in field.split(";"):
+        if last and "=" not in text:
+            last.append(text)  # the semicolon may be part of the value
+            continue
+        if len(last) > 1:
+            yield ";".join(last)
+        last = []
         name = _NAME.search(text)
         if name is None:
             continue
         key, equals, value = text[name.end() :].partition("=")
         if equals:
             yield value
+            last = [value]
         if key[:1].isspace():
             yield key
+    if len(last) > 1:
+        yield ";".join(last)
 
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The pieces put together: in their order, backwards, and by their numbers, of which some may occur twice."""
-    values = [_LANGUAGE.sub("", value, count=1) for _, value in pieces]
-    yield "".join(values)
-    yield "".join(reversed(values))
+    values = [value for _, value in pieces]
+    yield from _pieces_of(values)
+    yield from _pieces_of(values[::-1])
     first: dict[tuple[int, str], str] = {}
     last: dict[tuple[int, str], str] = {}
-    for (number, _), value in zip(pieces, values, strict=True):
+    every: list[tuple[tuple[int, str], str]] = []
+    for number, value in pieces:
         match = _NUMBER.search(number)
         if match is not None:
             place = len(match.group(1)), match.group(1)  # the order of numbers of any length
             first.setdefault(place, value)
             last[place] = value
+            every.append((place, value))
+    if len(every) > len(first) or len(every) < len(pieces):  # twice the same number, or others without one
+        yield from _pieces_of([value for _, value in sorted(every, key=lambda piece: piece[0])])
     for numbered in (first, last):
         places = sorted(numbered)
-        yield "".join(numbered[place] for place in places)
+        yield from _pieces_of([numbered[place] for place in places])
         gap = next((i for i, (_, digits) in enumerate(places) if digits != str(i)), len(places))
-        yield "".join(numbered[place] for place in places[:gap])  # some stop where a number is missing
+        yield from _pieces_of([numbered[place] for place in places[:gap]])  # some stop where a number is missing
+
+
+def _pieces_of(values: Sequence[str]) -> Iterator[str]:
+    """As one value. The charset at its beginning is that of all; some programs remove others from later pieces."""
+    yield "".join(values)
+    yield "".join([*values[:1], *(_LANGUAGE.sub("", value, count=1) for value in values[1:])])
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -176,6 +217,7 @@ def _forms(text: str) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Iterator[str]:
+    yield from _extended(text)
     if "%" in text:
         yield as_text(unquote_to_bytes(text), "utf-8")
     if "=?" in text:
@@ -188,7 +230,7 @@ def _forms_once(text: str) -> Iterator[str]:
     yield text
     yield text.replace("\\", "").replace('"', "").replace("\0", "")
     yield from _without_comments(text)
-    yield _LANGUAGE.sub("", text, count=1)
+    yield from _extended(text)
     if "%" in text:
         decoded = unquote_to_bytes(text)
         yield as_text(decoded, "utf-8")
@@ -198,6 +240,20 @@ def _forms_once(text: str) -> Iterator[str]:
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text.replace('"', "")).replace("\0", "")
+    if not text.isprintable():
+        yield without_switches(text)
+
+
+def _extended(text: str) -> Iterator[str]:
+    """RFC 2231: charset'language'value, with percent signs or without. Some programs do not decode it."""
+    language = _LANGUAGE.match(text)
+    if language is None:
+        return
+    value = text[language.end() :]
+    yield value
+    codec = codec_of(language[1])
+    if codec in ODD or codec in SWITCHING:  # else the ASCII in it is the same without the charset
+        yield decoded(unquote_to_bytes(value), codec)
 
 
 def _without_comments(text: str) -> Iterator[str]:

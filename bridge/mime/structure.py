@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.names import candidates, located
+from bridge.mime.names import candidates, described, located
 from bridge.mime.words import as_text, decode_words
 
 LONG_VALUE = 2000  # bytes of one header field: a longer one is read as well, but programs may cut it
@@ -52,6 +52,7 @@ class Part:
     encoding: str = "7bit"
     filename: str = ""
     names: set[str] = field(default_factory=set)  # the file names that mail programs may show, `filename` among them
+    titles: set[str] = field(default_factory=set)  # what may be a name, or only a description
     doubts: set[str] = field(default_factory=set)  # why programs may read this part differently: `ambiguity`
     described_bytes: int = 0  # of the fields that describe it
 
@@ -70,10 +71,8 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
             raise TooMuch("parts")
         if span.depth > bounds.depth:
             raise TooMuch("depth")
-        part = _read_part(data, span, bounds)
+        part = _read_part(data, span, bounds, bounds.described_bytes - described)
         described += part.described_bytes
-        if described > bounds.described_bytes:
-            raise TooMuch("names")
         if count == 1:
             part.doubts |= ambiguity.in_lines(data)
         children = _children(data, part, span, bounds.parts - count - len(todo))
@@ -100,14 +99,16 @@ class _Span(NamedTuple):
     default_type: str = "text/plain"
 
 
-def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
+def _read_part(data: Buffer, span: _Span, bounds: Bounds, room: int) -> Part:
     head, body, doubts = _split_head(data, span.start, span.end, bounds.header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
     part.fields = _fields(head, doubts)
     doubts |= ambiguity.in_names(name for name, _ in part.fields)
     described = [(name, value) for name, value in part.fields if name.startswith("content-")]
     if described:
-        part.described_bytes = sum(len(value) for _, value in described)
+        part.described_bytes = sum(_work(value) for _, value in described)
+        if part.described_bytes > room:
+            raise TooMuch("names")
         doubts |= ambiguity.in_fields(described)
         _describe(part, described)
         doubts |= ambiguity.in_container(part.content_type, part.encoding)
@@ -115,6 +116,11 @@ def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
 
 
 _NAMING = ("content-type", "content-disposition")
+_ENCODED_WORK = 4  # times that of other values
+
+
+def _work(value: str) -> int:
+    return len(value) * (_ENCODED_WORK if "%" in value or "=?" in value else 1)
 
 
 def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
@@ -133,6 +139,8 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.names |= candidates(value)
         elif name == "content-location":
             part.names |= located(value, is_shown=part.content_type.startswith(_SHOWN))
+        elif name == "content-description":
+            part.titles |= described(value)
 
 
 _SHOWN = ("text/", "image/", "multipart/")

@@ -1,9 +1,9 @@
 """Text in mail: charsets and RFC 2047 encoded words, read leniently; nothing here raises, and all time is linear.
 
 The sender chooses the name of a charset, so a name never reaches Python's own search for codecs: that search also finds
-codecs that are no charsets (`punycode` takes quadratic time, `unicode_escape` has other rules than any mail program),
-and it remembers every name it does not know, for ever. Only the charsets in a fixed table are decoded. Text in
-any other is read as Latin-1, in which ASCII is ASCII.
+codecs that are no charsets or take quadratic time, and it remembers every name it does not know, for ever. Only the
+charsets in a fixed table are decoded. Text in any other is read as Latin-1, in which ASCII is ASCII. What switches
+between the halves of a charset (ISO 2022) is removed from every text: programs that do so do not show it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import binascii
 import codecs
 import re
 from encodings.aliases import aliases
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
+from urllib.parse import unquote
 
+from bridge.mime import rare_charsets
 from bridge.mime.encodings import decode
 
 _MAX_SUBJECT = 200  # characters
@@ -37,6 +39,9 @@ _ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
         "cp037 cp1026 cp1140 cp273 cp424 cp500 cp875",
     )
 )
+# Text in them is read as ASCII, too. Those in ODD write ASCII in another way; the others switch to other characters.
+ODD = UNICODE | EBCDIC | set(rare_charsets.NAMES)
+SWITCHING = {codec for codec in _MORE_BYTES if codec.startswith("iso2022")} | {"hz"}
 _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "utf_7": "unicode-1-1-utf-7 csunicode11utf7 x-unicode-2-0-utf-7 65000",
     "utf_8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 utf-8-sig utf8mb4",
@@ -63,14 +68,16 @@ _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "cp875": "875",
     # The numbers of the other EBCDIC charsets that iconv, Java and Windows know. Letters, digits and most punctuation
     # are the same in nearly all, so this one reads the names of files and the links in them.
-    "cp037": "38 256 274 275 277 278 280 281 282 284 285 290 297 420 423 803 833 836 838 870 871 880 905 918 924 930 "
+    "cp037": "37 38 256 274 275 277 278 280 281 282 284 285 297 420 423 803 833 836 838 870 871 880 905 918 924 "
     "931 933 935 937 939 1025 1027 1047 1070 1079 1081 1084 1097 1112 1122 1123 1130 1132 1137 1141 1142 1143 "
     "1144 1145 1146 1147 1148 1149 1153 1154 1155 1156 1157 1158 1160 1164 1165 1166 1364 1371 1376 1377 1388 "
-    "1390 1399 4517 4899 4933 4971 5026 5035 5123 8612 9030 12712 16684 16804 20273 20277 20278 20280 20284 "
-    "20285 20290 20297 20420 20423 20424 20833 20838 20871 20880 20905 20924 21025 21027",
+    "1399 4517 4899 4933 4971 5035 5123 8612 9030 12712 16684 16804 20273 20277 20278 20280 20284 "
+    "20285 20297 20420 20423 20424 20833 20838 20871 20880 20905 20924 21025 21027 50931 50933 50935 50937 50939",
 }
 _NUMBERED = re.compile("(?:x|cs)?(?:ibm|cp|ccsid)?0{0,9}([0-9]{2,5})(?:s390|v1)?")
-_EBCDIC_NAME = re.compile("(?:x|cs)?(?:ebcdic|osf1002)")  # the second is the Open Group's prefix of IBM's numbers
+_EBCDIC_NAME = re.compile(
+    "(?:x|cs)?(?:ebcdic|osf1002|posixbc)"
+)  # the second is the Open Group's prefix of IBM's numbers
 _NO_LETTER = re.compile("[^a-z0-9]+")
 
 
@@ -82,7 +89,7 @@ _CODECS = {
     "": "utf_8",
     **{_key(codec): codec for codec in (*_ONE_BYTE, *_MORE_BYTES, *UNICODE)},
     **{_key(name): codec for name, codec in aliases.items() if codec in _ONE_BYTE | _MORE_BYTES | UNICODE},
-    **{_key(name): codec for codec, names in _MORE_NAMES.items() for name in names.split()},
+    **{_key(name): codec for codec, names in (_MORE_NAMES | rare_charsets.NAMES).items() for name in names.split()},
     **{_key(name): "utf_8" for name, codec in aliases.items() if codec in ("utf_8", "ascii")},
     **dict.fromkeys(("utf8", "ascii", "usascii"), "utf_8"),
 }
@@ -92,7 +99,12 @@ _MAX_CHARSET = 60  # characters; a longer name is not in the table
 
 def codec_of(charset: str) -> str:
     """Python's name of a charset in the table; Latin-1 for every other."""
-    name = charset.partition("*")[0]  # RFC 2231 5: a language may follow
+    return _codec_of(charset[: 2 * _MAX_CHARSET])
+
+
+@lru_cache(maxsize=256)  # most mail has one of very few
+def _codec_of(charset: str) -> str:
+    name = charset.partition("*")[0].partition("//")[0]  # RFC 2231 5: a language may follow; or what iconv is to do
     if len(name) > _MAX_CHARSET:
         return "latin_1"
     key = _key(name)
@@ -110,21 +122,59 @@ def as_text(raw: bytes, charset: str) -> str:
 
 def decoded(raw: bytes, codec: str) -> str:
     """The text, in a codec that `codec_of` returned."""
-    if codec in _ONE_BYTE:  # twenty times as fast as the codec itself with bytes that have no meaning (Python 3.11)
-        return codecs.charmap_decode(raw, "strict", _table(codec))[0]
-    return raw.decode(codec, "replace")
+    if codec in rare_charsets.DECODERS:
+        text = rare_charsets.DECODERS[codec](raw)
+    elif codec in _TABLES:  # twenty times as fast as the codec itself with bytes that have no meaning (Python 3.11)
+        text = codecs.charmap_decode(raw, "strict", _table(codec))[0]
+    else:
+        text = raw.decode(codec, "replace")
+    return without_switches(text)
+
+
+def without_switches(text: str) -> str:
+    """Without the escape sequences and shifts of ISO 2022, which mean nothing where ASCII follows."""
+    if "\x1b" in text or "\x0e" in text or "\x0f" in text:
+        return _SWITCH.sub("", text)
+    return text
+
+
+_SWITCH = re.compile("\x1b[ -/]{0,4}[0-~]|[\x0e\x0f]")
+_TABLES = _ONE_BYTE | set(rare_charsets.ONE_BYTE)
 
 
 def decoder(codec: str) -> codecs.IncrementalDecoder | None:
     """For text in pieces; None if each piece can be decoded on its own."""
-    if codec in _ONE_BYTE or codec == "latin_1":
+    if codec in _TABLES or codec in rare_charsets.DECODERS or codec == "latin_1":
         return None
     return codecs.getincrementaldecoder(codec)("replace")
 
 
-@cache  # as many as `_ONE_BYTE` has
+@cache  # as many as `_TABLES` has
 def _table(codec: str) -> str:
-    return bytes(range(256)).decode(codec, "replace")
+    return rare_charsets.ONE_BYTE.get(codec) or bytes(range(256)).decode(codec, "replace")
+
+
+def odd_codecs(text: str) -> list[str]:
+    """Those of ODD and SWITCHING that a text declares anywhere: in a field, a page (`<meta charset=`) or XML."""
+    lower = text.lower()
+    found: dict[str, None] = {}
+    for mark in ("charset", "encoding"):
+        at = lower.find(mark)
+        while at >= 0:
+            at += len(mark)
+            found[_declared(lower[at : at + _MAX_DECLARATION])] = None
+            at = lower.find(mark, at)
+    return [codec for codec in found if codec in ODD or codec in SWITCHING]
+
+
+@lru_cache(maxsize=256)  # most pages have one of very few
+def _declared(text: str) -> str:
+    match = _DECLARED.match(text)
+    return codec_of(unquote(match[1])) if match else ""
+
+
+_MAX_DECLARATION = 200  # characters, with white space
+_DECLARED = re.compile(r"[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})")
 
 
 def is_known(charset: str) -> bool:

@@ -236,7 +236,7 @@ class Metrics(Collector):
             "The history of mails. written: mails recorded; summed: refusals before the content that share a row with "
             "others; overflow, failed: mails that were not recorded, because the database could not keep up, or was "
             "not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that were "
-            "deleted because of their age, or of history.max_size.",
+            "deleted because of their age or because of history.max_size.",
             ("result",),
         )
         self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))
@@ -294,9 +294,9 @@ class Metrics(Collector):
 
     def _declare_events(self) -> None:
         self.events = Counter("scanbridge_events", "Events that were recorded, by type.", ("type",))
-        self.events_delivered = Counter("scanbridge_events_delivered", "Events that a sink has taken.", ("sink",))
+        self.events_delivered = Counter("scanbridge_events_delivered", "Events that a sink has accepted.", ("sink",))
         self.events_failed = Counter(
-            "scanbridge_events_failed_deliveries", "Attempts to deliver events that a sink did not take.", ("sink",)
+            "scanbridge_events_failed_deliveries", "Attempts to deliver events that a sink did not accept.", ("sink",)
         )
         self.events_lost = Counter(
             "scanbridge_events_lost",
@@ -305,17 +305,19 @@ class Metrics(Collector):
             "letter was 30 days old (expired).",
             ("sink", "reason"),
         )
-        self.events_waiting = Gauge("scanbridge_events_waiting", "Events that wait for delivery.", ("sink",))
+        self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
         self.events_waiting_bytes = Gauge(
             "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, with dead letters.", ("sink",)
         )
         self.events_oldest = Gauge(
             "scanbridge_events_oldest_age_seconds",
-            "Age of the oldest event that waits for delivery, 0 if none does.",
+            "Age of the oldest event that is waiting for delivery, 0 if there is none.",
             ("sink",),
         )
         self.events_dead = Gauge(
-            "scanbridge_events_dead", "Dead letters: events that a sink did not take and that wait for you.", ("sink",)
+            "scanbridge_events_dead",
+            "Dead letters: events that a sink refused again and again; retry or drop them.",
+            ("sink",),
         )
 
     def _declare_process(self) -> None:

@@ -25,8 +25,11 @@ _PLAIN_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # A quote after a backslash may begin a local part, too, but is looked at no further than one reaches (RFC 5321
 # 4.5.3.1.1): text full of such quotes took quadratic time.
 _QUOTED = r"""(?:(?<!\\)"(?:[^"\\\r\n]|\\.)*"|(?<=\\)"(?:[^"\\\r\n]|\\.){0,64}")"""
+# Closed or not, but never beyond an `@` or a bracket, where another address may begin: brackets that are never closed
+# took quadratic time.
+_LITERAL = r"""\[(?:[^\[\]\s@]*+(?:\]|(?!@)))?"""
 # Anything that looks like an address, from its first character on; `://user@host` belongs to a URL.
-_ADDRESS = re.compile(rf"""(?<![^{_END}])(?!(?<=:)//)(?:{_QUOTED}|[^{_END}]+)@(?:\[[^\]\s]*\]|[^{_END}]+)""")
+_ADDRESS = re.compile(rf"""(?<![^{_END}])(?!(?<=:)//)(?:{_QUOTED}|[^{_END}]+)@(?:{_LITERAL}|[^{_END}]+)""")
 
 
 class Redaction:

@@ -29,7 +29,7 @@ NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries
 NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not accept internationalized addresses")
 NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server does not accept 8-bit content, and we do not convert it")
 NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not support a parameter of this mail")
-FOR_NOW = Reply(451, "4.3.3", "The next mail server does not offer now what this mail needs, try again later")
+FOR_NOW = Reply(451, "4.3.3", "The next mail server does not currently offer what this mail needs, try again later")
 BAD_ADDRESS = Reply(553, "5.1.3", "An address of this mail cannot be expressed in SMTP")
 
 XFORWARD_COMMAND = 512  # bytes, CRLF included

@@ -172,7 +172,7 @@ class SmtpRelay:
             noted_at = self._announced.get(exc.extension, -math.inf)
             if conn.capabilities.is_all and monotonic() - noted_at > _REMEMBERED_S:
                 raise
-            missing = f"{self._settings.next_hop} does not announce {exc.extension}, perhaps only for now"
+            missing = f"{self._settings.next_hop} does not announce {exc.extension}, perhaps only temporarily"
             raise CannotCarry(exc.extension, commands.FOR_NOW, missing) from exc
 
     def _note(self, capabilities: Capabilities) -> None:
@@ -302,7 +302,7 @@ def _check_lines(tx: Transaction, head: bytes) -> None:
     if not message.has_clean_lines and not line_ends.all_clean(itertools.chain((head,), message.chunks())):
         raise NextHopError(
             replies.NOT_CLEAN,
-            "it contains a bare CR, a bare LF or a NUL, so that a mail server may see two mails in it; export it",
+            "it contains a bare CR, a bare LF or a NUL, so a mail server may see two mails in it; export it",
         )
 
 

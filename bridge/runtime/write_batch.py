@@ -35,4 +35,4 @@ class WriteBatch:
             try:
                 write()
             except Exception:  # must not affect the other connections
-                log.exception("a write failed")
+                log.exception("connection: a write failed")

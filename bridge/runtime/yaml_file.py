@@ -370,7 +370,7 @@ def _next_step(exc: Exception) -> str:
         case UnicodeDecodeError():
             return "save it as UTF-8"
         case PermissionError():
-            return "use the user who may read it, or root"
+            return "run this as a user who may read it, or as root"
         case _:
             return CHECK_PATH
 

@@ -16,18 +16,15 @@ close the scanner for everybody, or have a mail delivered because it breaks the 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import os
 import random
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Never, Protocol
+from typing import Never
 
-from bridge.api.request_id import REQUEST_ID
-from bridge.api.scanning import BOUNDARY_BYTES, AnalysisRequest, AnalysisResult, QueueStatus, form
+from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
     MessageTooLarge,
     Saturated,
@@ -40,7 +37,7 @@ from bridge.errors import (
 )
 from bridge.mail.message import Message
 from bridge.runtime.value import value
-from bridge.scanner.answers import BadGateway, read_result, read_status
+from bridge.scanner.answers import BadGateway, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
 from bridge.scanner.http import (
@@ -52,7 +49,9 @@ from bridge.scanner.http import (
     ScannerConnection,
     WrongAnswer,
 )
+from bridge.scanner.late_scan import LateScan, ScanGoesOn
 from bridge.scanner.probe_mail import probe_mail
+from bridge.scanner.requests import STATUS, Request, Submission, new_id
 
 __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 
@@ -69,13 +68,6 @@ _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 def _ignore(url: str) -> None:
     """Nobody wants to know."""
-
-
-class Request(Protocol):
-    """An HTTP request, not yet bound to a host."""
-
-    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
-        """Its bytes, created again for each attempt; the id is random."""
 
 
 class Scanner:
@@ -130,10 +122,12 @@ class Scanner:
         problem: ScanError | Saturated | None = None
         doubts: list[_Doubt] = []  # hosts that got some of the mail and gave no decision
         loop = self._loop
-        submission = _Submission(request, message, header)
+        submission = Submission(request, message, header)
         limit = self._settings.max_request_bytes
         if limit is not None and (size := submission.body_bytes()) > limit:
-            raise MessageTooLarge(f"the request would have {size} bytes, more than the {limit} that the scanner takes")
+            raise MessageTooLarge(
+                f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
+            )
         for host in self._by_preference():
             on_host(host.url)
             is_probe = host.begin()
@@ -143,7 +137,7 @@ class Scanner:
                 answer = await self._exchange(host, submission, deadline, is_mail=True)
                 now = loop.time()
                 host.took(now - began, now)
-                return _learn(host, answer, now, began)
+                return host.result_of(answer, now, began)
             except _NotReached as exc:
                 host.learn(Event.UNREACHABLE, loop.time())
                 host.failed(exc)
@@ -241,7 +235,7 @@ class Scanner:
         request, message = probe_mail(tenant)
         answer = None
         try:
-            answer = await self._exchange(host, _Submission(request, message, b""), began + timeout_s)
+            answer = await self._exchange(host, Submission(request, message, b""), began + timeout_s)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
@@ -249,7 +243,7 @@ class Scanner:
             message.close()
         if answer is None:  # raised here: an error that another one caused would keep this frame, and the mail
             raise ScanTimeout(f"{host.url}: no decision on the test mail in time")
-        _learn(host, answer, loop.time(), began)
+        host.result_of(answer, loop.time(), began)
 
     async def try_scan(self, host: Host, timeout_s: float) -> None:
         """Have one host decide on the test mail, as it would on any mail. Raises ScanError, Saturated."""
@@ -293,9 +287,9 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        request_id = next(_ids)
+        request_id = new_id()
         content = request.to(host, request_id)
-        if isinstance(request, _Submission) and is_mail:
+        if isinstance(request, Submission) and is_mail:
             check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
             on_slow = partial(self._check_if_slow, host, now, request.request.tenant_uid, check_s)
             waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
@@ -304,7 +298,7 @@ class Scanner:
         try:
             answer = await waiting
         except WrongAnswer:
-            log.warning("scanner %s gave the answer to another request; connection closed", host.url)
+            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
             if not reused:
                 raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
         except ConnectionLost as exc:
@@ -353,7 +347,7 @@ class Scanner:
         """Request the status of one host. Raises ScanError."""
         loop = self._loop
         try:
-            answer = await self._exchange(host, _STATUS, loop.time() + timeout_s)
+            answer = await self._exchange(host, STATUS, loop.time() + timeout_s)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
@@ -415,53 +409,6 @@ class Scanner:
             host.close()
 
 
-class LateScan:
-    """A scan that continues after the deadline of its mail. It must be awaited or abandoned."""
-
-    def __init__(self, host: Host, late: LateAnswer) -> None:
-        self._host = host
-        self._late: LateAnswer | None = late
-        host.in_flight += 1
-        host.awaited.add(late.connection)
-
-    async def result(self) -> AnalysisResult:
-        """Wait for the decision. Raises ScanError, Saturated."""
-        late, host, loop = self._late, self._host, asyncio.get_running_loop()
-        assert late is not None
-        try:
-            answer = await late.answer()
-            host.give_back(late.connection, loop.time())
-            return _learn(host, answer, loop.time(), began=0.0)
-        except ConnectionLost as exc:
-            raise ScanUnavailable(f"{host.url}: {exc}") from exc
-        except AnswerTooLarge as exc:
-            raise ScanMalformed(f"{host.url}: the answer is too large") from exc
-        except WrongAnswer as exc:
-            raise ScanMalformed(f"{host.url}: the answer belongs to another request") from exc
-        finally:
-            self._end()
-
-    def abandon(self) -> None:
-        """Give the scan up. Does nothing when it has ended."""
-        if self._late is not None:
-            self._late.abandon()
-            self._end()
-
-    def _end(self) -> None:
-        if self._late is not None:
-            self._host.awaited.discard(self._late.connection)
-            self._late = None
-            self._host.in_flight -= 1
-
-
-class ScanGoesOn(ScanTimeout):
-    """The deadline passed, but the scanner has the whole mail: `scan` must be awaited or abandoned."""
-
-    def __init__(self, text: str, is_slow: bool, others_pass: bool, scan: LateScan) -> None:
-        super().__init__(text, is_slow, others_pass)
-        self.scan = scan
-
-
 class _NotReached(Exception):
     """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
 
@@ -507,87 +454,3 @@ def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool
     if late is not None:
         late.abandon()
     raise ScanTimeout(text, is_slow, others_pass) from None
-
-
-def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResult:
-    """The decision in an answer, or the error it means. Tells the circuit about everything but failures."""
-    if answer.is_tied:
-        host.echoes = True
-    elif host.echoes and answer.status == 200:
-        raise ScanMalformed(f"{host.url}: the decision does not carry our request id, as earlier ones did")
-    try:
-        result = read_result(host.url, answer, host.token)
-    except (MessageTooLarge, ScanRefused):
-        host.learn(Event.ALIVE, now)
-        raise
-    except Saturated as exc:
-        host.learn(Event.ALIVE, now)
-        host.saturated_at, host.saturated_until = now, now + (exc.retry_after_s or 0.0)
-        raise
-    host.learn(Event.SUCCESS, now)
-    host.is_broken, host.scan_problem = False, ""
-    if host.saturated_until and began >= host.saturated_at:
-        host.saturated_until = 0.0
-    if began > host.decided_since:
-        host.decided_since = began
-    return result
-
-
-@value
-class _Submission:
-    """One mail as a request. Its bytes are created while they are sent, so that they do not wait in memory."""
-
-    request: AnalysisRequest
-    message: Message
-    header: bytes  # the caller's: traceparent
-
-    def to(self, host: Host, request_id: bytes | None = None) -> Iterator[bytes]:
-        request_id = request_id or next(_ids)
-        boundary = request_id  # no sender can know it
-        head, tail = form(_parameters(self.request), boundary)
-        lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
-        lines %= (_ID_FIELD, request_id, boundary, len(head) + self.message.size + len(tail))
-        yield b"".join((host.submit_head, self.header, lines, head))
-        yield from self.message.chunks()
-        yield tail
-
-    def body_bytes(self) -> int:
-        return self.message.size + sum(map(len, form(_parameters(self.request), b"x" * BOUNDARY_BYTES)))
-
-
-_ID_FIELD = REQUEST_ID.encode("ascii") + b": "
-
-
-def _draw() -> Iterator[bytes]:
-    """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
-    while True:
-        drawn = os.urandom(100 * BOUNDARY_BYTES // 2).hex().encode("ascii")
-        yield from (drawn[start : start + BOUNDARY_BYTES] for start in range(0, len(drawn), BOUNDARY_BYTES))
-
-
-_ids = _draw()
-
-
-def _draw_again() -> None:
-    """Workers are forked: those that were already drawn belong to the parent."""
-    global _ids
-    _ids = _draw()
-
-
-os.register_at_fork(after_in_child=_draw_again)
-
-
-class _Status:
-    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
-        return (host.status_head, _ID_FIELD, request_id, b"\r\n\r\n")
-
-
-_STATUS = _Status()
-
-
-def _parameters(request: AnalysisRequest) -> bytes:
-    """Strict JSON: non-UTF-8 bytes of a HELO are lone surrogates here, which many parsers refuse."""
-    text = request.to_json()
-    if text.find(b"\\ud") < 0:
-        return text
-    return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")

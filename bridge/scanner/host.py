@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
 
-from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
+from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus
+from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
+from bridge.scanner.answers import read_result
 from bridge.scanner.circuit import Circuit, Event, State
-from bridge.scanner.http import ScannerConnection, SharedByConnections
+from bridge.scanner.http import Answer, ScannerConnection, SharedByConnections
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +133,32 @@ class Host:
         """How old our knowledge is: the last status request, or the last mail it decided on. None without either."""
         known = max(self._asked_at or 0.0, self.decided_since)
         return max(now - known, 0.0) if known else None
+
+    def result_of(self, answer: Answer, now: float, began: float) -> AnalysisResult:
+        """The decision in an answer to a mail that was sent at `began`. Tells the circuit about all but failures.
+
+        Raises ScanError, Saturated.
+        """
+        if answer.is_tied:
+            self.echoes = True
+        elif self.echoes and answer.status == 200:
+            raise ScanMalformed(f"{self.url}: the decision does not carry our request id, although earlier ones did")
+        try:
+            result = read_result(self.url, answer, self.token)
+        except (MessageTooLarge, ScanRefused):
+            self.learn(Event.ALIVE, now)
+            raise
+        except Saturated as exc:
+            self.learn(Event.ALIVE, now)
+            self.saturated_at, self.saturated_until = now, now + (exc.retry_after_s or 0.0)
+            raise
+        self.learn(Event.SUCCESS, now)
+        self.is_broken, self.scan_problem = False, ""
+        if self.saturated_until and began >= self.saturated_at:
+            self.saturated_until = 0.0
+        if began > self.decided_since:
+            self.decided_since = began
+        return result
 
     def failed(self, problem: object) -> None:
         """A scan failed; the text may begin with our URL."""

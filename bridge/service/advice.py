@@ -54,6 +54,6 @@ def _address(loaded: Loaded) -> Iterator[str]:
 def _decisions(loaded: Loaded) -> Iterator[str]:
     for tag in delivered_anyway(loaded.config.decisions):
         yield (
-            f"{loaded.at('decisions', 'rules')}: mail with the tag {tag} is delivered; rules replaces all default "
-            f"rules, so add one for {tag}, or set only scores"
+            f"{loaded.at('decisions', 'rules')}: mail with the tag {tag} is delivered; `rules` replaces all default "
+            f"rules, so add one for {tag}, or set only `scores`"
         )

@@ -61,7 +61,7 @@ class Loaded:
     def at(self, *where: str | int) -> str:
         """File, line and name of a key, for a message about it; or the file that is missing."""
         if file := self.absent.get(str(where[0])):
-            return f"{file}: there is no such file, and {'.'.join(map(str, where))} is not in another one"
+            return f"{file}: there is no such file, and {'.'.join(map(str, where))} is not set in any other file"
         return self.trees.at(where)
 
 
@@ -259,7 +259,7 @@ def _unknown_top_level(key: str) -> str:
         if key in model.model_fields:
             return f"this key belongs below `{name}:`"
     if key in _OF_THE_BRIDGE:
-        return "unknown key; it is a key of the bridge, whose configuration is for `scanbridge run -c`"
+        return "unknown key; it belongs in the bridge's configuration (`scanbridge run -c`)"
     similar = closest(key, ServiceConfig.model_fields)
     return f"unknown key; did you mean {similar}?" if similar else "unknown key"
 
@@ -280,7 +280,7 @@ def _contradictions(config: ServiceConfig, trees: Trees) -> Iterator[str]:
     core, where = config.abby.serviceProviders.core, ("abby", "serviceProviders", "core", "hosts")
     if core.remote_hosts and config.database_url.startswith("sqlite"):
         yield (
-            f"{trees.at(where)}: nodes on other machines cannot read this service's SQLite file, so changes of lists "
+            f"{trees.at(where)}: nodes on other machines cannot read this service's SQLite file, so changes to lists "
             "would be accepted and have no effect; set `database: postgresql://...` in the configuration of all "
             f"nodes (in {OURS}), or `hosts: []` to scan in this process"
         )
@@ -313,7 +313,9 @@ def _unknown_permissions(config: ServiceConfig, trees: Trees) -> Iterator[str]:
             found = True
         if unknown and len(unknown) == len(token.permissions):
             place = trees.at(("abby", "staticApiTokens", i))
-            yield f"{place}: the token of {token.name} may do nothing, because it has no known permission"
+            yield (
+                f"{place}: the token of {token.name} is not allowed to do anything, because it has no known permission"
+            )
     if found:
         for name, meaning in PERMISSIONS.items():
             yield f"known permission {name}: {meaning}"

@@ -37,7 +37,7 @@ CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 60.0
 MAX_ANSWER = 1024 * 1024
 MAX_FAILURES = 2  # nodes that fail on one mail
-SEPARATE = "it has another database, so changes of lists here would have no effect there"
+SEPARATE = "it has another database, so changes to lists here would have no effect there"
 
 log = logging.getLogger("bridge.service")
 
@@ -255,7 +255,7 @@ def _certificate_problem(exc: ssl.SSLCertVerificationError) -> str:
         case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
             return f"its certificate has expired ({text}); renew it on the node"
         case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-            return f"its certificate has another name ({text}); use that name in hosts, or another certificate"
+            return f"its certificate is for another name ({text}); use that name in hosts, or another certificate"
         case 18 | 19 | 20 | 21:  # self-signed, or an issuer that is not in our file
             return f"its certificate has an unknown issuer ({text}); name the issuer's certificate in caFile"
         case _:

@@ -285,7 +285,7 @@ def _list_schemas() -> Json:
     info = {"displayName": _TEXT, "category": _TEXT, "description": _TEXT, "maxSize": {"type": "integer"}}
     tenant = {"type": "string", "format": "uuid", "pattern": _UUID}
     return {
-        "Tenant": {**tenant, "description": "The tenant; omit it for the deployment-global lists."},
+        "Tenant": {**tenant, "description": "The tenant; omit it for the deployment's own lists."},
         "ListName": {"type": "string", "description": "A name from `getLists`, for example blocked-senders."},
         "ListEntry": {**_object(["entry"], entry), "additionalProperties": False},
         "PublicListsEntry": _object(["entry", "comment"], {"entry": _TEXT, "comment": _TEXT}),

@@ -3,7 +3,7 @@
 Combines the service's configuration (address, TLS, application) with the generic HTTP server.
 `scanbridge service` and the daemon's embedded service both start it this way.
 
-A reload leaves sockets and connections alone. The new configuration gets parts of its own, which start next to
+A reload leaves sockets and connections alone. The new configuration gets its own parts, which start next to
 the old ones; only when all of them work does the next request go there. Requests that are being answered keep the
 configuration they began with. So no request can fail because of a reload, and a configuration that does not work
 changes nothing.

@@ -472,8 +472,8 @@ class ServiceConfig(Section):
         for definition in info.data.get("lists", ()):
             if definition.category in ("url", "attachment") and decisions.allowing([definition.name]):
                 raise ValueError(
-                    f"a rule delivers mail because of the list {definition.name}, but one {definition.category} "
-                    "cannot vouch for a whole mail; rename the list, or change the rule"
+                    f"a rule delivers mail because of the list {definition.name}, but a match with one "
+                    f"{definition.category} does not make a whole mail safe; rename the list, or change the rule"
                 )
         return decisions
 
@@ -518,7 +518,7 @@ def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
 
 
 def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path) -> ServiceConfig:
-    """The same service, but with an address, a token and a database of its own."""
+    """The same service, but with its own address, token and database."""
     only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
     return config.model_copy(
         update={

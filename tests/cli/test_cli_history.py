@@ -29,7 +29,6 @@ from bridge.testing import until
 from tests.daemon.process_kit import ROOT, environment, scanbridge
 from tests.history.history_kit import add, mail
 
-NOW = time.time()
 CONFIG = """\
 scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
 listeners: [{{name: mx, address: "127.0.0.1:2"}}]
@@ -44,6 +43,7 @@ class Place:
     """A configuration and its history."""
 
     def __init__(self, directory: Path, more: str = "") -> None:
+        self.now = time.time()
         self.file = directory / "bridge.yml"
         self.state = directory / "state"
         self.state.mkdir()
@@ -53,7 +53,7 @@ class Place:
 
     def add(self, *numbers: int, **values: Any) -> None:
         """One mail for each number, so many seconds ago."""
-        add(self.store, *(mail(number, **{"at": NOW - number, **values}) for number in numbers))
+        add(self.store, *(mail(number, **{"at": self.now - number, **values}) for number in numbers))
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return scanbridge(*arguments, "-c", self.file, env=environment(**variables))
@@ -95,7 +95,7 @@ def test_pages_lead_from_one_to_the_next_by_their_own_words(place: Place) -> Non
 @pytest.mark.parametrize("form", ["--json", "--csv", "--wide"])
 def test_without_a_limit_everything_is_shown_once(place: Place, form: str) -> None:
     """It is read in parts."""
-    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    place.store.append([mail(number, at=place.now - number) for number in range(2500)])
     lines = place.says("history", "--limit", "0", form).splitlines()
     assert len(lines) == 2500 + (form != "--json")
     assert len(set(re.findall(r"ID\d{4}", "\n".join(lines)))) == 2500
@@ -103,7 +103,7 @@ def test_without_a_limit_everything_is_shown_once(place: Place, form: str) -> No
 
 def test_a_reader_that_goes_away_is_no_error(place: Place) -> None:
     """`scanbridge history --limit 0 | head`"""
-    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    place.store.append([mail(number, at=place.now - number) for number in range(2500)])
     command = f"{sys.executable} -m bridge history --limit 0 -c {place.file} | head -1"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.stdout.startswith("ID\t") and "Traceback" not in done.stderr
@@ -250,7 +250,7 @@ def test_a_history_that_cannot_be_read_is_not_an_empty_one() -> None:
 )
 def test_any_key_leads_to_the_story(place: Place, key: str) -> None:
     """As it was copied out of a log or a bounce, and whenever it was."""
-    place.add(1, at=NOW - 20 * 86400)
+    place.add(1, at=place.now - 20 * 86400)
     place.add(2, session="", queue_id="", next_id="", ggrid="", message_id="<2@x>")
     assert place.says("explain", key).startswith("Mail from <a@sender.example> to <b@example.org> was delivered.")
 
@@ -258,7 +258,7 @@ def test_any_key_leads_to_the_story(place: Place, key: str) -> None:
 @pytest.mark.parametrize("who", ["a@sender.example", "<b@example.org>", "SENDER.example", "@example.org"])
 def test_an_address_finds_sender_and_recipient_since_yesterday(place: Place, who: str) -> None:
     place.add(1)
-    place.add(2, at=NOW - 4 * 86400, message_id="<2@x>")
+    place.add(2, at=place.now - 4 * 86400, message_id="<2@x>")
     assert place.says("explain", who).count("sent it to listener") == 1
     assert "2 mails match" in place.says("explain", who, "--since", "1w")
 
@@ -270,7 +270,7 @@ def test_several_mails_are_listed_and_the_newest_are_told(place: Place) -> None:
     assert told.startswith("5 mails match a@sender.example since ")
     assert re.findall(r"(?m)^ +\d  \S+ \S+  (ID\d+) ", told) == [f"ID{number:04d}" for number in range(1, 6)]
     assert re.findall(r"Our id is (\w+)", told) == ["ID0001", "ID0002"]
-    assert f"`scanbridge explain -c {place.file} ID` tells each of the others" in told
+    assert f"`scanbridge explain -c {place.file} ID` explains each of the others" in told
     data = json.loads(place.says("explain", "a@sender.example", "--json"))
     assert (data["matches"], len(data["mails"]), len(data["others"])) == (5, 3, 2)
 
@@ -287,7 +287,7 @@ def test_the_commands_at_the_end_are_for_the_same_configuration(place: Place) ->
     place.add(1, action="reject", decision="bounce", rule="policy.bounce")
     told = place.says("explain", "ID0001")
     assert f"scanbridge history -c {place.file} --sender a@sender.example" in told
-    assert place.says(*shlex.split(told.rpartition("scanbridge ")[2]))
+    assert scanbridge(*shlex.split(told.rpartition("scanbridge ")[2])).returncode == 0
 
 
 def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
@@ -297,12 +297,12 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     assert done.returncode == 3
     for expected in (
         "No mail was found for nobody@sender.example between ",
-        "Of that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "From that time, it has 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
-        "From the domain sender.example in that time: 3 mails; the newest: ID0001 at ",
-        "To the domain sender.example in that time: 0 mails.",
-        "From the client 192.0.2.7 in that time: 43 mails",
-        "40 refusals of that time were recorded without their senders",
+        "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
+        "To the domain sender.example during that time: 0 mails.",
+        "From the client 192.0.2.7 during that time: 43 mails",
+        "40 refusals from that time were recorded without their senders",
         "the daemon does not answer",
         "mail with another envelope sender",
         "mail that another machine handled",
@@ -314,10 +314,10 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
 
 def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     place.add(1)
-    made = f"{int((NOW - 60) * 1000):X}ABCD0001"
+    made = f"{int((place.now - 60) * 1000):X}ABCD0001"
     done = place.run("explain", made)
-    assert done.returncode == 3 and f"{made} is an id of this program, made at " in done.stdout
-    assert "Of that time, it has 1 mails" in done.stdout
+    assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
+    assert "From that time, it has 1 mail" in done.stdout
 
 
 def test_without_a_history_explain_says_so(tmp_path: Path) -> None:

@@ -75,7 +75,11 @@ def test_the_overview_imports_no_command(tmp_path: Path) -> None:
     shown, modules = run(RUN, tmp_path / "modules", "--help")
     assert all(f"  {name} " in shown for name in _COMMANDS)
     own = {name for name in modules if name.startswith("bridge.cli.")}
-    assert own == {"bridge.cli.terminal"} and not modules & HEAVY and len(modules) <= MOST_FOR_HELP
+    assert (
+        own == {"bridge.cli.terminal", "bridge.cli.single_values"}
+        and not modules & HEAVY
+        and len(modules) <= MOST_FOR_HELP
+    )
 
 
 @pytest.mark.parametrize("name", _COMMANDS)

@@ -55,7 +55,7 @@ class Terminal:
 
     def wait_for(self, text: str, since: int = 0) -> int:
         """Wait for this text on the screen; returns the position after it."""
-        until(lambda: text in self.read()[since:], f"{text!r} on the screen", 20)
+        until(lambda: text in self.read()[since:], f"{text!r} on the screen")
         return self.read().index(text, since) + len(text)
 
     def press(self, keys: bytes) -> None:

@@ -68,7 +68,7 @@ def _is_bad(said: Any) -> bool:
 
 
 def wrong_for_readers(page: Any) -> list[str]:
-    """What axe finds, by WCAG 2.2 AA and its best practices. The debugger adds it: the policy allows no other script."""
+    """What axe finds, by WCAG 2.2 AA and its best practices. The debugger runs it: the policy forbids other scripts."""
     _, modules = node_and_modules(Path(__file__).parent / "node", "console-node")
     page.evaluate((modules / "axe-core" / "axe.min.js").read_text() + "; null")
     tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

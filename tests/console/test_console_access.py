@@ -137,6 +137,23 @@ def test_every_answer_has_the_header_fields(shared: World, row: str) -> None:
     assert answer.headers["referrer-policy"] == "same-origin"
 
 
+def test_the_story_of_a_mail_does_not_mention_other_tenants(shared: World) -> None:
+    """The same message came to three tenants; who may see all of them reads of all, others of their own only."""
+    everything = shared.console.signed_in().get("/mail/MAILA").text
+    assert "MAILB" in everything and "MAILNONE" in everything
+    own = shared.console.signed_in(Role.ADMIN, frozenset({TENANT_A}))
+    assert own.get("/mail/MAILA").status == 200
+    for path in (
+        "/mail/MAILA",
+        "/mail",
+        "/mail?what=MAILB",
+        "/mail?recipient=b@example.org",
+        f"/mail?tenant={TENANT_B}",
+    ):
+        page = own.get(path).text.replace("what=MAILB", "").replace('value="MAILB"', "")
+        assert "MAILB" not in page and "MAILNONE" not in page
+
+
 CHANGES = [row for row, route in ROWS.items() if route.changes]
 
 

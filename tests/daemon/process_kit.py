@@ -30,6 +30,7 @@ from bridge.testing import (
     result,
     until,
 )
+from tests.warm_commands import can_be_warm, warm_commands
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
@@ -43,7 +44,10 @@ def environment(**more: str) -> dict[str, str]:
 
 def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run one command and wait until it exits."""
-    command = [sys.executable, "-m", "bridge", *map(str, arguments)]
+    words = list(map(str, arguments))
+    if options.keys() <= {"env", "cwd"} and can_be_warm(env := options.get("env", environment())):
+        return warm_commands(os.getpid()).run(words, env, options.get("cwd", ROOT))
+    command = [sys.executable, "-m", "bridge", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
     return subprocess.run(command, text=True, check=False, **{**defaults, **options})

@@ -141,7 +141,7 @@ def test_a_refused_token_is_named(tmp_path: Path) -> None:
         assert get(bridge.admin, "/readyz") == (503, f"{expected}\n")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tmp_path: Path, workers: int) -> None:
     """The status request succeeds, so only a mail can show it; `check` sends one of its own, and agrees."""
     refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
@@ -152,7 +152,7 @@ def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tm
         until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
         code, lines = status(bridge)
         assert code == 1 and "403 forbidden the token lacks scan" in lines[0]
-        line = f"scanner        {url}: GREEN, not scanning (403 forbidden the token lacks scan), as of "
+        line = f"scanner        {url}: not scanning (403 forbidden the token lacks scan), as of "
         assert any(shown.startswith(line) for shown in lines)
         shown = scanbridge("check", "-c", tmp_path / "bridge.yml")
         assert shown.returncode == 1
@@ -199,9 +199,11 @@ def test_a_scanner_that_hangs_is_named(tmp_path: Path) -> None:
     ("policy", "words", "code"),
     [
         ({"unavailable": "relay"}, "all mail is being delivered unscanned", 200),
-        ({"unavailable": "quarantine"}, "all mail is being quarantined unscanned", 200),
+        pytest.param(
+            {"unavailable": "quarantine"}, "all mail is being quarantined unscanned", 200, marks=pytest.mark.long
+        ),
         ({"unavailable": "relay", "unreachable": "tempfail"}, "all mail is being deferred", 503),
-        ({"unavailable": "reject"}, "all mail is being rejected", 503),
+        pytest.param({"unavailable": "reject"}, "all mail is being rejected", 503, marks=pytest.mark.long),
     ],
 )
 def test_the_words_follow_the_policy(tmp_path: Path, policy: dict[str, str], words: str, code: int) -> None:
@@ -264,7 +266,7 @@ def test_a_scanner_that_is_back_is_not_called_down(tmp_path: Path) -> None:
 # The next hop
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_next_hop_that_nobody_tried_is_probed(tmp_path: Path, workers: int) -> None:
     """It was called up before the first mail failed."""
     hop = dead_hop()
@@ -333,7 +335,7 @@ def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> 
         assert state(bridge)["next_hops"][0]["up"] is False
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_next_hop_that_is_back_is_seen_within_seconds(tmp_path: Path, workers: int) -> None:
     """Although one that is up would be tested only once an hour; and the age of the knowledge is shown."""
     hop = dead_hop()
@@ -366,7 +368,7 @@ def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
             assert re.search(expected, text)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     ("reply", "logged", "expected"),
     [
@@ -513,4 +515,4 @@ def test_mails_that_were_not_recorded_are_counted_in_the_status() -> None:
     shown |= {"workers": [], "listeners": [], "scanner": []}
     assert "history" not in table(shown)
     lost = table({**shown, "history": {"problem": "", "lost": 1234}})
-    assert "history        1,234 mails could not be recorded since the start" in lost
+    assert "history        not recorded since the start: 1,234 mails" in lost

@@ -118,6 +118,6 @@ def test_dialogue(name: str, bridges: Callable[[dict[str, Any]], RunningBridge])
     """The bridge sends the replies in the file."""
     dialogue = Dialogue.read(HERE / f"{name}.txt")
     bridge = bridges(dialogue.settings)
+    bridge.forget()
     bridge.scanner.reply = answer(200, result(dialogue.settings.get("decision", "deliver")))
-    bridge.next_hop.mails.clear()
     run(dialogue, bridge)

@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import sys
+import time
+import traceback
 
 
 def call(path: str, arguments: list[str]) -> int:
@@ -59,12 +61,15 @@ def _answer(client: socket.socket) -> None:
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     sys.argv = ["scanbridge", *arguments]
     code = 1
     try:
         main(prog_name="scanbridge")
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

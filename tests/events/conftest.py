@@ -7,7 +7,7 @@ import pytest
 
 from bridge.runtime.database import Database
 from tests.events.events_kit import Receiver, receiving
-from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.postgresql import fresh_database
 
 
 @pytest.fixture

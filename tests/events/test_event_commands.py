@@ -11,10 +11,13 @@ import pytest
 
 from bridge.events.event import EventType, of_mail
 from bridge.events.outbox import Entry, Failed, Outbox
+from bridge.history.sqlite import SqliteHistory
 from bridge.observe.redaction import FULL
 from bridge.runtime.database import Database
 from tests.daemon.process_kit import scanbridge, write_config
 from tests.events.events_kit import ROOMY, SECRET, Receiver, lines, mail
+from tests.history.history_kit import mail as old_mail
+from tests.postgresql import fresh_database
 
 UNPRINTABLE = "evil\x1b[31m"
 
@@ -57,7 +60,7 @@ def test_status_says_what_waits_and_why(config: Path) -> None:
 
 
 def test_dead_letters_are_looked_at_sent_again_and_dropped(config: Path) -> None:
-    """One by one, and all of them; what is dropped is gone, after a confirmation."""
+    """One by one, and all of them; what is dropped is gone, after confirmation."""
     listed = run("dead", "-c", config).stdout
     assert listed.count("it answered 500") == 2 and "\x1b" not in listed and "mail.decided" in listed
     found = [json.loads(line) for line in run("dead", "-c", config, "--json").stdout.splitlines()]
@@ -66,7 +69,7 @@ def test_dead_letters_are_looked_at_sent_again_and_dropped(config: Path) -> None
     assert json.loads(run("dead", "-c", config, newest).stdout)["data"]["id"] == "M2"
     assert run("dead", "-c", config, "nonsense").returncode == 3
     assert run("dead", "-c", config, "--sink", "log").stdout == ""
-    assert run("retry", "-c", config, newest).stdout == "1 dead letters will be sent again\n"
+    assert run("retry", "-c", config, newest).stdout == "1 dead letter will be sent again\n"
     assert run("retry", "-c", config, newest).returncode == 3  # it is not dead any more
     refused = run("drop", "-c", config, "--all")
     assert refused.returncode == 2 and "nothing was deleted: add --yes" in refused.stderr
@@ -114,3 +117,29 @@ def test_without_sinks_no_outbox_is_created(tmp_path: Path, command: tuple[str, 
     done = run(command[0], "-c", path, *command[1:])
     assert done.returncode == 1 and done.stderr == "no sinks are configured: set events\n"
     assert not (tmp_path / "state" / "events.sqlite").exists()
+
+
+def test_another_database_left_waiting_events_and_the_history_behind(config: Path, postgresql: Any) -> None:
+    """They stay in the state directory, where nobody looks any more: `check` and `explain` say so."""
+    state = config.parent / "state"
+    history = SqliteHistory(state / "history")
+    history.append([old_mail(1)])
+    history.close()
+    text = config.read_text()
+    config.write_text(f"{text}\nstate_database: {fresh_database(postgresql)}\n")
+    assert f"1 event is waiting in {state / 'events.sqlite'} from before state_database was set" in _check(config)
+    told = scanbridge("explain", "-c", config, "nobody@example.org")
+    assert told.returncode == 3 and f"see {state / 'history'}" in told.stdout
+    run("drop", "-c", _with_text(config, text), "--all", "--waiting", "--sink", "hook", "--yes")
+    noted = _check(_with_text(config, f"{text}\nstate_database: {fresh_database(postgresql)}\n"))
+    assert "events.sqlite" not in noted and f"stays in {state / 'history'} and is not searched" in noted
+
+
+def _check(config: Path) -> str:
+    found: str = scanbridge("check", "-c", config).stdout
+    return found
+
+
+def _with_text(config: Path, text: str) -> Path:
+    config.write_text(text)
+    return config

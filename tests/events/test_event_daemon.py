@@ -94,9 +94,10 @@ def test_events_in_the_outbox_survive_a_kill(tmp_path: Path, receiver: Receiver)
             receiver.let_go.clear()
             receiver.start()
             bridge = start(config, port, admin)
-            until(lambda: len(receiver.events) == 5, "all events", 60)
+            until(lambda: len(receiver.events) >= 5, "all events")
         finally:
             bridge.end()
+    assert len(set(receiver.ids())) == 5
 
 
 def test_a_killed_worker_costs_nothing_that_was_in_the_outbox(tmp_path: Path, receiver: Receiver) -> None:
@@ -110,7 +111,8 @@ def test_a_killed_worker_costs_nothing_that_was_in_the_outbox(tmp_path: Path, re
         first = min(worker["pid"] for worker in json.loads(get(bridge.admin, "/status")[1])["workers"])
         os.kill(first, signal.SIGKILL)
         receiver.answer = lambda receiver, event: 200
-        until(lambda: len({event["id"] for event in receiver.events}) == 6, "all events", 120)
+        until(lambda: len(set(receiver.ids())) >= 6, "all events", 120)
+    assert len(set(receiver.ids())) == 6
 
 
 def _waiting(config: Path) -> int:
@@ -301,7 +303,7 @@ def test_status_shows_a_sink_that_fails(tmp_path: Path, receiver: Receiver) -> N
             lambda: text if "500" in (text := scanbridge("status", "-c", tmp_path / "bridge.yml").stdout) else "",
             "the sink's problem",
         )
-        assert re.search(r"(?m)^event sink +hook: 1 events waiting \(127\.0\.0\.1:\d+: it answered 500\)$", shown)
+        assert re.search(r"(?m)^event sink +hook: 1 event waiting \(127\.0\.0\.1:\d+: it answered 500\)$", shown)
         done = scanbridge("events", "status", "-c", tmp_path / "bridge.yml")
         assert done.returncode == 1 and "hook (webhook): 1 waiting" in done.stdout
 

@@ -93,7 +93,7 @@ def test_every_field_of_the_schema_can_occur() -> None:
         EventType.RELEASED: made.released(Release("I", "", ("b@x.org",), "root", "250 ok", "mx", "t"), FULL, 0.0),
         EventType.LIST_CHANGED: made.list_changed("blocked", "t", 2, 1, 0.0),
         EventType.SCANNER_STATE: made.scanner_state("http://s", ScannerState.DOWN, ScannerState.UP, "why", 0.0),
-        made.TEST: made.test_event("s", "root", 0.0),
+        made.TEST: made.trial("s", "root", 0.0),
     }
     for type_, event in others.items():
         assert set(read(event)["data"]) == set(TYPES[type_][1])
@@ -167,7 +167,7 @@ def test_other_events_have_their_classes() -> None:
     assert (down["class_uid"], down["type_uid"], down["status_detail"]) == (6002, 600204, "why")
     full = convert(read(made.scanner_state("http://s", ScannerState.SATURATED, None, "", 0.0)))
     assert full["activity_id"] == 99
-    assert convert(read(made.test_event("s", "root", 0.0)))["class_uid"] == 0
+    assert convert(read(made.trial("s", "root", 0.0)))["class_uid"] == 0
     assert set(CLASSES) == set(TYPES)
 
 

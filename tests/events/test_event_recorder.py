@@ -74,7 +74,7 @@ def test_a_locked_database_costs_nothing_while_there_is_memory(file: Database) -
     began = time.perf_counter()
     for _ in range(150):
         one.put(mail())
-    assert time.perf_counter() - began < 0.5  # a report never waits for the lock
+    assert time.perf_counter() - began < 150 * 0.1 / 2  # a report never waits for the lock
     assert lost == {("s", "queue"): 50}
     holder.execute("COMMIT")
     holder.close()
@@ -152,4 +152,4 @@ def test_one_mail_that_cannot_be_described_does_not_cost_the_others(
     one.put(mail())
     one.close()
     assert waiting(file) == 1 and lost == {("s", "queue"): 1}
-    assert "cannot be described" in caplog.text
+    assert "an event could not be created" in caplog.text

@@ -205,7 +205,7 @@ class Rsyslog:
         command = [str(find("rsyslogd")), "-n", "-f", str(self._config), "-i", str(self._directory / "pid")]
         with (self._directory / "rsyslog.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        until(lambda: busy(self.port), "rsyslogd to listen", 20)
+        until(lambda: busy(self.port), "rsyslogd to listen")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -329,7 +329,7 @@ class NatsServer:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        until(lambda: busy(self.port), "nats-server to listen", 20)
+        until(lambda: busy(self.port), "nats-server to listen")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -401,6 +401,7 @@ async def test_a_server_that_is_killed_gets_everything_after_its_return(tmp_path
         assert delivered(await sink.deliver(entries(5))) == 5
         server.stop()
         assert delivered(await sink.deliver(entries(5, 6))) == 0
+        assert "Connect call failed" in problem(await sink.deliver(entries(5, 6)))
         server.start()
         assert delivered(await sink.deliver(entries(5, 6))) == 5
         client = await nats.connect(server.url)

@@ -215,7 +215,7 @@ def test_a_mail_that_is_slow_by_itself_was_delivered_unscanned(
             slow.begin()
             slow.say("DATA")
             slow.content(BAD)
-            bridge.scanner.arrived.acquire(timeout=10)
+            assert bridge.scanner.arrived.acquire(timeout=30)
             assert send(bridge).startswith("250 ")
             assert slow.read().startswith(reply)
             assert len(bridge.next_hop.mails) == 1 + (reply == "250 ")

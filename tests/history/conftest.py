@@ -11,7 +11,7 @@ from bridge.history.postgresql import PostgresHistory
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 from bridge.runtime.database import Database
-from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.postgresql import fresh_database
 
 
 @pytest.fixture(params=["live", "finished", "postgresql"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,8 +14,11 @@ import pytest
 from bridge.api.scanning import QueueStatus
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
-from bridge.testing import RunningBridge, answer, result, running_bridge, until
+from bridge.runtime import yaml_file
+from bridge.testing import RunningBridge, answer, configuration, result, running_bridge, until
+from tests.daemon.process_kit import scanbridge
 from tests.filter.smtp_kit import Client, Gate, say, send
+from tests.postgresql import fresh_database
 
 DEFER = answer(200, result("undecided"))
 
@@ -28,7 +32,7 @@ def bridge(tmp_path: Path) -> Iterator[RunningBridge]:
 def history(bridge: RunningBridge, number: int = 1, **query: Any) -> list[dict[str, Any]]:
     """So many entries, as soon as they are written; the newest first."""
     store = SqliteHistory(bridge.directory / "state" / "history")
-    until(lambda: len(store.find(HistoryQuery(**query))) >= number, f"{number} entries", 20.0)
+    until(lambda: len(store.find(HistoryQuery(**query))) >= number, f"{number} entries")
     return [entry.to_dict() for entry in store.find(HistoryQuery(**query))]
 
 
@@ -149,7 +153,7 @@ def test_a_history_that_cannot_be_written_is_reported_and_mail_continues(tmp_pat
     (tmp_path / "state" / "history").write_text("in the way")
     with running_bridge(tmp_path) as bridge:
         assert send(bridge).startswith("250")
-        until(lambda: bridge.daemon.history is not None and bridge.daemon.history.problem, "the problem", 20.0)
+        until(lambda: bridge.daemon.history is not None and bridge.daemon.history.problem, "the problem")
 
 
 def test_postgresql_that_goes_away_delays_no_mail(tmp_path: Path, fragile_postgresql: Any) -> None:
@@ -159,16 +163,32 @@ def test_postgresql_that_goes_away_delays_no_mail(tmp_path: Path, fragile_postgr
         recorder = bridge.daemon.history
         assert recorder is not None
         assert send(bridge).startswith("250")
-        until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the first row", 30.0)
+        until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the first row")
         fragile_postgresql.stop()
         try:
             for _ in range(5):
                 assert send(bridge).startswith("250")
-            until(lambda: recorder.problem, "the problem", 30.0)
+            until(lambda: recorder.problem, "the problem")
         finally:
             fragile_postgresql.start()
-        until(lambda: bridge.daemon.metrics.history.values["written",] == 6, "all rows", 60.0)
+        until(lambda: bridge.daemon.metrics.history.values["written",] == 6, "all rows")
         assert bridge.daemon.metrics.history.values["overflow",] == 0
+
+
+def test_the_commands_read_a_history_in_postgresql(tmp_path: Path, postgresql: str) -> None:
+    """As they read one in files: `explain` tells what happened to a mail, and `history` finds it."""
+    config = {"state_database": fresh_database(postgresql)}
+    with running_bridge(tmp_path, config) as bridge:
+        file = tmp_path / "bridge.yml"
+        file.write_text(yaml_file.dump(configuration(tmp_path, bridge.scanner, bridge.next_hop, config)))
+        reply = send(bridge, sender="s@sender.example")
+        until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the row")
+        told = scanbridge("explain", "s@sender.example", "-c", file).stdout
+        assert told.startswith("Mail from <s@sender.example> to <b@example.org> was delivered.")
+        assert f"The client read: {reply}" in told
+        found = scanbridge("history", "--sender", "s@sender.example", "--json", "-c", file).stdout
+        assert json.loads(found)["reply"] == reply
+        assert scanbridge("explain", "nobody@sender.example", "-c", file).returncode == 3
 
 
 def test_a_scanner_that_fails_is_named(bridge: RunningBridge) -> None:

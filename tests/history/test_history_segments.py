@@ -15,6 +15,7 @@ from bridge.history import segments
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
+from bridge.testing import until
 from tests.history.history_kit import add, find, mail
 
 
@@ -35,6 +36,21 @@ def test_a_full_segment_is_finished_and_another_begun(tmp_path: Path) -> None:
     assert len(find(history)) == 13
 
 
+def test_an_old_segment_was_kept_until_the_next_mail_came(tmp_path: Path) -> None:
+    """Without any mail its entries stayed, however short the retention was."""
+    writer = segments.SegmentWriter(tmp_path, max_age_s=0.5)
+    writer.append([mail(1)])
+    assert files(tmp_path) == [".live"]
+
+    def is_finished() -> bool:
+        writer.settle()
+        return files(tmp_path) == [".sqlite"]
+
+    until(is_finished, "the segment to be finished")
+    writer.settle()
+    assert files(tmp_path) == [".sqlite"], "nothing to finish any more"
+
+
 def test_the_next_process_continues_a_segment(tmp_path: Path) -> None:
     """With the kinds that it has."""
     first = SqliteHistory(tmp_path)
@@ -48,7 +64,7 @@ def test_the_next_process_continues_a_segment(tmp_path: Path) -> None:
 
 
 def test_a_slot_has_one_owner(tmp_path: Path) -> None:
-    """Each process has a segment of its own; one that was left behind is finished."""
+    """Each process has its own segment; one that was left behind is finished."""
     first, second = SqliteHistory(tmp_path), SqliteHistory(tmp_path)
     add(first, mail(1))
     add(second, mail(2))

@@ -11,9 +11,9 @@ import pytest
 from bridge.config.policy import Policy
 from bridge.errors import FailureLabel
 from bridge.filter import rule_names
-from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, gather, whole
-from bridge.history.query import HistoryQuery
+from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
@@ -65,13 +65,13 @@ def test_every_documented_rule_is_explained(rule: str, action: str) -> None:
     name = rule.replace("KEY", "bounce").replace("NAME", "mx").replace("UID", "0b8e")
     said = decided(name, action)
     assert said.startswith(f"Rule {name} decided: ") and said.endswith(".")
-    assert ACTIONS[action] in said and "see the log reference" not in said
+    assert ACTIONS[action] in said and "the log reference explains" not in said
 
 
 def test_a_rule_says_whose_policy_it_is() -> None:
     assert "the policy of listener mx says" in decided("listeners.mx.policy.bounce", "reject")
     assert "the policy of tenant 0b8e says" in decided("tenants.0b8e.policy.drop", "discard")
-    assert "(set policy.quarantine to change it)" in decided("profiles.postfix-milter.quarantine", "hold")
+    assert "(set policy.quarantine to change this)" in decided("profiles.postfix-milter.quarantine", "hold")
     assert decided("", "relay") == ""
 
 
@@ -106,7 +106,7 @@ def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> N
     one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
     assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
     assert [attempt.row.id for attempt in one.others] == ["ID0001"]
-    assert "The same message came once more, as a mail of its own: ID0001." in text(tell(one, Surroundings(), None))
+    assert "The same message arrived once more as a separate mail: ID0001." in text(tell(one, Surroundings(), None))
     assert [attempt.row.id for attempt in two.others] == ["ID0002"]
 
 
@@ -142,7 +142,11 @@ def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
         ({"action": "reject"}, "was refused", "returns it to the sender as undeliverable"),
         ({"action": "discard"}, "was accepted and dropped", "Nowhere: it was dropped"),
         ({"action": "hold"}, "put on hold", "hold queue of the mail server as QUEUED"),
-        ({"action": "cancelled"}, "was given up before it was decided", "No later attempt is recorded"),
+        (
+            {"action": "cancelled"},
+            "was abandoned by the client before a decision was made",
+            "No later attempt is recorded",
+        ),
         (DEFERRED, "was deferred", "tries again, usually for up to five days"),
         ({"action": "reject", "stage": "rcpt"}, "was refused at RCPT, before its content was sent", "still has it"),
     ],
@@ -156,12 +160,12 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
     ("kept", "expected", "can_release"),
     [
         (Kept("kept", until=NOON), "nobody has released it", True),
-        (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to everyone", True),
+        (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to all recipients", True),
         (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
         (Kept("interrupted"), "a release was interrupted", True),
         (Kept(GONE), "No longer in the quarantine", False),
-        (Kept(NOT_HERE), "Ask on the machine that received the mail", False),
-        (Kept(UNKNOWN, problem="no disk"), "could not be asked: no disk", False),
+        (Kept(NOT_HERE), "Run this command on the machine that received the mail", False),
+        (Kept(UNKNOWN, problem="no disk"), "could not be read: no disk", False),
     ],
 )
 def test_the_quarantine_is_asked(kept: Kept, expected: str, can_release: bool) -> None:
@@ -172,7 +176,7 @@ def test_the_quarantine_is_asked(kept: Kept, expected: str, can_release: bool) -
 
 def test_a_copy_of_a_refused_mail_is_mentioned() -> None:
     told = story(entry(action="reject"), kept=Kept("kept"))
-    assert "bounce" in told.now and "A copy of it: In the quarantine" in told.now
+    assert "bounce" in told.now and "A copy is in the quarantine" in told.now
 
 
 def test_old_deferrals_have_probably_been_given_up() -> None:
@@ -183,7 +187,7 @@ def test_later_events_are_told_in_order() -> None:
     later = (LaterEvent(NOON + 5, "ID0000", "released", "alice", "to b@example.org: 250 Ok"),
              LaterEvent(NOON + 9, "ID0000", "deleted", "bob"))  # fmt: skip
     told = story(entry(action="quarantine"), kept=Kept(GONE), later=later)
-    assert told.fate.endswith("was put into quarantine, released later")
+    assert told.fate.endswith("was put into quarantine and released later")
     assert [step.text for step in told.steps[-2:]] == [
         "It was released from the quarantine by alice to b@example.org: 250 Ok.",
         "It was deleted from the quarantine by bob.",
@@ -193,20 +197,20 @@ def test_later_events_are_told_in_order() -> None:
 @pytest.mark.parametrize(
     ("values", "more", "around", "expected"),
     [
-        ({"wait_s": 1.25}, {}, {}, "It waited 1.2 s for a free place"),
+        ({"wait_s": 1.25}, {}, {}, "It waited 1.2 s for a free processing slot"),
         ({}, {"login": "alice"}, {}, "192.0.2.7 (HELO mx.sender.example), logged in as alice, sent it to listener mx"),
-        ({"client": "", "helo": ""}, {}, {}, "A client whose address is not known sent it"),
-        ({"late": "hit"}, {}, {}, "The decision is that of the scan of an earlier attempt: deliver"),
+        ({"client": "", "helo": ""}, {}, {}, "A client with an unknown address sent it"),
+        ({"late": "hit"}, {}, {}, "The decision comes from the scan of an earlier attempt: deliver"),
         (DEFERRED | {"late": "awaited"}, {}, {}, "its decision is kept for the next attempt"),
         (DEFERRED, {"why": "no route"}, {}, "http://scanner gave no decision after 250 ms: it could not be reached"),
-        ({"would": "reject"}, {}, {}, "shadow mode, so that was only reported: the mail was handed on (relay)"),
+        ({"would": "reject"}, {}, {}, "so the decision was only reported, and the mail was handed on (relay)"),
         ({"unscanned": "unreachable"}, {}, {}, "handed on without a decision (unreachable)"),
         ({"tags": "header:missing-date"}, {}, {"scores": {"header:missing-date": 1.0}}, "tag header:missing-date 1 ("),
-        ({"list": "blocked-senders", "action": "reject"}, {"entry": "a@b"}, {}, "has an entry for it (a@b)"),
+        ({"list": "blocked-senders", "action": "reject"}, {"entry": "a@b"}, {}, "has a matching entry (a@b)"),
         ({"error": "next_hop", "action": "reject", "rule": "next_hop"}, {"why": "550 no"}, {},
          "The next hop did not accept it (550 no)"),
-        ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x> it read: 550 no"),
-        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with a reply of its own (250)."),
+        ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x>, the client read: 550 no"),
+        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with its own reply (250)."),
         ({"action": "reject", "stage": "mail", "mails": 700}, {}, {}, "700 attempts at about this time"),
         ({}, {"limit": "max_recipients"}, {}, "exceeded the limit max_recipients"),
     ],
@@ -218,6 +222,41 @@ def test_what_is_known_is_told(
     assert expected in text(told)
 
 
+def test_the_number_of_attempts_stands_beside_what_happened() -> None:
+    """And not at the end, where it would count something else."""
+    twice = story(entry(0, action="cancelled"), entry(1, action="cancelled"))
+    assert twice.fate.endswith(" was abandoned by the client twice before a decision was made")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"subject": "S", "message_id": "<m@x>", "size": 1234},
+         'Its subject is "S", its Message-ID is <m@x>, and its size is 1,234 bytes.'),
+        ({"subject": "S", "message_id": "", "size": 5}, 'Its subject is "S" and its size is 5 bytes.'),
+        ({"subject": "", "message_id": "", "size": 5}, "Its size is 5 bytes."),
+    ],
+)  # fmt: skip
+def test_what_is_known_about_the_content_is_one_sentence(values: dict[str, Any], expected: str) -> None:
+    assert story(entry(**values)).steps[0].text == expected
+
+
+def test_a_mail_in_a_maildir_was_looked_for_in_a_log() -> None:
+    told = story(entry(), around=Surroundings(next_hop="maildir:/var/mail dir"))
+    assert told.now.startswith("In the Maildir /var/mail dir, in a file with ID0000 in its name")
+    assert told.commands[0] == "find '/var/mail dir' -name '*.ID0000.*'"
+
+
+def test_a_held_mail_may_have_left_the_hold_queue() -> None:
+    """We do not see that, so the story cannot claim that it is still there."""
+    told = story(entry(action="hold"), around=Surroundings(protocol="milter"))
+    assert "unless somebody has released or deleted it there" in told.now
+    assert [command.split("    ")[0] for command in told.commands][:2] == [
+        "postqueue -p | grep QUEUED",
+        "postsuper -H QUEUED",
+    ]
+
+
 def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
     """The next hop chooses it, and the operator copies the line."""
     told = story(entry(next_id="x; rm -rf /", sender="$(id)@x"))
@@ -227,7 +266,7 @@ def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
 
 def test_lists_are_mentioned_only_if_they_were_asked() -> None:
     around = Surroundings("smtp", lists=("blocked-senders", "allowed-networks"))
-    assert "were asked: no entry matches" in text(story(entry(), around=around))
+    assert "were checked: no entry matches" in text(story(entry(), around=around))
     for values in ({"stage": "connect", "action": "reject"}, {"action": "cancelled"}, {"rule": "limits.max_received"}):
         assert "asked" not in text(story(entry(**values), around=around))
 
@@ -245,6 +284,6 @@ def test_a_refused_connection_has_a_story() -> None:
 def test_a_client_that_went_away_during_the_content_has_a_story() -> None:
     gone = entry(action=CANCELLED, rule=rule_names.CLIENT_GONE, stage="data", decision="", scanner="", size=0)
     told = text(story(gone))
-    assert "was given up before the end of its content" in told
-    assert "began to send it to listener mx, and did not come to its end" in told
+    assert "was abandoned by the client before all of its content was sent" in told
+    assert "began to send it to listener mx, but did not finish" in told
     assert "before its content was sent" not in told

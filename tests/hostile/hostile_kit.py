@@ -29,7 +29,7 @@ def receives(client: SmtpClient, within_s: float) -> bytes:
     except TimeoutError:
         return b""
     finally:
-        client.sock.settimeout(10.0)
+        client.sock.settimeout(30.0)
 
 
 class Hanging:

@@ -148,11 +148,10 @@ def test_disconnected_client_is_freed_without_the_garbage_collector(
             leave(client)
             client.close()
         until(lambda: is_idle(bridge), "the bridge to be idle")
-        until(lambda: alive(*kinds) <= before, "the mail's objects to be freed", 10.0)
+        until(lambda: alive(*kinds) <= before, "the mail's objects to be freed")
         until(
             lambda: scanner_connections(bridge) <= 1,
             "all scanner connections but the polling one to be freed",
-            10.0,
         )
 
 
@@ -175,12 +174,10 @@ def test_failed_scan_is_freed_without_the_garbage_collector(tmp_path: Path, faul
         until(
             lambda: alive(Message, Transaction, Record) <= before,
             "the mail's objects to be freed",
-            10.0,
         )
         until(
             lambda: scanner_connections(bridge) <= 1,
             "all scanner connections but the polling one to be freed",
-            10.0,
         )
 
 

@@ -45,7 +45,7 @@ def hits(bridge: RunningBridge, limit: str) -> Iterator[None]:
     def changed() -> dict[tuple[str, ...], float]:
         return {labels: count - before[labels] for labels, count in counts.items() if count != before[labels]}
 
-    until(changed, "the limit to be counted", 5.0)
+    until(changed, "the limit to be counted")
     assert changed() == {("test", limit): 1}
 
 

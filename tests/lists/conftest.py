@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lists.lists_kit import Service, running_service
-from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.postgresql import fresh_database
 
 
 @pytest.fixture(scope="module")

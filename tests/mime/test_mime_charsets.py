@@ -12,8 +12,7 @@ from bridge.quarantine.record import subject
 from bridge.service.analysis.inspection import Limits, inspect
 
 PYTHON_ONLY = [
-    *("punycode", "idna", "unicode_escape", "raw_unicode_escape", "rot13", "rot_13", "zip", "zlib", "bz2", "hex"),
-    *("base64", "uu", "quopri", "mbcs", "oem", "undefined", "charmap"),
+    *("rot13", "rot_13", "zip", "zlib", "bz2", "hex", "base64", "uu", "quopri", "mbcs", "oem", "undefined", "charmap"),
 ]
 
 

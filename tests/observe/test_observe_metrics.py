@@ -185,7 +185,7 @@ async def test_a_blocked_event_loop_is_measured() -> None:
     time.sleep(0.4)
     await asyncio.sleep(0.01)
     task.cancel()
-    assert 0.1 < lag.worst_s < 2
+    assert 0.1 < lag.worst_s < 30
 
 
 @pytest.mark.parametrize(("combine", "expected"), [(max, 3), (sum, 5), (min, 2)])

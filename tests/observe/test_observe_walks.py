@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -128,10 +127,8 @@ def test_late_scans_give_their_slots_back_when_the_service_is_restarted(tmp_path
         assert number(bridge, "scanbridge_late_scans_running") == number(bridge, "scanbridge_in_processing_limit") == 2
         assert send(bridge, "three")[:4] != b"250 "
         bridge.scanner.reply = answer(200, b"{}")
-        began = time.monotonic()
         bridge.background.loop.call_soon_threadsafe(restarted.set)
-        until(lambda: number(bridge, "scanbridge_late_scans_running") == 0, "the slots to be free")
-        assert time.monotonic() - began < 10
+        until(lambda: number(bridge, "scanbridge_late_scans_running") == 0, "the slots to be free", 30)
         assert number(bridge, "scanbridge_late_scans_total", end="failed") == 2
 
 

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from bridge.cli import main
+from bridge.cli.single_values import Command
 from tests.requirements import need
 from tools import man_pages
 
@@ -28,6 +29,11 @@ def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, .
             below = command.get_command(context, name)
             assert below is not None
             yield from commands(below, *words, name)
+
+
+def test_every_command_refuses_an_option_that_is_given_twice() -> None:
+    """click would ignore the first value, and `delete` could delete other mail than was meant."""
+    assert [words for words, command in commands(main) if not isinstance(command, Command)] == []
 
 
 def test_man_pages_are_up_to_date() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge.runtime.database import Database
-from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.postgresql import fresh_database
 from tests.quarantine.quarantine_kit import made
 from tests.quarantine.s3_kit import ObjectServer
 

@@ -157,7 +157,7 @@ def test_a_release_to_some_of_several_can_be_completed_by_others_that_fail(here:
     mail_id = here.send()
     here.bridge.next_hop.replies[b"RCPT <x@example.org>"] = b"550 5.1.1 Unknown"
     done = here.call("release", mail_id, "--to", "b@example.org", "--to", "x@example.org")
-    assert done.exit_code == 1 and "released to some only: 1 of 2 recipients have it" in done.stderr
+    assert done.exit_code == 1 and "released to only some of the recipients: 1 of 2 recipients have it" in done.stderr
     assert [mail["state"] for mail in here.listed()] == ["released"]
     assert "released to b@example.org, last by " in here.call("release", mail_id).stderr
 

@@ -81,7 +81,7 @@ async def test_a_server_that_wants_content_for_nobody_does_not_get_it(extensions
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == ["550 5.1.1 No"] * 3
         await relay.close()
-        await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+        await asyncio.wait_for(hop.connections[0].ended.wait(), 30)
         assert (hop.contents, hop.connections[0].unfinished) == ([], b"")
 
 
@@ -164,7 +164,7 @@ async def test_when_the_client_is_gone_after_the_dot_the_log_says_who_has_the_ma
     async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], "DOT": late}) as hop:
         relay = SmtpRelay(hop.settings())
         task = asyncio.create_task(relay.deliver(each(), HEAD, soon()))
-        await asyncio.wait_for(hop.heard["DOT"].wait(), 10)
+        await asyncio.wait_for(hop.heard["DOT"].wait(), 30)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         answer.set()
@@ -205,7 +205,7 @@ async def test_a_slow_next_hop_does_not_make_the_others_wait() -> None:
     async with ScriptedHop({"DOT": slow}) as first, ScriptedHop() as second:
         relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
         task = asyncio.create_task(answers(relay, each(*ROUTED)))
-        await asyncio.wait_for(second.heard["DOT"].wait(), 10)
+        await asyncio.wait_for(second.heard["DOT"].wait(), 30)
         assert not task.done()
         go_on.set()
         assert [told[:3] for told in await task] == ["250"] * 3
@@ -228,6 +228,6 @@ async def test_a_client_that_goes_away_stops_every_next_hop_before_its_dot() -> 
             await task
         never.set()
         for hop in (first, second):
-            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+            await asyncio.wait_for(hop.connections[0].ended.wait(), 30)
             assert hop.contents == []
         await relay.close()

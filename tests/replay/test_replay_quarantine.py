@@ -241,7 +241,9 @@ def test_the_matrix_is_drawn(at: Replays, tmp_path: Path) -> None:
     assert {element.tag.rpartition("}")[2] for element in root.iter()} == {"svg", "title", "rect", "text"}
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize(
+    "columns", [20, pytest.param(40, marks=pytest.mark.long), 80, pytest.param(200, marks=pytest.mark.long)]
+)
 def test_one_line_per_mail_at_any_width(at: Replays, columns: int) -> None:
     """On a terminal, no line of the table is wider than it; a bar shows the progress."""
     at.desk.bridge.scanner.reply = DELIVER

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import until
-from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.postgresql import fresh_database
 from tests.quarantine.quarantine_kit import desk
 from tests.replay.replay_kit import Replays
 from tests.service.service_kit import CONFIG, GTUBE, Lists, service
@@ -74,7 +74,7 @@ def test_the_lists_of_a_running_service_count_and_its_database_does_not_change(a
     assert hashlib.sha256((place / "service.sqlite").read_bytes()).hexdigest() == digest
 
 
-def test_lists_in_postgresql_count(at: Replays, tmp_path: Path, postgresql: str) -> None:  # noqa: F811
+def test_lists_in_postgresql_count(at: Replays, tmp_path: Path, postgresql: str) -> None:
     """The trial has a copy of them; the server's tables stay as they are."""
     text = CONFIG.replace("sqlite:///service.sqlite", fresh_database(postgresql))
     with service(tmp_path, text, with_key=True) as running:

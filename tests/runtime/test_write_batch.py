@@ -44,7 +44,7 @@ async def test_a_failing_write_does_not_stop_the_others(caplog: pytest.LogCaptur
             writes.add(write)
         await asyncio.sleep(0)
     assert done == [1, 2]
-    assert [record.message for record in caplog.records] == ["a write failed"]
+    assert [record.message for record in caplog.records] == ["connection: a write failed"]
 
 
 class RecordingTransport(asyncio.Transport):

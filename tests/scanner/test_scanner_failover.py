@@ -77,19 +77,18 @@ async def test_when_all_have_failed_mail_fails_fast() -> None:
 
 async def test_a_host_that_is_back_gets_mail_within_two_status_intervals() -> None:
     """It answers status requests again: the next mail tries it, and it is used as before."""
-    port, interval = closed_port(), 0.5
+    port = closed_port()
     async with (
         faults(by_path) as other,
-        scanner_of(f"http://127.0.0.1:{port}", other, status_interval_s=interval) as scanner,
+        scanner_of(f"http://127.0.0.1:{port}", other, status_interval_s=0.5) as scanner,
     ):
         watch = asyncio.create_task(scanner.watch())
         await eventually(lambda: scanner.hosts[0].circuit.state is State.OPEN, "the status request to open the circuit")
         back = FaultServer(by_path)
         listening = await asyncio.start_server(back.accept, "127.0.0.1", port)
-        began = asyncio.get_running_loop().time()
         while not any("submitEmail" in request.line for request in back.requests):
             assert (await submit(scanner)).decision is Decision.DELIVER  # no mail is lost on the way
-            assert asyncio.get_running_loop().time() - began < 2 * interval
+            assert sum("status" in request.line for request in back.requests) <= 2
             await asyncio.sleep(0.005)
         assert scanner.hosts[0].circuit.state is State.CLOSED
         watch.cancel()
@@ -231,7 +230,7 @@ async def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
         scan = await late(scanner)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(scan.result(), 0.05)
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 30)
         assert scanner.in_flight == 0
 
 

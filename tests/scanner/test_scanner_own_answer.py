@@ -169,10 +169,10 @@ def test_request_ids_drawn_before_a_fork_are_not_used_by_the_child() -> None:
     """Two workers with the same ids could take each other's answers, and a sender could know a boundary."""
     program = (
         "import os\n"
-        "from bridge.scanner import client\n"
-        "next(client._ids)\n"
+        "from bridge.scanner import requests\n"
+        "requests.new_id()\n"
         "child = os.fork()\n"
-        "os.write(1, next(client._ids) + b' ')\n"
+        "os.write(1, requests.new_id() + b' ')\n"
         "if child: os.waitpid(child, 0)\n"
     )
     drawn = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

@@ -117,11 +117,11 @@ async def test_a_boundary_in_the_mail_does_no_harm(line: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
     """A HELO of any bytes, undecodable ones as lone surrogates, never breaks the JSON."""
-    from bridge.scanner.client import _Submission
+    from bridge.scanner.requests import Submission
 
     request = AnalysisRequest(BorderMtaData("a@b", ("c@d",), None, helo))
     host = Host("http://127.0.0.1:9", ScannerSettings(("http://127.0.0.1:9",), "token"))
-    head = next(iter(_Submission(request, Message(Spool(0)), b"").to(host)))
+    head = next(iter(Submission(request, Message(Spool(0)), b"").to(host)))
     body = head.split(b"application/json\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0]
     told = json.loads(body.decode("utf-8", "strict"))["borderMtaData"]["senderHelo"]
     told.encode("utf-8", "strict")  # a lone surrogate, also as an escape, is refused by strict readers

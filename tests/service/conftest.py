@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import until
-from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.postgresql import fresh_database
 from tests.requirements import find, need, unavailable
 from tests.service.service_kit import EICAR, free_port
 
@@ -30,7 +30,7 @@ def database(request, tmp_path):
 class ServerProgram:
     """A server program that runs until the tests end; `kill` ends it earlier."""
 
-    def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 60.0) -> None:
+    def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 180.0) -> None:
         self.port = port
         self._log = log.open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)

@@ -27,6 +27,7 @@ from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
+from tests.daemon.process_kit import scanbridge
 from tests.postgresql import fresh_database  # noqa: F401 (for the tests)
 
 TOKEN = "0123456789abcdef" * 4
@@ -186,8 +187,7 @@ def service_processes(directory: Path, count: int):
 
 def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `scanbridge service ...` as an operator would."""
-    whole = [sys.executable, "-m", "bridge", "service", *arguments]
-    return subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return scanbridge("service", *arguments, cwd=directory)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
+import time
 
 import pytest
 
@@ -18,8 +20,9 @@ import dns.rcode  # noqa: E402
 import dns.rrset  # noqa: E402
 from cryptography.hazmat.primitives import serialization  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
+from dkim import canonicalization  # noqa: E402
 
-from bridge.service.analysis.authentication import dmarc, find_record  # noqa: E402
+from bridge.service.analysis.authentication import _strip_trailing_whitespace, dmarc, find_record  # noqa: E402
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 PEM = KEY.private_bytes(
@@ -36,6 +39,7 @@ ZONE = {
     ("k._domainkey.good.example.", "TXT"): [
         " ".join(f'"{piece}"' for piece in (f"v=DKIM1; p={PUBLIC}"[:200], f"v=DKIM1; p={PUBLIC}"[200:]))
     ],
+    ("long.example.", "TXT"): [" ".join(['"v=spf1 ip4:192.0.2.9 exists:%{i}."', *['"' + "x" * 250 + '"'] * 20])],
     ("_dmarc.good.example.", "TXT"): ['"v=DMARC1; p=reject; sp=quarantine"'],
 }
 
@@ -104,6 +108,7 @@ def _signed(**fields: str) -> bytes:
         ("x@other.example", "192.0.2.9", mail(From="a@unknown.example"), {"auth:spf-none", "auth:dkim-none"}),
         ("x@broken.example", "192.0.2.9", mail(From="a@good.example"),
          {"auth:spf-temperror", "auth:dkim-none", "auth:dmarc-reject"}),
+        ("x@long.example", "192.0.2.9", mail(From="a@unknown.example"), {"auth:spf-none", "auth:dkim-none"}),
         ("x@other.example", "192.0.2.9", BROKEN_SIGNATURE + mail(From="a@good.example"),
          {"auth:spf-none", "auth:dkim-fail", "auth:dmarc-reject"}),
         ("x@other.example", "192.0.2.9", BROKEN_SIGNATURE * 5 + _signed(From="a@good.example"),
@@ -117,6 +122,7 @@ def _signed(**fields: str) -> bytes:
         ("x@other.example", "192.0.2.9", mail(From="a@broken.example"), {"failed:authentication"}),
     ],
     ids=["spf", "include", "spf fails", "dkim", "changed", "subdomain", "no record", "envelope without dns",
+         "a record of five kilobytes",
          "signature without dns", "signature behind five without dns", "two authors", "malformed second author",
          "eleven authors", "author without dns"],
 )  # fmt: skip
@@ -155,3 +161,32 @@ def test_dmarc(author, spf, dkim_domains, record, result):
     records = {"_dmarc.a.org": [record]} if record else {}
     found = find_record(author, lambda name: records.get(name, []))
     assert dmarc(author, {"aspf": spf, "adkim": dkim_domains}, found) == result
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        mail(b" " * 200_000 + b"x\r\n", From="a@good.example"),
+        mail(b"Hello\r\n", From="a@good.example").replace(b"From:", b"X:\r\n" + b" a\r\n" * 400_000 + b"From:", 1),
+        mail(b"Hello\r\n", From="a@good.example").replace(b"From:", b"A: b\r\n" * 100_000 + b"From:", 1),
+    ],
+    ids=["a line of spaces", "a field of short lines", "many fields"],
+)
+def test_a_signed_mail_stopped_the_whole_service(running, content):
+    """dkimpy took a minute for the first, 60 KB long, and no other mail was scanned meanwhile."""
+    signed = BROKEN_SIGNATURE.replace(b"h=from;", b"h=" + b":".join([b"x"] * 500) + b";\r\n").replace(
+        b"broken.example", b"good.example"
+    )
+    begin = time.process_time()
+    found = _auth(running.submit(signed + content, sender="x@other.example", remoteAddress="192.0.2.9"))
+    assert "auth:dkim-fail" in found
+    assert time.process_time() - begin < 5
+
+
+def test_trailing_space_is_removed_as_dkimpy_removes_it(running):
+    """The analyzer replaces a function of dkimpy, which must still be the one that dkimpy calls."""
+    original = re.compile(b"[\t ]+\r\n")
+    for text in (b"", b" \r\n", b"a \t\r\n\r\n b\r\n \r\nc ", b"a\r \n\t\r\n", b" a\t \r\n" * 9):
+        assert _strip_trailing_whitespace(text) == original.sub(b"\r\n", text)
+    assert canonicalization.strip_trailing_whitespace is _strip_trailing_whitespace
+    assert "strip_trailing_whitespace" in canonicalization.Relaxed.canonicalize_body.__code__.co_names

@@ -51,7 +51,9 @@ def test_all_mistakes_at_once(tmp_path):
         ":4: ",
     ):
         assert line in shown
-    assert check(tmp_path, "", "-c", "absent.yml") == (
+    with contextlib.chdir(tmp_path):
+        absent = CliRunner().invoke(main, ["service", "check", "-c", "absent.yml"])
+    assert (absent.exit_code, absent.output) == (
         78,
         "absent.yml: cannot be read: No such file or directory; check the path given with -c\n",
     )
@@ -82,7 +84,7 @@ def test_a_taken_port_is_a_problem_unless_the_service_runs_there(tmp_path):
         assert (code, "PROBLEM: service.yml:2: listen: another scanning service" in shown) == (1, True)
         assert shown.endswith("checked: service.yml; problems: 1, warnings: 0\n")
         code, shown = check(tmp_path, re.sub("database: .*", "database: 'sqlite:///:memory:'", text))
-        assert (code, "unless it is the one of this configuration" in shown) == (0, True)
+        assert (code, "unless it runs with this configuration" in shown) == (0, True)
     finally:
         running.end()
 

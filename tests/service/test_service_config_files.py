@@ -317,7 +317,7 @@ def test_unknown_permissions_are_a_warning_and_allow_nothing(tmp_path):
     found = warnings(loaded)
     assert "abby.yml:8: staticApiTokens.0.permissions: unknown permission 'messageQueue.submit'" in found
     assert "unknown permission 'scann', which allows nothing; did you mean scan?" in found
-    assert "the token of bridge may do nothing" in found
+    assert "the token of bridge is not allowed to do anything" in found
     for name in ("scan", "status", "metrics"):
         assert f"known permission {name}: " in found
     assert loaded.config.abby.staticApiTokens[0].permissions

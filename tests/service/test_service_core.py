@@ -134,7 +134,7 @@ def _write(authority: trustme.CA, directory: Path) -> Path:
     ("make", "said"),
     [
         (_expired, "its certificate has expired"),
-        (_misnamed, "its certificate has another name"),
+        (_misnamed, "its certificate is for another name"),
         (_of_another_issuer, "its certificate has an unknown issuer"),
     ],
 )

@@ -148,7 +148,7 @@ def test_an_engine_that_hangs_is_abandoned_after_its_timeout(tmp_path):
         with service(tmp_path, text) as running:
             start = time.monotonic()
             assert running.submit(mail()).json["decision"] == "undecided"
-            assert 0.25 < time.monotonic() - start < 5
+            assert 0.25 < time.monotonic() - start < 30
             assert running.submit(mail(GTUBE)).json["decision"] == "bounce"
 
 
@@ -162,7 +162,10 @@ def test_a_client_that_disconnects_cancels_its_analysis(tmp_path):
             with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
                 client.sendall(submit_head(len(body)) + body)
                 wait_for(lambda: running.status().json == {"messageQueueStatus": "RED"})
-            wait_for(lambda: running.status().json == {"messageQueueStatus": "GREEN"}, 5)
+            start = time.monotonic()
+            wait_for(lambda: running.status().json != {"messageQueueStatus": "RED"})
+            assert time.monotonic() - start < 30
+            assert running.status().json == {"messageQueueStatus": "GREEN"}
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
     ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [Entry("bad.example", "bad.example")])
     other.close()
     wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", SOON_S)
+    assert running.submit(mail(), sender="x@sub.bad.example").json["tags"] == ["list:blocked-domains"]
 
 
 def test_a_tenants_list_applies_only_to_its_own_mail(running, lists):
@@ -441,6 +442,7 @@ def test_lost_connections_to_postgresql_are_reopened(tmp_path, postgresql):
         wait_for(lambda: lists.add("blocked-senders", "b@bad.example").status == 200)
         wait_for(lambda: running.submit(mail(), sender="b@bad.example").json["decision"] == "bounce")
         wait_for(lambda: running.request("GET", "/readyz").status == 200)
+        assert [entry["entry"] for entry in lists.entries("blocked-senders")] == ["a@bad.example", "b@bad.example"]
 
 
 def test_a_list_that_delivers_mail_never_looks_at_the_from_field(tmp_path):
@@ -473,7 +475,7 @@ decisions:
 )
 def test_one_link_or_file_cannot_get_a_whole_mail_delivered(definition, rules):
     """Such a configuration is refused: a program beside the link would be delivered, too."""
-    with pytest.raises(ValidationError, match="cannot vouch for a whole mail"):
+    with pytest.raises(ValidationError, match="does not make a whole mail safe"):
         ServiceConfig.model_validate(yaml.safe_load(f"lists: [{definition}]\n{rules}"))
 
 

@@ -166,7 +166,7 @@ async def test_whatever_an_engine_raises_is_its_own_answer(tmp_path, error):
         queue = AnalysisQueue(found, 1)
         await queue.start()
         try:
-            result = await asyncio.wait_for(queue.submit(job()), 5)
+            result = await asyncio.wait_for(queue.submit(job()), 30)
         finally:
             await queue.stop()
     assert result.decision is Decision.UNDECIDED and "failed:e0" in result.tags
@@ -175,15 +175,18 @@ async def test_whatever_an_engine_raises_is_its_own_answer(tmp_path, error):
 async def test_an_analysis_that_we_cancel_ends(tmp_path):
     """The client has gone: the engine's cancellation is not taken for an answer."""
 
+    began = asyncio.Event()
+
     class Waiting(Failing):
         async def analyze(self, mail: Any) -> Findings:
+            began.set()
             await asyncio.sleep(60)
             return Findings()
 
     with pipeline(tmp_path, None, None, ValueError()) as found:
         found._engines[0] = Engine("e0", Waiting(ValueError()), required=True, timeout_s=60.0)
         task = asyncio.create_task(found.analyze(job()))
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(began.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -278,7 +278,8 @@ def test_from_the_threshold_status_is_yellow(tmp_path):
     """Between threshold and limit the status is YELLOW."""
     text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 4, guardRequestThrottleThreshold: 1")
     with service(tmp_path, text) as running, _hold_slot(running.port):
-        wait_for(lambda: running.status().json == {"messageQueueStatus": "YELLOW"})
+        wait_for(lambda: running.status().json != {"messageQueueStatus": "GREEN"})
+        assert running.status().json == {"messageQueueStatus": "YELLOW"}
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import click
 
 from bridge.cli.check.finding import Finding
 from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_json
 
 _EXISTING = click.Path(path_type=Path, exists=True)
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option(
     "--postfix", type=_EXISTING, help="Also check Postfix, configured in this directory (such as /etc/postfix)."

@@ -89,7 +89,7 @@ def check_api(conf: Config) -> Iterator[Finding]:
     address = conf.admin.address
     if conf.api.tokens and not (address.is_local or address.systemd):
         text = f"admin.address: {address} can be reached from other machines, and tokens are sent to it unencrypted"
-        yield Finding("api", warning=f"{text}: listen on 127.0.0.1, behind a proxy that does TLS")
+        yield Finding("api", warning=f"{text}: listen on 127.0.0.1, behind a proxy that provides TLS")
 
 
 def check_listeners(conf: Config, state: dict[str, Any] | None) -> Iterator[Finding]:
@@ -233,7 +233,7 @@ def _limit_of(pid: int) -> int | None:
 
 
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
-    """The files that sinks name. Whether a receiver takes events shows `scanbridge events test`."""
+    """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events."""
     state = resources.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"

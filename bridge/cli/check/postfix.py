@@ -269,7 +269,9 @@ def _rewriting(conf: Config, settings: Settings) -> Iterator[Finding]:
         return
     for name, example in (("allow_percent_hack", "user%b.example@a.example"), ("swap_bangpath", "b.example!user")):
         value = settings.main[name]
-        problem = f"Postfix delivers {example} to b.example, past its tenant, route or list: set {name} = no in main.cf"
+        problem = (
+            f"Postfix delivers {example} to b.example, bypassing its tenant, route or list: set {name} = no in main.cf"
+        )
         yield Finding(f"Postfix {name}", problem if value != "no" else "", value)
 
 

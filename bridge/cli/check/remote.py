@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from email.utils import parsedate_to_datetime
 from itertools import chain
+from pathlib import Path
 
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
@@ -16,7 +17,7 @@ from bridge.cli.scanner_remedy import next_step
 from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
-from bridge.daemon import certificates, resources, wiring
+from bridge.daemon import certificates, event_wiring, history_place, resources, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -158,13 +159,21 @@ def _lacking(conf: Config, hop: NextHop, extensions: tuple[str, ...]) -> str:
     return "; ".join(found)
 
 
+def _left_behind(conf: Config, state: Path) -> dict[str, str]:
+    """What was written before `state_database` was set, and is not used now."""
+    if warning := event_wiring.events_left_behind(conf, state):
+        return {"warning": warning}
+    older = history_place.older_history(conf, state)
+    return {"note": f"the history from before it was set stays in {older} and is not searched"} if older else {}
+
+
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
     """Checks database and object storage: writes something and removes it."""
     state = resources.state_directory(conf.state_directory)
     try:
         if conf.state_database is not None:
             await asyncio.to_thread(database.probe, wiring.state_database(conf, state, ""))
-            yield Finding("state_database")
+            yield Finding("state_database", **_left_behind(conf, state))
     except BridgeError as exc:
         problem = f"state_database: {exc}; check the URL, state_database_password_file, and the right to create tables"
         yield Finding("state_database", problem)

@@ -118,7 +118,7 @@ def _in_use(loaded: Loaded, running: str) -> Finding:
     if running and _can_be_identified(url):
         text = f"another scanning service, with another database, uses {listen}"
         return Finding("listen", f"{where}: {text}; stop it, or set listen to another port")
-    text = f"a scanning service uses {listen}; unless it is the one of this configuration, the start will fail"
+    text = f"a scanning service uses {listen}; unless it runs with this configuration, startup will fail"
     return Finding("listen", warning=f"{where}: {text}")
 
 

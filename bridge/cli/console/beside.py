@@ -21,7 +21,7 @@ class Beside:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-P", "-m", "bridge", "console", "--demo", "--beside"]
+        command = [sys.executable, "-P", "-m", "bridge.cli.console.beside"]
         with suppress(OSError):
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
 
@@ -37,6 +37,15 @@ class Beside:
             self._process.wait()
 
 
+def main() -> None:
+    """The process itself."""
+    from bridge.cli import terminal
+    from bridge.cli.console.command import run_console
+
+    terminal.set_up()
+    run_console(None, beside=True)
+
+
 @contextmanager
 def console_beside() -> Iterator[Beside]:
     beside = Beside()
@@ -44,3 +53,7 @@ def console_beside() -> Iterator[Beside]:
         yield beside
     finally:
         beside.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import config_option, fail_config
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
 
@@ -26,16 +27,15 @@ _DEMO_LINK_S = 3600.0
 ROLES = ("viewer", "releaser", "admin")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
-@click.option("--beside", is_flag=True, hidden=True)  # `run` started it: print a sign-in link, end with the input
 @click.pass_context
-def console(context: click.Context, path: Path | None, demo: bool, beside: bool) -> None:
+def console(context: click.Context, path: Path | None, demo: bool) -> None:
     """Run the web console. It shows what happens to mail, in a browser, at `console.address`."""
     context.obj = None if demo else path
     if context.invoked_subcommand is None:
-        _run(context.obj, beside)
+        run_console(context.obj)
 
 
 @console.command()
@@ -129,7 +129,8 @@ def enter_url(conf: Config, token: str) -> str:
     return f"{conf.console.base}/enter/{token}"
 
 
-def _run(path: Path | None, beside: bool) -> None:
+def run_console(path: Path | None, *, beside: bool = False) -> None:
+    """`beside`: the embedded default has started it: print a sign-in link, and end with the standard input."""
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)

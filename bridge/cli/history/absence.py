@@ -1,7 +1,7 @@
-"""A mail that the history does not have: what it has of that time instead, and what it would not have.
+"""A mail that is not in the history: what the history contains from that time, and what it never contains.
 
-"We never saw it" is a strong statement, so it comes with its evidence: how far back the history reaches, whether rows
-were lost, and what else came from that client, sender and domain.
+"We never saw it" is a strong statement, so the evidence is shown with it: how far back the history reaches, whether
+rows were lost, and what else arrived from that client, sender and domain.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 
 from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
-from bridge.daemon.history_place import has_server
+from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
+from bridge.history.query import made_at
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
 from bridge.observe.admin_client import get
+from bridge.runtime.counted import counted
 
-_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
 _NEAR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is recorded of somebody around that time."""
+    """What is recorded about one sender, recipient or client."""
 
     what: str  # in words
     mails: int | None  # None: they could not be counted in time
@@ -35,7 +36,7 @@ class Trace:
 
     @property
     def count(self) -> str:
-        return "many" if self.mails is None else f"{self.mails:,}"
+        return "many mails" if self.mails is None else in_words(self.mails)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,11 @@ class Absence:
     since: float
     until: float
     oldest: float | None
-    by_action: dict[str, int] | None  # of all mails of that time; None: they could not be counted in time
+    by_action: dict[str, int] | None  # of all mails from that time; None: they could not be counted in time
     traces: list[Trace]
-    nameless: int  # refusals of that time that were summed without a sender
-    lost: int | None  # mails that were not recorded since the daemon started; None: it does not answer
-    missing: list[str]  # what would not be in the history
+    nameless: int  # refusals from that time that were added up without a sender
+    lost: int | None  # mails that could not be recorded since the daemon started; None: it does not answer
+    missing: list[str]  # what the history does not contain
     commands: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,18 +86,11 @@ def prove(session: HistorySession, question: Question) -> Absence:
 
 
 def _period(question: Question) -> tuple[float, float]:
-    """The time that was asked about; for an id of ours, an hour around its making."""
+    """The period searched; for one of our ids, an hour before and after the time at which it was created."""
     now = time.time()
     if "since" not in question.wanted and (made := made_at(question.what)) is not None:
         return made - _NEAR_S, min(made + _NEAR_S, now)
     return question.wanted.get("since", 0.0), question.wanted.get("until", now)
-
-
-def made_at(what: str) -> float | None:
-    """The time in an id of ours; None if it is not one."""
-    found = _OUR_ID.fullmatch(what)
-    made = int(found[1], 16) / 1000 if found else 0.0
-    return made if 1_500_000_000 < made < time.time() + 60 else None
 
 
 def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:
@@ -109,7 +103,7 @@ def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | 
 
 def _traces(session: HistorySession, question: Question, period: dict[str, Any]) -> Iterator[Trace]:
     for words, wanted in _relatives(session, question):
-        yield _trace(session, f"{words} in that time", {**wanted, **period})
+        yield _trace(session, f"{words} during that time", {**wanted, **period})
         if words.startswith(("from <", "to <")):
             yield _trace(session, f"{words} in the whole history", wanted)
 
@@ -122,7 +116,7 @@ def _trace(session: HistorySession, words: str, wanted: dict[str, Any]) -> Trace
 
 
 def _relatives(session: HistorySession, question: Question) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each thing that the question names, alone."""
+    """Each address, domain and client that the question names, separately."""
     named: dict[str, str] = {}
     if question.is_address:
         named = {"sender": question.what, "recipient": question.what}
@@ -157,20 +151,31 @@ def _lost(session: HistorySession) -> int | None:
 def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     conf = session.config
     if not conf.history.enabled:
-        yield "anything now: history.enabled is false, so nothing is recorded"
+        yield "mail that arrives now: history.enabled is false, so nothing is recorded"
     yield "mail that the mail server in front refused, or still has in its queue: see its log"
     yield "mail that has not been sent yet, or is still on its way"
-    yield "mail with another envelope sender: lists, forwarders and newsletters use their own, not the From line"
+    yield (
+        "mail with another envelope sender: mailing lists, forwarders and newsletters use their own, "
+        "not the address in the From line"
+    )
     if not has_server(conf):
-        yield "mail that another machine handled: each has its own history, unless they share a state_database"
+        yield "mail that another machine handled: each machine has its own history, unless they share a state_database"
+    if older := older_history(conf, session.state):
+        yield f"mail from before state_database was set, or before the daemon was restarted with it: see {older}"
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
-    yield "the sender of each refusal in a storm: beyond 50 a second, refusals before the content are summed by client"
-    yield "single recipients whose address is no address, who were too many for one mail, or belong to another tenant"
+    yield (
+        "the sender of each refusal when there are very many: beyond 50 a second, refusals before the content is sent "
+        "are added up by client"
+    )
+    yield (
+        "individual recipients that were refused because their address is invalid, because the mail had too many "
+        "recipients, or because they belong to another tenant"
+    )
     if session.redaction.mode == "domain":
-        yield "whole addresses: with log.addresses: domain, only their domains are recorded"
+        yield "full addresses: with log.addresses: domain, only their domains are recorded"
     if session.redaction.mode == "hashed":
-        yield "addresses from before the key for log.addresses was changed"
+        yield "addresses that were recorded before the key for log.addresses was changed"
 
 
 def _commands(session: HistorySession, question: Question, since: float) -> Iterator[str]:
@@ -183,6 +188,10 @@ def _commands(session: HistorySession, question: Question, since: float) -> Iter
     yield session.command("history", "--since", begin)
     if question.is_address and (domain := domain_of(question.what)) and session.redaction.mode == "full":
         yield session.command("history", "--sender", domain, "--since", begin)
+
+
+def in_words(mails: int) -> str:
+    return counted(mails, "mail")
 
 
 def _iso(moment: float) -> str:

@@ -11,6 +11,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ class _Cursor(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not _CURSOR.fullmatch(str(value)):
-            self.fail("not a cursor: use the one that the page before has printed", param, ctx)
+            self.fail("not a cursor: use the one that was printed with the previous page", param, ctx)
         return str(value)
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("what", required=False)
 @with_filters
 @click.option("--limit", type=click.IntRange(0), default=None, help="Mails per page (0 = no limit). Default: 100.")
-@click.option("--before", type=_Cursor(), metavar="CURSOR", help="The page that begins below this mail.")
-@click.option("--follow", "-f", is_flag=True, help="Also show new mails as they come, the newest last.")
+@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that begins after this mail.")
+@click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
 @click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -54,9 +55,10 @@ def history(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """List the mails that came, and what was done with them: one line per mail, newest first.
+    """List the mails that arrived and what was done with them, one line per mail, newest first.
 
-    WHAT is an id of ours, a session, the mail server's queue id before or behind us, a Message-ID or a ggrid.
+    WHAT is an id of the bridge or of a session, the queue id of the mail server in front of or behind the bridge, a
+    Message-ID or a ggrid.
     `explain` tells the whole story of one mail.
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
@@ -66,7 +68,9 @@ def history(
     if wide + as_csv + as_json > 1:
         raise click.UsageError("choose one of --wide, --csv and --json")
     if follow and (before or "until" in wanted):
-        raise click.UsageError("--follow shows mails that come from now on: it cannot be used with --before or --until")
+        raise click.UsageError(
+            "--follow shows mails that arrive from now on: it cannot be used with --before or --until"
+        )
     session = HistorySession.open(path)
     form = "json" if as_json else "csv" if as_csv else "wide" if wide else ""
     if follow:

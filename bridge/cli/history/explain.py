@@ -12,6 +12,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, width
 from bridge.runtime.visible_text import visible
 
@@ -27,20 +28,27 @@ _INDENT = "  "
 _TIME_WIDTH = len("2026-11-16 10:30:01")
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("what", required=False, default="")
 @lambda command: with_filters(command, brief=True)
-@click.option("--limit", type=click.IntRange(1, _LISTED), default=3, show_default=True, help="Stories to tell.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _LISTED),
+    default=3,
+    show_default=True,
+    help="Maximum number of mails to explain.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
-    """Tell what happened to a mail.
+    """Explain what happened to a mail.
 
-    WHAT is an id of ours, a session, the mail server's queue id before or behind us, a Message-ID, a ggrid, or the
-    address or domain of its sender or a recipient. Addresses are looked for since yesterday, unless --since is given;
-    the options narrow the search, or replace WHAT.
+    WHAT is an id of the bridge or of a session, the queue id of the mail server in front of or behind the bridge, a
+    Message-ID, a ggrid, or the address or domain of the sender or a recipient. The search for an address begins with
+    yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
 
-    Exit code 0: found. 3: not found; then it says what was recorded around that time, and what would not be.
+    Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
+    recorded.
     """
     from bridge.cli.history.search import ask
     from bridge.cli.history.session import EXIT_NOT_FOUND, HistorySession
@@ -135,7 +143,7 @@ def _say_list(session: HistorySession, question: Question, mails: list[Mail], li
     from bridge.cli.table import cut
 
     more = " (and older ones: narrow the search, or use `scanbridge history`)" if question.is_cut else ""
-    say(f"{len(mails)} mails match{_asked(question)}, the newest first{more}:")
+    say(f"{len(mails)} mails match{_asked(question)}, newest first{more}:")
     for number, mail in enumerate(mails, 1):
         row, kind = mail.last.row, mail.last.kind
         subject = f' "{row.subject}"' if row.subject else ""
@@ -143,7 +151,7 @@ def _say_list(session: HistorySession, question: Question, mails: list[Mail], li
         line += f"<{row.sender}> to {first_of(mail.last.recipients) or '-'}{subject}"
         say(line if (columns := width()) is None else cut(visible(line), columns))
     if len(mails) > limit:
-        say(f"The stories of the newest {limit} follow; `{session.command('explain')} ID` tells each of the others.")
+        say(f"The stories of the newest {limit} follow; `{session.command('explain')} ID` explains each of the others.")
 
 
 def _asked(question: Question) -> str:
@@ -175,11 +183,11 @@ def _say_absence(session: HistorySession, question: Question, absence: Absence) 
     period = f" between {_time(absence.since)} and {until}" if absence.since else ""
     say(f"No mail was found for {named}{period}: as far as the history reaches, the bridge has not seen it.")
     say()
-    say("What the history has:")
+    say("What the history contains:")
     for line in _evidence(session, absence, question):
         _say_wrapped(f"{_INDENT}- {line}", _INDENT * 2)
     say()
-    say("What would not be in it:")
+    say("What the history does not contain:")
     for line in absence.missing:
         _say_wrapped(f"{_INDENT}- {line}", _INDENT * 2)
     say()
@@ -192,35 +200,39 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 
 
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
-    from bridge.cli.history.absence import made_at
+    from bridge.cli.history.absence import in_words
+    from bridge.history.query import made_at
 
     made = made_at(question.what)
     if made is not None:
-        yield f"{question.what} is an id of this program, made at {_time(made)}: the search looked around that time."
+        when = _time(made)
+        yield f"{question.what} is an id that the bridge created at {when}: the search covered the time around that."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:
-        late = ", which is after the beginning of that time" if absence.oldest > absence.since > 0 else ""
+        late = ", later than the beginning of the period searched" if absence.oldest > absence.since > 0 else ""
         yield f"It begins at {_time(absence.oldest)}{late}."
         yield _numbers(absence)
     for trace in absence.traces:
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
-        yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count} mails{newest}."
+        yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        yield f"{absence.nameless:,} refusals of that time were recorded without their senders, summed by client."
+        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, added up by client."
     if absence.lost is None:
-        yield "Whether mails were not recorded is not known: the daemon does not answer at its admin address."
+        yield "It is not known whether any mails were left unrecorded: the daemon does not answer at its admin address."
     else:
-        yield f"{absence.lost:,} mails could not be recorded since the daemon started."
+        yield f"Since the daemon started, {in_words(absence.lost)} could not be recorded."
 
 
 def _numbers(absence: Absence) -> str:
-    when = "Of that time, it has" if absence.since else "It has"
+    from bridge.cli.history.absence import in_words
+
+    when = "From that time, it has" if absence.since else "It has"
     if absence.by_action is None:
         return f"{when} more mails than could be counted in time."
     total = sum(absence.by_action.values())
     parts = ", ".join(f"{count:,} {action}" for action, count in absence.by_action.items())
-    return f"{when} {total:,} mails{f': {parts}' if parts else ' at all'}."
+    return f"{when} {in_words(total)}: {parts}." if parts else f"{when} no mails."
 
 
 def _brief(entry: Any) -> str:

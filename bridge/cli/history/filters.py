@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from bridge.cli.parameters import DecisionWord, Moment, Network
+from bridge.history.query import ACTIONS, STAGES
 from bridge.runtime.suggestion import did_you_mean
 
-ACTIONS = ("relay", "reject", "discard", "quarantine", "hold", "tempfail", "cancelled")
-STAGES = ("connect", "mail", "rcpt", "data")
 _NULL = "<>"
 
 
@@ -51,7 +50,8 @@ _WHO = (
     click.option("--recipient", type=_Address(), metavar="ADDRESS", help=f"Recipient: {_ADDRESS_FORMS}."),
     click.option("--sender", type=_Address(), metavar="ADDRESS",
                  help=f"Envelope sender: {_ADDRESS_FORMS}; '<>' for the null sender."),
-    click.option("--subject", metavar="WORDS", help="Subject has these words; invo* stands for all that begin so."),
+    click.option("--subject", metavar="WORDS",
+                 help="Subject contains these words; invo* matches all words that begin with invo."),
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
 )  # fmt: skip
@@ -67,7 +67,7 @@ _WHAT = (
                  help=f"What was done: {', '.join(ACTIONS)}."),
     click.option("--rule", metavar="NAME", help="The rule that decided, such as policy.bounce or lists.NAME."),
     click.option("--stage", type=_Word("a stage", STAGES), metavar="STAGE",
-                 help=f"Refused before the content: {', '.join(STAGES)}."),
+                 help=f"Refused at this stage, before the content was sent: {', '.join(STAGES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),
 )  # fmt: skip

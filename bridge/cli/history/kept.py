@@ -1,4 +1,4 @@
-"""What the quarantine has of a mail, for its story.
+"""What the quarantine knows about a mail, for its story.
 
 A local quarantine is asked directly, without its index: that would import SQLAlchemy.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.cli.history.session import HistorySession
 from bridge.history.entry import MailEntry
-from bridge.history.query import HistoryQuery, may_be_address, pasted_key
+from bridge.history.query import may_be_address, pasted_key
 from bridge.runtime.moments import parse
 
 DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
@@ -40,8 +40,3 @@ def ask(session: HistorySession, what: str, wanted: dict[str, Any], limit: int) 
     query = session.query({**timed, **address}, limit=limit + 1)
     found = session.read(lambda: session.store.find(query))
     return Question(key, timed, found[:limit], bool(key), len(found) > limit)
-
-
-def newest(session: HistorySession, **wanted: Any) -> list[MailEntry]:
-    query: HistoryQuery = session.query(wanted, limit=3)
-    return session.read(lambda: session.store.find(query))

@@ -14,8 +14,11 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
 from bridge.history.lines import Line, cut, lines_of
+from bridge.history.query import BY
+from bridge.runtime.counted import counted
 from bridge.runtime.moments import parse
 from bridge.runtime.visible_text import visible
 
@@ -23,14 +26,13 @@ if TYPE_CHECKING:
     from bridge.cli.history.session import HistorySession
     from bridge.history.query import Sum
 
-BY = ("decision", "action", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day")
 _TIMES = ("hour", "day")
 _DEFAULT_LIMIT = 20
 _BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a bar
 _FULL = "\u2588"
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option("--by", type=click.Choice(BY), default="action", show_default=True, help="What to count by.")
 @with_filters
@@ -38,7 +40,8 @@ _FULL = "\u2588"
     "--limit",
     type=click.IntRange(0),
     default=None,
-    help="Lines (0 = no limit); the rest is one line. Default: 20, for hours and days no limit.",
+    help="Maximum number of lines (0 = no limit); the rest is added up in one line. "
+    "Default: 20, but no limit for hours and days.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
@@ -120,7 +123,7 @@ def _say_table(by: str, rows: list[Line], rest: list[Line], total: int) -> None:
         return
     for line in _lines(by, rows, rest, total, columns):
         say(line)
-    say(f"{total:,} mails" if rows else "no mail is recorded for that")
+    say(counted(total, "mail") if rows else "no recorded mail matches")
 
 
 def _lines(by: str, rows: list[Line], rest: list[Line], total: int, columns: int) -> list[str]:
@@ -157,7 +160,7 @@ def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted:
         labels = [label[5:] for label in labels]  # without the year
     draw = svg.columns if by in _TIMES else svg.bars
     pairs = [(label, mails) for label, (_, mails, _) in zip(labels, rows, strict=True)]
-    picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {total:,} mails{others}")
+    picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {counted(total, 'mail')}{others}")
     try:
         svg.write(file, picture)
     except OSError as exc:

@@ -20,6 +20,7 @@ from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.errors import EntryRefused
 from bridge.lists.files import Format, InputError
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
 
@@ -99,7 +100,7 @@ def _change(session: Session, name: str, verb: str, total: int, tally: Tally, wo
         trouble = {"uncertain": tally.uncertain, "refused": tally.refused, "problem": problem or None}
         say_json({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code})
     else:
-        say(f"{name} of {session.scope}: {tally.modified:,} {'entry' if tally.modified == 1 else 'entries'} {verb}")
+        say(f"{name} of {session.scope}: {counted(tally.modified, 'entry', 'entries')} {verb}")
     if verb == "deleted" and not code and tally.modified < total:
         _say_absent(session, total - tally.modified)
     say_refused(tally.refused)

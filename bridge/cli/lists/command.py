@@ -22,13 +22,14 @@ from bridge.cli.lists.options import (
     with_session,
     with_source,
 )
+from bridge.cli.single_values import Group
 
 if TYPE_CHECKING:
     from bridge.cli.lists.session import Session
     from bridge.lists.plan import Plan
 
 
-@click.group()
+@click.group(cls=Group)
 def lists() -> None:
     """Show, change and sync the lists of the service."""
 

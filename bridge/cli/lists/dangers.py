@@ -11,6 +11,7 @@ from bridge.cli.lists.session import DangerousEntries, Session
 from bridge.cli.lists.sources import Source, places_of
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
+from bridge.runtime.counted import counted
 
 _MAX_SHOWN = 20
 
@@ -43,7 +44,7 @@ def lines(reasons: dict[str, str], sources: Iterable[Source] = ()) -> list[str]:
     places = places_of(sources, reasons)
     shown = [_line(entry, why, places.get(entry, "")) for entry, why in list(reasons.items())[:_MAX_SHOWN]]
     more = len(reasons) - len(shown)
-    return [*shown, f"and {more:,} more dangerous entries"] if more else shown
+    return [*shown, f"and {counted(more, 'more dangerous entry', 'more dangerous entries')}"] if more else shown
 
 
 def _line(entry: str, why: str, place: str) -> str:

@@ -21,6 +21,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import clean
 from bridge.lists.files import Format
 from bridge.lists.sync import with_rereads
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible_lines
 
 
@@ -45,7 +46,7 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
     if output is not None:
         chosen = Format(kind) if kind else files.format_of(output)
         count = run(naming(session, name, _save(session, name, output, chosen)))
-        say(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
+        say(f"{output}: {counted(count, 'entry', 'entries')} of {name} of {session.scope}", err=True)
         return
     try:
         with click.open_file("-", "w", encoding="utf-8") as target:

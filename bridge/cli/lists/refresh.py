@@ -15,6 +15,7 @@ from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.copies import Copies
 from bridge.lists.fetch import refresh as fetch
+from bridge.runtime.counted import counted
 
 _MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, 0)
 
@@ -48,7 +49,7 @@ def refresh(path: Path | None, as_json: bool) -> NoReturn:
         )
         if not as_json:
             count = copy.table.about.count if copy else 0
-            shown = f"{count:,} {'entry' if count == 1 else 'entries'}" if copy else "no local copy"
+            shown = counted(count, "entry", "entries") if copy else "no local copy"
             say(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
     if as_json:
         say_json({"lists": rows, "exit_code": code}, indent=2)

@@ -25,6 +25,7 @@ from bridge.cli.quarantine.selection import (
     with_consent,
     with_selection,
 )
+from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
-@click.group()
+@click.group(cls=Group)
 def quarantine() -> None:
     """Find, inspect, release and delete quarantined mail.
 
@@ -85,7 +86,7 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--raw", is_flag=True, help="Print the mail itself, as stored.")
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
-    """Show why a mail is here, its header section, attachments and text."""
+    """Show why a mail was quarantined, and its header section, attachments and text."""
     from bridge.cli.quarantine import view
     from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, fail
     from bridge.errors import BridgeError
@@ -136,14 +137,14 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Release it again, even to recipients who already have it, and even if every recipient does.",
+    help="Also release mail to recipients who already have it, even if all of them do.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
-    A mail is released to each recipient only once, even if two people try at the same time. Mail that filters select
-    is released after a confirmation; mail that all its recipients already have is left out, unless --again or --state
-    says otherwise.
+    A mail is released to each recipient only once, even if two people try at the same time. The command
+    asks for confirmation before it releases mail that filters select; mail that all its recipients already have is
+    left out, unless you add --again or --state.
     """
     import uvloop
 
@@ -212,7 +213,7 @@ async def _release_all(
 @config_option
 @with_selection
 def delete(path: Path | None, choice: Choice) -> None:
-    """Delete mail permanently, after a confirmation."""
+    """Delete mail permanently, after asking for confirmation."""
     from bridge.cli.quarantine.session import Session, most_serious
 
     session = Session.open(path)
@@ -252,12 +253,16 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     "--older-than",
     type=Moment(),
     metavar="AGE",
-    help="Delete mail that has been in quarantine for longer than this, such as 30d, or since before a date. "
+    help="Delete mail that has been in quarantine for longer than this age (such as 30d), "
+    "or that was put into it before this date. "
     "Default: quarantine.retention.",
 )
 @with_consent
 def purge(path: Path | None, wanted: dict[str, Any], older_than: float | None, yes: bool, dry_run: bool) -> None:
-    """Permanently delete all old mail, after a confirmation. The daemon does this automatically once an hour."""
+    """Permanently delete all old mail, after asking for confirmation.
+
+    The daemon does this automatically once an hour.
+    """
     import time
 
     from bridge.cli.quarantine.session import Session, fail

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,8 @@ import click
 from bridge.cli.parameters import DecisionWord, Moment, Network
 from bridge.runtime.suggestion import did_you_mean
 
+_NO_WORD = re.compile(r"[@.*%\s-]*")
+_NOW_S = 60.0  # `--until 0d` was now when it was read
 STATES = ("kept", "interrupted", "released")
 
 
@@ -27,10 +31,11 @@ class _State(click.ParamType[str]):
 
 _OPTIONS = (
     click.option("--recipient", metavar="TEXT",
-                 help="Recipient: a whole address or @domain matches exactly, other text any part, '*' anything."),
+                 help="Recipient: a whole address or @domain must match exactly; other text matches any part; "
+                 "'*' is a wildcard."),
     click.option("--sender", metavar="TEXT",
-                 help="Envelope sender: a whole address or @domain matches exactly, other text any part, '*' anything; "
-                 "'<>' is the null sender."),
+                 help="Envelope sender: a whole address or @domain must match exactly; other text matches any part; "
+                 "'*' is a wildcard; '<>' is the null sender."),
     click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
@@ -39,7 +44,7 @@ _OPTIONS = (
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
     click.option("--decision", type=DecisionWord(), metavar="WORD",
-                 help="The scanner's decision, or the error if there was none (`unreachable`)."),
+                 help="The scanner's decision, or the error if there was none (such as `unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),
@@ -47,10 +52,22 @@ _OPTIONS = (
 NAMES = ("recipient", "sender", "subject", "since", "until", "tag", "client", "decision", "state", "tenant", "listener")
 
 
+def _refuse_what_excludes_nothing(wanted: dict[str, Any]) -> None:
+    """Values that match every mail, by their form alone."""
+    matching = [name for name in ("recipient", "sender", "subject", "tag") if _NO_WORD.fullmatch(wanted.get(name, "x"))]
+    if wanted.get("client", "").endswith("/0"):
+        matching.append("client")
+    if wanted.get("until", 0.0) >= time.time() - _NOW_S:
+        matching.append("until")
+    if wanted and len(matching) == len(wanted):
+        raise click.UsageError(f"--{matching[0]} as given matches all mail; use --all if you mean that")
+
+
 def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable[..., None]:
     """Adds the options; the command gets those that were given, by name, as `wanted`.
 
-    A command that `acts` on the mail takes an empty value for an unset variable in a script, also of --sender.
+    A command that `acts` on the mail refuses a value that is empty, which is an unset variable in a script, and one
+    that matches all mail: that is what --all is for.
     """
 
     @functools.wraps(command)
@@ -63,6 +80,8 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
                 raise click.UsageError(f"--{name} is empty{hint}")
         if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
             raise click.UsageError("--since is not before --until, so no mail can match: exchange the two")
+        if acts:
+            _refuse_what_excludes_nothing(wanted)
         if wanted.get("sender") == "<>":
             wanted["sender"] = ""
         command(wanted=wanted, **given)

@@ -34,7 +34,7 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
             _tell_sinks(session, mail.id)
         if isinstance(exc, NextHopError):
             session.note_release(mail, order.to, str(exc.reply), is_done=False)
-        return Released(f"{'released to some only' if is_partial else 'not released'}: {exc}", exc)
+        return Released(f"{'released to only some of the recipients' if is_partial else 'not released'}: {exc}", exc)
     session.note_release(mail, order.to, str(delivered.reply), is_done=True)
     _tell_sinks(session, mail.id)
     return Released(f"released: {delivered.reply}")
@@ -56,4 +56,4 @@ def _tell_sinks(session: Session, mail_id: str) -> None:
     except BridgeError as exc:
         problem = str(exc)
     if problem:
-        say(f"{mail_id}: released, but the event sinks do not know: {problem}", err=True)
+        say(f"{mail_id}: released, but no event could be queued for the sinks: {problem}", err=True)

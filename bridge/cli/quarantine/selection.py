@@ -17,6 +17,7 @@ import click
 
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.terminal import can_ask, confirm, say
+from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
@@ -176,5 +177,4 @@ def count(mails: list[MailRecord]) -> str:
         return "0 mails"
     days = sorted(mail.time.astimezone().strftime("%Y-%m-%d") for mail in mails)
     period = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    noun = "mail" if len(mails) == 1 else "mails"
-    return f"{len(mails):,} {noun} ({size(sum(mail.size for mail in mails))}, quarantined {period})"
+    return f"{counted(len(mails), 'mail')} ({size(sum(mail.size for mail in mails))}, quarantined {period})"

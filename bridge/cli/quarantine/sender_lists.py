@@ -20,8 +20,10 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import can_ask, confirm, say, say_json
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
@@ -56,7 +58,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return functools.reduce(lambda made, option: option(made), reversed(_options), command)
 
 
-@click.command("block-sender")
+@click.command("block-sender", cls=Command)
 @_with_options
 def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
@@ -66,7 +68,7 @@ def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     _add(path, choice, "block", **given)
 
 
-@click.command("allow-sender")
+@click.command("allow-sender", cls=Command)
 @_with_options
 def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).
@@ -240,7 +242,7 @@ class Job:
             say(f"+ {entry}", err=True)
         if len(entries) > _SHOWN:
             say(f"+ ... and {len(entries) - _SHOWN:,} more (--dry-run shows all)", err=True)
-        what = f"add {_entries(len(entries))} from {len(self.due):,} mails to {self.list_name}"
+        what = f"add {_entries(len(entries))} from {counted(len(self.due), 'mail')} to {self.list_name}"
         if not can_ask():
             say(f"this would {what}: add --yes to confirm; nothing was changed", err=True)
             self.refusal = EXIT_UNCONFIRMED
@@ -303,7 +305,10 @@ class Job:
             failed = len({(each.tenant, each.entry or each.mail.id) for each in self.additions if each.problem})
             added = sum(each.added for each in self.additions)
             rest = f"; {failed:,} not added, see above" if failed else ""
-            say(f"{_entries(added)} from {len(self.additions):,} mails added to {self.list_name}{rest}", err=True)
+            say(
+                f"{_entries(added)} from {counted(len(self.additions), 'mail')} added to {self.list_name}{rest}",
+                err=True,
+            )
 
     def _lines(self) -> dict[str, bool]:
         """What to print, and whether it is a problem."""
@@ -337,7 +342,7 @@ def _result(each: Addition, list_name: str) -> str:
 
 
 def _entries(number: int) -> str:
-    return "1 entry" if number == 1 else f"{number:,} entries"
+    return counted(number, "entry", "entries")
 
 
 def _scope(each: Addition) -> str:

@@ -120,7 +120,7 @@ class Session:
         try:
             log_action(self.directory, action, mail_id, self.by, **more)
         except OSError as exc:
-            say(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
+            say(f"{mail_id}: {action}, but actions.log cannot be written to: {exc.strerror}", err=True)
 
 
 def log_to_syslog() -> None:

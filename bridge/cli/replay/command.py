@@ -17,6 +17,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.quarantine.filters import with_filters
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_json
 from bridge.cli.values import duration, ip_address
 from bridge.errors import BridgeError, ConfigError
@@ -33,7 +34,7 @@ _EXIT_CHANGED, _EXIT_NONE, _EXIT_DATA, _EXIT_LATER, _EXIT_TOKEN, _EXIT_INTERRUPT
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")
@@ -48,7 +49,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--baseline",
     metavar="URL|FILE",
-    help="Compare with this scanner, asked now: its base URL, or a configuration of the included service. "
+    help="Compare with what this scanner decides now: its base URL, or a configuration of the included service. "
     "Default: compare with what was decided when the mail arrived.",
 )
 @click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
@@ -60,10 +61,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.Choice(("decision", "verdict", "tags")),
     default="tags",
     show_default=True,
-    help="What counts as a change: the decision; also the verdict; also the tags.",
+    help="What counts as a change: only the decision; the decision or the verdict; "
+    "or any of decision, verdict and tags.",
 )
 @click.option(
-    "--from", "envelope_sender", metavar="ADDRESS", help="Files: envelope sender. Default: Return-Path, else null."
+    "--from",
+    "envelope_sender",
+    metavar="ADDRESS",
+    help="Files: envelope sender. Default: Return-Path, else the null sender.",
 )
 @click.option(
     "--to",
@@ -93,16 +98,16 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--timeout", "timeout_s", default="5m", show_default=True, callback=duration, help="Maximum time for one mail."
 )
 @click.option("--all", "everything", is_flag=True, help="Also list mail for which nothing changed.")
-@click.option("--plot", type=_FILE, metavar="FILE.svg", help="Draw the confusion matrix into this file.")
+@click.option("--plot", type=_FILE, metavar="FILE.svg", help="Write a drawing of the confusion matrix to this file.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all mails as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, with all mails.")
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     """Scan stored mail again and show what would change.
 
-    The scanner is another one, another configuration of the included service, or the one in use.
+    The mail is scanned by another scanner, by the included service in another configuration, or by the scanner in use.
 
-    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed, or
-    what the filters of `quarantine list` select of it.
+    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
+    of it, or what the filters of `quarantine list` select.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
     changed. 75: nothing changed, but some mail got no decision. 3: no mail was selected.
@@ -140,11 +145,13 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
         any(given[name] for name in ("recipients", "remote_address", "helo")) or given["envelope_sender"] is not None
     )
     if paths and selects:
-        raise click.UsageError("filters, --id and --limit select quarantined mail: give them, or PATH")
+        raise click.UsageError("filters, --id and --limit select quarantined mail: give either these or PATH, not both")
     if given["wanted"] and given["ids"]:
         raise click.UsageError("give --id or filters, not both")
     if describes and not paths:
-        raise click.UsageError("--from, --to, --remote-address and --helo are for files: the quarantine has envelopes")
+        raise click.UsageError(
+            "--from, --to, --remote-address and --helo are for files: quarantined mail already has an envelope"
+        )
     for one, other in (("url", "service"), ("baseline", "expect"), ("as_csv", "as_json")):
         if given[one] and given[other]:
             names = {"url": "scanner", "as_csv": "csv", "as_json": "json"}

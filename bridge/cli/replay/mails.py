@@ -29,7 +29,7 @@ from bridge.runtime import durable_files
 
 DEFAULT_RECIPIENT = "postmaster"
 
-_MAX_FILE = MAX_MESSAGE_BYTES + 1024 * 1024  # with header fields of ours
+_MAX_FILE = MAX_MESSAGE_BYTES + 1024 * 1024  # with the header fields that we add
 _MAX_RECORD = 16 * 1024 * 1024
 _RECORDED = frozenset({"deliver", "quarantine", "bounce", "drop", "undecided"})
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from bridge.cli import table
 from bridge.cli.replay.judgement import Judgement, Replay, Row, Status, in_order
 from bridge.cli.terminal import say, say_cells, say_csv, width
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
 _COLUMNS = ("MAIL", "STATUS", "DECISION", "VERDICT", "TAGS", "FROM", "SUBJECT")
@@ -56,7 +57,7 @@ def show_problems(replay: Replay) -> None:
         mails = "1 file names" if assumed == 1 else f"{assumed:,} files name"
         say(f"{mails} no recipient, so `postmaster` was assumed; --to sets another one", err=True)
     if replay.missing:
-        say(f"{replay.missing:,} mails of --expect are not among these mails", err=True)
+        say(f"not among these mails: {counted(replay.missing, 'mail')} of --expect", err=True)
     if replay.stopped:
         say(f"stopped: {replay.stopped}", err=True)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from bridge.cli.common import admin_address, config_option, load_or_exit
+from bridge.cli.single_values import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.option(
     "--interval",

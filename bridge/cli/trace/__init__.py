@@ -1,1 +1,1 @@
-"""`scanbridge trace`: every step that a mail would take, with no effect."""
+"""`scanbridge trace`: every step that a mail would go through, without delivering or storing it."""

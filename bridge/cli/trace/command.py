@@ -1,4 +1,4 @@
-"""`scanbridge trace FILE`: every step that a mail would take, with no effect.
+"""`scanbridge trace FILE`: every step that a mail would go through, without delivering or storing it.
 
 Nothing is delivered, stored or marked. Only --scan asks the scanner, and only --probe connects to next hops.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_cells, say_json, width
 from bridge.cli.values import ip_address
 from bridge.errors import BridgeError, ConfigError
@@ -42,7 +43,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     return value
 
 
-@click.command()
+@click.command(cls=Command)
 @config_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
@@ -53,7 +54,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     "--to", "recipients", metavar="ADDRESS", multiple=True, default=["postmaster"], show_default=True,
     callback=_mail_address, help="Envelope recipient; repeatable.",
 )  # fmt: skip
-@click.option("--listener", "name", metavar="NAME", help="Listener that takes the mail. Default: the first one.")
+@click.option("--listener", "name", metavar="NAME", help="Listener that receives the mail. Default: the first one.")
 @click.option(
     "--remote-address",
     metavar="ADDRESS",
@@ -61,22 +62,23 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     help="IP address of the host that sent the mail. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="What that host said in HELO or EHLO. Default: unknown.")
-@click.option("--scan", is_flag=True, help="Ask the scanner. Default: it is not asked.")
+@click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: it is not sent.")
 @click.option(
     "--decision",
     "case",
     type=click.Choice(CASES),
     metavar="WORD",
-    help="Suppose that the scanner decides so, or that there is no decision for this reason: "
+    help="Assume this decision of the scanner, or that there is no decision for this reason: "
     f"{', '.join(CASES)}. Default: show what the policy does in every case.",
 )
 @click.option("--probe", is_flag=True, help="Test whether the next hops answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: bool, **given: Any) -> None:
-    """Show every step that a mail would take, with no effect.
+    """Show every step that a mail would go through, without delivering or storing it.
 
     FILE is a mail saved by a mail program (.eml). It goes through a listener, the lists and the policy of the
-    configuration; the scanner, the next hops and the quarantine only note what they would be asked for.
+    configuration; the scanner, the next hops and the quarantine are not used (except with --scan and --probe): the
+    trace only notes what they would be asked to do.
     """
     import uvloop
 

@@ -15,6 +15,7 @@ from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists.copies import Copy, Wanted
 from bridge.mail.list_match import ListMatch
 from bridge.mail.session import Session
+from bridge.runtime.counted import counted
 
 Told = tuple[str, dict[str, Any]]
 
@@ -25,7 +26,7 @@ def told(setup: Setup, done: Run) -> Iterator[Told]:
         yield "The listener enforces no lists before the scan.", {"list": None}
         return
     if not done.records:
-        yield "No list was asked.", {"list": None}
+        yield "No list was checked.", {"list": None}
         return
     session = done.records[0].tx.session
     for (name, tenant), copy in done.copies.asked.items():
@@ -53,7 +54,7 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
     facts |= {"entries": entries, "age_s": age_s, "entry": found.entry if found else None}
     meaning = "the mail is not scanned" if role == "skip_scan" else "it is refused"
     says = f"entry {found.entry} matches: {meaning}" if found else "no entry matches"
-    return f"List {name} {scope} ({role}; {entries:,} entries, {_age(age_s)}): {says}.", facts
+    return f"List {name} {scope} ({role}; {counted(entries, 'entry', 'entries')}, {_age(age_s)}): {says}.", facts
 
 
 def _unreadable(setup: Setup, name: str, tenant: str | None) -> str:

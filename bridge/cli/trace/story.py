@@ -63,7 +63,7 @@ def before_decision(setup: Setup, done: Run) -> Iterator[Step]:
     for request in done.requests:
         yield _request(setup, request)
     if not done.requests and done.processed:
-        yield Step("scanner", "The scanner is not asked.", {"asked": False})
+        yield Step("scanner", "The scanner is not used.", {"asked": False})
 
 
 def decided(setup: Setup, done: Run) -> Iterator[Step]:
@@ -115,8 +115,8 @@ def without_id(text: str, record: Record) -> str:
 def _listener(setup: Setup) -> Step:
     listener, others = setup.listener, len(setup.config.listeners) - 1
     text = (
-        f"Listener {listener.name} takes the mail by {listener.protocol.upper()} at {listener.address}; its profile is "
-        f"{listener.profile}, and the client has its answer within {show_duration(listener.deadline)}."
+        f"Listener {listener.name} receives the mail by {listener.protocol.upper()} at {listener.address}; its profile "
+        f"is {listener.profile}, and the client gets an answer within {show_duration(listener.deadline)}."
     )
     if others:
         names = ", ".join(other.name for other in setup.config.listeners if other is not listener)
@@ -130,7 +130,10 @@ def _shadow(setup: Setup) -> Iterator[Step]:
     if percent >= 100:
         yield Step("shadow", "The listener is in shadow mode: whatever is decided, the mail is handed on.", {})
     elif percent:
-        text = f"{percent:g} % of the mail is only observed (shadow_percent) and handed on; this is for the other mail."
+        text = (
+            f"{percent:g} % of the mail is only observed (shadow_percent) and handed on; "
+            "this trace shows what happens to the rest."
+        )
         yield Step("shadow", text, {"percent": percent})
 
 
@@ -179,7 +182,7 @@ def _tenant(setup: Setup, address: str) -> Step:
         tenant, why = conf.scanner.tenant_uid, "scanner.tenant_uid"
         text = "no tenant has its domain, and scanner.tenant_uid is the default"
     else:
-        text, why = ("no tenant has its domain" if conf.tenants else "there are no tenants"), ""
+        text, why = ("none of them has its domain" if conf.tenants else "there are none"), ""
     belongs = f"belongs to tenant {tenant}" if tenant else "belongs to no tenant"
     return Step("tenant", f"{address} {belongs}: {text}.", {"recipient": address, "tenant": tenant, "why": why or None})
 
@@ -221,10 +224,9 @@ def _admission(setup: Setup) -> Step:
 
 def _request(setup: Setup, request: AnalysisRequest) -> Step:
     border = request.border
-    asked = "is asked" if setup.scanner is not None else "would be asked"
-    text = (
-        f"The scanner {asked} about the mail from <{border.envelope_from}> to {', '.join(border.envelope_recipients)}"
-    )
+    verb = "is sent" if setup.scanner is not None else "would be sent"
+    recipients = ", ".join(border.envelope_recipients)
+    text = f"The mail from <{border.envelope_from}> to {recipients} {verb} to the scanner"
     parts = [
         f"client {border.remote_address}" if border.remote_address else "",
         f"HELO {border.sender_helo}" if border.sender_helo else "",
@@ -254,7 +256,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
         what = f"its decision is {done.case}" if is_decision else f"there is no decision: {done.case}"
         yield Step("decision", f"{who}Suppose that {what}.", {"case": str(done.case), "supposed": True})
         if done.case is Case.SATURATED and done.closed_at_mail is not None:
-            text = f"Once saturation is known, the client reads this as early as at MAIL: {done.closed_at_mail}"
+            text = f"Once saturation is known, the client already reads this at MAIL: {done.closed_at_mail}"
             yield Step("mail", text, {"reply": str(done.closed_at_mail)})
     elif result is not None:
         tags = ", ".join(result.tags) or "none"

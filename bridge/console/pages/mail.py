@@ -18,8 +18,8 @@ from bridge.explain.surroundings import surroundings
 from bridge.history.entry import MailEntry
 from bridge.history.hidden import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
-from bridge.history.parameters import ACTIONS, FILTERS, PAGE, STAGES, value_of
-from bridge.history.query import may_be_address, pasted_key
+from bridge.history.parameters import FILTERS, PAGE, value_of
+from bridge.history.query import ACTIONS, STAGES, may_be_address, pasted_key
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, tell
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import MailNotFound

@@ -97,7 +97,7 @@ def sentence_of(picture: Picture, address: str) -> Sentence:
         return Sentence("bad", "Mail is not being accepted.", "The daemon is starting or stopping.")
     if data["saturated_by"]:
         return Sentence(
-            "warn", "Mail is being scanned, but more comes than can be taken.", "New mail is being deferred."
+            "warn", "Mail is being scanned, but more comes than there is room for.", "New mail is being deferred."
         )
     text = "Mail is being accepted, scanned and delivered."
     if data["warnings"]:

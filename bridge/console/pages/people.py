@@ -10,7 +10,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.guard import int_or
 from bridge.console.roles import Role
 
-_PAGE = 100
+_PAGE = 50
 
 
 async def sessions(call: Call) -> Response:

@@ -40,6 +40,10 @@ class Setting:
         return self.origin == "default"
 
 
+Sections = tuple[list[tuple[str, list[Setting]]], str]  # by name; or what is wrong
+_read: dict[tuple[str, int, int], Sections] = {}  # the last one
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     role: str
@@ -96,8 +100,24 @@ async def _page(call: Call, **result: Any) -> Response:
     )
 
 
-def _settings(call: Call) -> tuple[list[tuple[str, list[Setting]]], str]:
-    """The configuration as it is in the file now, section by section; or its mistakes."""
+def _settings(call: Call) -> Sections:
+    """The configuration as it is in the file now, section by section; or its mistakes. Read again if it has changed."""
+    path = call.sources.path
+    try:
+        state = path.stat() if path else None
+        stamp = (str(path), state.st_mtime_ns, state.st_size) if state else None
+    except OSError:
+        stamp = None
+    if stamp is None or stamp not in _read:
+        found = _read_settings(call)
+        _read.clear()
+        if stamp is None:
+            return found
+        _read[stamp] = found
+    return _read[stamp]
+
+
+def _read_settings(call: Call) -> Sections:
     try:
         conf = call.sources.reread()
         data = effective(conf)

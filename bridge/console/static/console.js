@@ -1,18 +1,18 @@
 // The console's own script: times in the reader's zone, live parts, and small comforts. Every page works without it.
 "use strict";
 
-const SHORT = new Intl.DateTimeFormat(undefined, {dateStyle: "short", timeStyle: "medium"});
-const FINE = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
-  fractionalSecondDigits: 3,
-});
+const CLOCK = {hour: "2-digit", minute: "2-digit", second: "2-digit", day: "numeric", month: "short"};
+const SHORT = new Intl.DateTimeFormat(undefined, CLOCK);
+const LONG = new Intl.DateTimeFormat(undefined, {...CLOCK, year: "numeric"});
+const FINE = new Intl.DateTimeFormat(undefined, {...CLOCK, fractionalSecondDigits: 3});
 const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
 
 function showTimes(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(element.dateTime);
     if (Number.isNaN(moment.getTime())) continue;
-    element.textContent = ("fine" in element.dataset ? FINE : SHORT).format(moment);
+    const isOfThisYear = moment.getFullYear() === new Date().getFullYear();
+    element.textContent = ("fine" in element.dataset ? FINE : isOfThisYear ? SHORT : LONG).format(moment);
     element.title = `${moment.toLocaleString(undefined, {dateStyle: "full", timeStyle: "long"})} · ${element.dateTime}`;
   }
 }
@@ -37,6 +37,7 @@ function watch(part) {
 }
 
 showTimes(document);
+document.querySelector(".side nav [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
 fillZones(document);
 document.querySelectorAll("[data-live]").forEach(watch);
 const once = document.querySelector("[data-submit-now] form");

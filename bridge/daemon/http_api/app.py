@@ -137,5 +137,5 @@ def _hidden(redaction: Redaction, name: str, value: str) -> str:
         return value
     if redaction.mode == "domain":
         domain = address.rpartition("@")[2]
-        raise invalid(name, f"the history has domains only (log.addresses: domain); ask for @{domain}")
+        raise invalid(name, f"the history contains only domains (log.addresses: domain); search for @{domain}")
     return redaction.address(address)

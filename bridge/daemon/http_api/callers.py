@@ -16,7 +16,9 @@ def read_callers(conf: Config) -> tuple[Caller, ...]:
         secret = digest(resources.read_secret(resources.locate(token.token_file, conf.directory), key))
         for other in callers:
             if other.digest == secret:
-                raise ConfigError(f"{key}: {other.name} and {token.name} have the same token; make another one")
+                raise ConfigError(
+                    f"{key}: {other.name} and {token.name} have the same token; create a new one for one of them"
+                )
         tenants = None if token.tenants is None else tuple(dict.fromkeys(token.tenants))
         callers.append(Caller(token.name, secret, tenants))
     return tuple(callers)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.daemon.http_api.failures import ERRORS
-from bridge.history.parameters import ACTIONS, MAIL_ID, PAGE, STAGES, STATS, Parameter
-from bridge.history.query import BY
+from bridge.history.parameters import MAIL_ID, PAGE, STATS, Parameter
+from bridge.history.query import ACTIONS, BY, STAGES
 from bridge.quarantine.record import STATES
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ def _history() -> Json:
     return {
         "operationId": "history",
         "tags": ["History"],
-        "summary": "Search mails, the newest first.",
+        "summary": "Search for mails, newest first.",
         "description": "Everything that is given must match. A page that would become large has fewer mails than "
         "`limit`: the last page is the one whose `next` is null.",
         "parameters": _parameters(PAGE),
@@ -84,7 +84,7 @@ def _stats() -> Json:
     return {
         "operationId": "stats",
         "tags": ["History"],
-        "summary": "Count mails. Without `since`: those of the 24 hours before `until`.",
+        "summary": "Count mails. Without `since`, those from the 24 hours before `until` are counted.",
         "description": "A mail with two tags counts for both, and so does one with two recipients.",
         "parameters": _parameters(STATS, required=("by",)),
         "responses": _responses("The sums.", "Stats"),
@@ -175,7 +175,7 @@ def _mail_fields() -> Json:
     milliseconds: Json = {"type": "number", "minimum": 0}
     return {
         "time": {**_TIME, "description": "The end of its processing."},
-        "id": {**_TEXT, "description": "Ours; absent for refusals that share an entry."},
+        "id": {**_TEXT, "description": "Our id; absent for refusals that share an entry."},
         "session": _TEXT,
         "listener": _TEXT,
         "tenant": _TEXT,
@@ -187,19 +187,19 @@ def _mail_fields() -> Json:
         "size": {**_NUMBER, "description": "Bytes."},
         "message_id": _TEXT,
         "subject": _TEXT,
-        "stage": {"enum": list(STAGES), "description": "Where it was refused before its content came."},
+        "stage": {"enum": list(STAGES), "description": "Where it was refused, before its content was sent."},
         "action": {"enum": list(ACTIONS)},
         "decision": _TEXT,
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
         "rule": {**_TEXT, "description": "The rule of the policy that decided."},
         "reply": {**_TEXT, "description": "What the client read."},
-        "replies": {"type": "object", "description": "By recipient, if they differ."},
+        "replies": {"type": "object", "description": "The replies by recipient, if they differ."},
         "ggrid": _TEXT,
-        "scanner": {**_TEXT, "description": "The URL of the host that was asked last."},
-        "queue_id": {**_TEXT, "description": "The mail server's, before us."},
-        "next_id": {**_TEXT, "description": "The next hop's."},
-        "attempt": {**_TEXT, "description": "The same for every attempt with this mail, if it was deferred."},
+        "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
+        "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},
+        "next_id": {**_TEXT, "description": "The queue id of the next hop."},
+        "attempt": {**_TEXT, "description": "The same for every attempt to send this mail, if it was deferred."},
         "wait_ms": milliseconds,
         "scan_ms": milliseconds,
         "relay_ms": milliseconds,
@@ -208,28 +208,31 @@ def _mail_fields() -> Json:
         "unscanned": _TEXT,
         "error": _TEXT,
         "why": _TEXT,
-        "list": {**_TEXT, "description": "The list on which something was found."},
-        "entry": {**_TEXT, "description": "The entry of the list."},
+        "list": {**_TEXT, "description": "The list that has a matching entry."},
+        "entry": {**_TEXT, "description": "The entry that matches."},
         "limit": {**_TEXT, "description": "The limit that was reached."},
-        "mails": {**_NUMBER, "description": "More than one refusal shares this entry."},
+        "mails": {**_NUMBER, "description": "How many refusals share this entry, if there are several."},
     }
 
 
 def _page_fields() -> Json:
-    cursor = {"type": ["string", "null"], "description": "For `before`, to get the next page; null: there is none."}
+    cursor = {
+        "type": ["string", "null"],
+        "description": "The value of `before` for the next page; null: there is none.",
+    }
     return {"mails": _list("Mail"), "next": cursor}
 
 
 def _story_fields() -> Json:
     return {
         "id": _TEXT,
-        "mails": {**_list("Mail"), "description": "What the history has under this id, in order."},
-        "attempts": {**_list("Mail"), "description": "Other attempts with the same mail, in order."},
+        "mails": {**_list("Mail"), "description": "The entries of the history with this id, in order."},
+        "attempts": {**_list("Mail"), "description": "Other attempts to send the same mail, in order."},
         "later": {**_list("Later"), "description": "What happened after the decision, in order."},
         "quarantine": {
             "anyOf": [_list("Held"), {"type": "null"}],
-            "description": "Those of these mails that are in the quarantine of this machine; null if it is in object "
-            "storage, where nobody looks.",
+            "description": "Those of these mails that are in the quarantine of this machine; null if the quarantine is "
+            "in object storage, which is not searched.",
         },
     }
 

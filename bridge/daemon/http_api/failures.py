@@ -11,11 +11,11 @@ RETRY_S = 5
 # Every value of `error`, with its HTTP status. The values are stable: clients may depend on them.
 ERRORS: dict[str, tuple[int, str]] = {
     "unknown_parameter": (400, "There is no such parameter."),
-    "invalid_parameter": (400, "A parameter has no valid value, or a required one is missing."),
+    "invalid_parameter": (400, "A parameter has an invalid value, or a required one is missing."),
     "duplicate_parameter": (400, "A parameter is given twice."),
     "bad_request": (400, "The request is not valid HTTP."),
     "unauthorized": (401, "The token is missing or unknown, or the scheme is not Bearer."),
-    "no_tokens": (403, "`api.tokens` is empty, so nobody can ask."),
+    "no_tokens": (403, "`api.tokens` is empty, so every request is refused."),
     "forbidden": (403, "The token is for other tenants."),
     "not_found": (404, "There is no such path, or no such mail among those that the token may see."),
     "method_not_allowed": (405, "The path supports GET and HEAD only."),
@@ -27,8 +27,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "history_off": (503, "`history.enabled` is false."),
     "history_unavailable": (503, "The history cannot be read at the moment; see Retry-After."),
     "saturated": (503, "Too many queries or connections; see Retry-After."),
-    "query_too_large": (503, "The query needs too much memory; ask for less, for example with `since`."),
-    "query_timeout": (503, "The query took too long; ask for less, for example with `since`."),
+    "query_too_large": (503, "The query needs too much memory; narrow it, for example with `since`."),
+    "query_timeout": (503, "The query took too long; narrow it, for example with `since`."),
 }
 
 
@@ -46,7 +46,7 @@ class ApiError(Exception):
         self.status = ERRORS[error][0]
         self.body = Failure(error, message).to_dict() | ({"parameter": parameter} if parameter else {})
         self.headers: dict[str, str] = {}
-        self.result = (  # how it is counted
+        self.result = (  # the label of the metric
             "denied"
             if error in _DENIED
             else "busy"

@@ -22,7 +22,7 @@ def read(query: bytes, known: Mapping[str, Parameter]) -> dict[str, Any]:
             problem = f"there is no parameter {said}{names}{did_you_mean(name[:50], known)}"
             raise ApiError("unknown_parameter", problem, parameter=said)
         if name in found:
-            raise ApiError("duplicate_parameter", f"{name}: given twice; ask for one of them", parameter=name)
+            raise ApiError("duplicate_parameter", f"{name}: given twice; give it only once", parameter=name)
         found[name] = _value(name, value, known[name])
     return found
 

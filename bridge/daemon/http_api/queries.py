@@ -1,7 +1,7 @@
 """Has queries answered by processes of their own: a few at a time, and no client waits for long.
 
 A query may take seconds: a history has millions of rows, and its database may be slow or gone. A process that does
-not answer in time is killed. The processes start with the first query and end when nobody has asked for a minute.
+not answer in time is killed. The processes start with the first query and exit after a minute without queries.
 `searcher` is the other side of the pipes.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -19,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.daemon.http_api.failures import ERRORS, RETRY_S, ApiError
+from bridge.daemon.systemd import environment_for_child
 
 log = logging.getLogger(__name__)
 
 PROGRAM = (sys.executable, "-P", "-m", "bridge.daemon.http_api.searcher")
-_NOT_INHERITED = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 Json = dict[str, Any]
 
@@ -69,7 +68,7 @@ class Queries:
             finally:
                 self._put_back(searcher) if is_usable else self._end(searcher)
         if head.get("error") == "query_timeout":
-            raise ApiError("query_timeout", "the query took too long; ask for less, for example with `since`")
+            raise ApiError("query_timeout", "the query took too long; narrow it, for example with `since`")
         if head.get("error") == "history_unavailable":
             raise _unavailable(head["message"])
         if head.get("error") in ERRORS:
@@ -153,7 +152,7 @@ class _Searcher:
             *program,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name not in _NOT_INHERITED},
+            env=environment_for_child(),
             start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the program
         )
         searcher = cls(process)

@@ -1,7 +1,7 @@
 """The program that searches the history: `python -m bridge.daemon.http_api.searcher`, started by `queries`.
 
 Searching takes the processor, and Python runs one thread at a time: a search in a thread of the daemon made mail wait
-for tenths of a second. A process of its own has the lowest rank among ours, limited memory, and can be killed.
+for tenths of a second. A separate process has lower priority than the others, limited memory, and can be killed.
 
 It reads JSON from standard input, one object per line: first where the history is, then questions. It answers each
 with a line of JSON, and as many bytes as that line says. It ends when its input does.
@@ -63,7 +63,7 @@ def _answer(store: HistoryStore, question: dict[str, Any]) -> tuple[dict[str, st
         is_slow = "statement timeout" in str(exc)  # PostgreSQL
         return {"error": "query_timeout" if is_slow else "history_unavailable", "message": str(exc)}, b""
     except MemoryError:
-        problem = "the query needs too much memory; ask for less, for example with `since`"
+        problem = "the query needs too much memory; narrow it, for example with `since`"
         return ApiError("query_too_large", problem).body, b""
 
 

@@ -38,7 +38,7 @@ class Caller:
 def authenticate(callers: Sequence[Caller], authorization: Sequence[bytes]) -> Caller:
     """`authorization`: the values of this header field. Raises ApiError."""
     if not callers:
-        raise ApiError("no_tokens", f"nobody may ask the history over HTTP yet: {_HOW}")
+        raise ApiError("no_tokens", f"the history cannot be queried over HTTP yet: {_HOW}")
     if len(authorization) != 1:
         problem = "is missing" if not authorization else "occurs twice"
         raise ApiError("unauthorized", f"the Authorization header {problem}", challenge=CHALLENGE)

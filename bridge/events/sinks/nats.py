@@ -41,6 +41,7 @@ class NatsSink:
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
         self._client: Client | None = None
+        self._noted = ""  # what the library reported last, and went on trying
 
     async def deliver(self, entries: Sequence[Entry]) -> Results:
         """A stream confirms each event, a plain server all of them together."""
@@ -58,7 +59,8 @@ class NatsSink:
                 if not is_stream:
                     await client.flush(max(1, round(self._settings.timeout_s)))
         except TimeoutError:
-            return await self._failed(entries, results, f"not confirmed within {self._settings.timeout_s:g} s")
+            problem = f"not confirmed within {self._settings.timeout_s:g} s"
+            return await self._failed(entries, results, f"{problem}: {self._noted}" if self._noted else problem)
         except (Error, OSError, ssl.SSLError, ValueError) as exc:
             return await self._failed(entries, results, str(exc) or type(exc).__name__)
         return results
@@ -89,6 +91,7 @@ class NatsSink:
         if self._client is not None and self._client.is_connected:
             return self._client
         await self.close()
+        self._noted = ""
         settings = self._settings
         options: dict[str, Any] = {"tls": settings.tls} if settings.tls is not None else {}
         if settings.credentials is not None:
@@ -101,16 +104,16 @@ class NatsSink:
             name="scanbridge",
             allow_reconnect=False,  # we try again ourselves, with the events that were not confirmed
             connect_timeout=max(1, round(settings.timeout_s)),
-            error_cb=_ignore,
+            error_cb=self._note,
             **options,
         )
         return self._client
+
+    async def _note(self, error: Exception) -> None:
+        """What cannot be ignored is also raised where the event is published."""
+        self._noted = getattr(error, "strerror", None) or str(error) or type(error).__name__
 
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-
-async def _ignore(error: Exception) -> None:
-    """Whatever matters is raised where the event is published."""

@@ -1,7 +1,7 @@
 """A webhook: one POST for each event, signed as Standard Webhooks describes (HMAC-SHA256).
 
 Only a 2xx means that the event was taken. Redirects are not followed: they would send the events to somebody whom the
-operator did not name. 410 means that the receiver does not want events any more, and is asked once an hour. Events
+operator did not name. 410 means that the receiver no longer accepts events; it is then tried once an hour. Events
 about different mails are sent side by side, those about one mail one after the other.
 """
 
@@ -49,7 +49,7 @@ def read_secrets(text: str) -> tuple[bytes, ...]:
         except (binascii.Error, ValueError):
             raise ValueError("a secret is whsec_ followed by base64") from None
         if not _SHORTEST_SECRET <= len(secret) <= _LONGEST_SECRET:
-            raise ValueError(f"a secret has {_SHORTEST_SECRET} to {_LONGEST_SECRET} bytes, before base64")
+            raise ValueError(f"a secret has {_SHORTEST_SECRET} to {_LONGEST_SECRET} bytes before base64 encoding")
         found.append(secret)
     if not found:
         raise ValueError("a secret is whsec_ followed by base64; the file is empty")
@@ -146,7 +146,7 @@ def _judge(host: str, status: int, headers: Mapping[str, str]) -> None:
     if 300 <= status < 400:
         raise NotDelivered(f"{text}; redirects are not followed: set the url to the final address")
     if status == 410:
-        raise NotDelivered(f"{text}: it does not want events any more; remove the sink", pause_s=_GONE_S)
+        raise NotDelivered(f"{text}: the receiver no longer accepts events; remove the sink", pause_s=_GONE_S)
     pause_s = _retry_after(headers.get("retry-after", "")) if status in (429, 503) else 0.0
     raise NotDelivered(text, blames_event=status not in (401, 403, 404, 429, 502, 503, 504), pause_s=pause_s)
 

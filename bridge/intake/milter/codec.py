@@ -183,7 +183,7 @@ def negotiate(offer: bytes) -> Agreement:
         raise ProtocolError("negotiation is truncated")
     version, actions, steps = _NEGOTIATION.unpack_from(offer)
     if version < protocol.VERSIONS[0]:
-        raise ProtocolError(f"protocol version {version}")
+        raise ProtocolError(f"protocol version {version} is not supported")
     size = steps & protocol.DATA_1M or steps & protocol.DATA_256K
     return Agreement(min(version, protocol.VERSIONS[-1]), actions & WANTED_ACTIONS, (steps & WANTED_STEPS) | size)
 
@@ -241,7 +241,7 @@ def _ip(raw: bytes) -> str | None:
 def parse_strings(data: bytes) -> list[bytes]:
     """NUL-terminated strings, at least one."""
     if data[-1:] != b"\0":
-        raise ProtocolError("a string has no end")
+        raise ProtocolError("a string is not terminated")
     return data[:-1].split(b"\0")
 
 
@@ -253,7 +253,7 @@ def parse_address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     """
     words = data.split(b"\0")
     if words.pop() or not words:
-        raise ProtocolError("a string has no end")
+        raise ProtocolError("a string is not terminated")
     raw = words[0]
     if raw[:1] == b"<" and raw[-1:] == b">":
         raw = raw[1:-1]
@@ -270,7 +270,7 @@ def parse_macros(data: bytes) -> dict[bytes, bytes]:
     """The names and values of one MACRO event: long names are in braces, values may be any bytes."""
     words = data.split(b"\0")
     if words.pop():
-        raise ProtocolError("a macro has no end")
+        raise ProtocolError("a macro is not terminated")
     return dict(zip(words[::2], words[1::2], strict=False))
 
 

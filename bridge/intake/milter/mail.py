@@ -131,10 +131,10 @@ class Mail:
             for data in fields:
                 name, value, rest = data.split(b"\0")
                 if rest or not name:
-                    raise ProtocolError("a header field has no name or no end")
+                    raise ProtocolError("a header field has no name or is not terminated")
                 head.append(name + colon + value)
         except ValueError:
-            raise ProtocolError("a header field has no end") from None
+            raise ProtocolError("a header field is not terminated") from None
         if self.refusal is not None:
             head.clear()
         elif len(head) > _MAX_COLLECTED or sum(map(len, fields)) > _LONG_RUN_BYTES:

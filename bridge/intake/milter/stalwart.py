@@ -26,7 +26,7 @@ from bridge.mail.reply import Reply
 log = logging.getLogger(__name__)
 
 
-UNCLEAR = Reply(451, "4.6.0", "The header section cannot be told from the body, try again later")
+UNCLEAR = Reply(451, "4.6.0", "The header section cannot be distinguished from the body, try again later")
 
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _SLACK = 4096  # for white space that the fields lost

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 
 from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
-from bridge.service.analysis.file_types import family_of
+from bridge.service.analysis.file_types import extensions_of, family_of
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.openpgp import is_message, openpgp_members
 from bridge.service.analysis.tar_archive import is_tar, tar_members
@@ -98,7 +98,7 @@ def kind_of(content: bytes) -> str:
 
 def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
     """Everything that some program opens it as: first what it is by its first bytes."""
-    suffixes = {name.rstrip(". \t").rpartition(".")[2].lower() for name in names}
+    suffixes = {extension for name in names for extension in extensions_of(name)}
     kinds = [kind_of(content)]
     is_unknown = bool(suffixes & _TAR_NAMES) or not (kinds[0] or family_of(content))
     if (kinds[0] and is_tar(content)) or (is_unknown and is_tar(content, is_unknown=True)):

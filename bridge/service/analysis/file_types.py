@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 EXECUTABLE, DOCUMENT, ARCHIVE, IMAGE, MEDIA, TEXT = "executable", "document", "archive", "image", "media", "text"
 
@@ -112,14 +114,26 @@ def is_text(content: bytes) -> bool:
 
 def extension_of(name: str) -> str:
     """What decides how a file is opened, once it is saved: a program's extension if one reading of the name has one."""
+    found = extensions_of(name)
+    return next((extension for extension in found if _FAMILY.get(extension) == EXECUTABLE), found[0])
+
+
+def has_extension(names: Iterable[str], extensions: Collection[str]) -> bool:
+    """Whether one reading of one of the names has one of these extensions."""
+    return any(extension in extensions for name in names for extension in extensions_of(name))
+
+
+@lru_cache(maxsize=512)  # asked several times for each attachment
+def extensions_of(name: str) -> tuple[str, ...]:
+    """The extension in each reading of the name."""
     if _PLAIN_NAME.fullmatch(name):
-        return _last_extension(name.rstrip(". \t"))
+        return (_last_extension(name.rstrip(". \t")),)
     shown = _DOTS.sub(".", _INVISIBLE.sub("", unicodedata.normalize("NFKC", name))).rstrip(_AFTER)
     found = [_last_extension(name.rstrip(". \t")), _last_extension(shown)]
     if found[1] not in _FAMILY:
         parts = (part for mark in ":;?#%" if mark in shown for part in (shown.partition(mark), shown.rpartition(mark)))
         found += [_last_extension(before.rstrip(_AFTER)) for before, _, _ in parts]
-    return next((extension for extension in found if _FAMILY.get(extension) == EXECUTABLE), found[0])
+    return tuple(found)
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_ .()+-]*")
@@ -127,7 +141,7 @@ _INVISIBLE = re.compile("[\u0000-\u001f\u007f\u00ad\u034f\u061c\u180e\u200b-\u20
 _DOTS = re.compile("[\u2024\u3002\uff0e\uff61\ufe52]")
 # What systems and programs remove from the end of a name, or do not allow there. What follows one of `:;?#%` may go
 # too: `x.exe::$DATA`, `x.exe;1`, `x.exe?a=b`, `x.exe%20`.
-_AFTER = " \t\r\n\v\f.?*|/\\\"'<>;,:&#"
+_AFTER = " \t\r\n\v\f.?*|/\\\"'<>;,:&#`\xa0\x85\ufffd"  # the last is what bytes of no known charset become
 
 
 def _last_extension(name: str) -> str:
@@ -155,10 +169,10 @@ _PROGRAM_TYPES = frozenset(
             "application",
             "x-msdownload x-msdos-program x-dosexec x-exe x-ms-dos-executable vnd.microsoft.portable-executable x-com "
             "x-bat x-msi x-ms-installer x-ms-shortcut x-ms-application x-java-archive java-archive x-java-jnlp-file "
-            "hta javascript x-javascript ecmascript x-vbscript x-powershell x-sh x-shellscript x-csh x-executable "
-            "x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive",
+            "hta javascript x-javascript ecmascript x-ecmascript x-vbscript x-powershell x-sh x-shellscript x-csh "
+            "x-executable x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive",
         ),
-        ("text", "javascript vbscript"),
+        ("text", "javascript vbscript ecmascript jscript livescript x-javascript x-ecmascript x-python x-sh"),
     )
     for name in names.split()
 )

@@ -8,7 +8,6 @@ the result names it in `limits`, and the caller must treat the mail as not fully
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,28 +17,42 @@ from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
-from bridge.service.analysis import archives, file_types, headers, page_files, recognition, smime
+from bridge.service.analysis import (
+    archives,
+    calendar_files,
+    file_types,
+    headers,
+    page_files,
+    page_text,
+    recognition,
+    smime,
+)
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.links import Links, NeedsProcess, unescaped
+from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
-from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, windows
+from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
+from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 MAX_SENDERS = 200  # with more, TooMuch
+MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
 READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
-REFERENCE_WORK = 1500  # and a "&" in it
+REFERENCE_WORK = 1500  # a "&" in it,
+PAGE_FILE_WORK = 10  # and a byte of such a file
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
 INLINE_FILES = 20  # in a page
 INLINE_LINES = 4000  # of a text with "begin" in it, which are all compared with lines of uuencode
+INLINE_EVENTS = 300  # lines of a calendar
+INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
 
 
@@ -48,11 +61,6 @@ _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime
 
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
 
-_FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
-_IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
-_DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
-_FOLDED = re.compile(r"\r?\n[ \t]")
-_FLOWED = re.compile(r" \r?\n")
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
 
@@ -130,7 +138,8 @@ class _MailInspector:
         self.reading = readings.Budget(size)
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
-        self.budget.work = max(self.budget.work, limits.extracted_bytes)
+        self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
+        self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
@@ -154,6 +163,7 @@ class _MailInspector:
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
+            self.named(part.titles)
             if part.content_type.startswith("multipart/"):
                 self.named(part.names)
             else:
@@ -171,10 +181,13 @@ class _MailInspector:
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         whole = data[:]
         self.reading.take_text(whole)
+        self.declared |= set(words.odd_codecs(whole.decode("latin-1")))
+        if len(self.declared) > MAX_CHARSETS:
+            raise TooMuch("charsets")
         quoted = list(encodings.quoted_readings(whole))
         try:
             texts = readings.texts(whole)
-            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in texts))
+            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in (*texts, *quoted)))
             names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
@@ -289,7 +302,8 @@ class _MailInspector:
         """Search for links and files, in every charset that a program may read the text in."""
         if start >= end:
             return
-        for codec in codecs_of(content[start : start + 4], part.params.get("charset", "")):
+        others = self.declared if part is _ANY_TEXT else declared_by(part)
+        for codec in codecs_of(content[start : start + PAGE_START], part.params.get("charset", ""), others):
             if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
             if self.may_have_files(windows(content, start, end, codec), part):
@@ -307,23 +321,35 @@ class _MailInspector:
         for text in texts if self.limits.look_at_urls else ():
             self.links.scan(text, is_html=is_html)
             if is_folded:
-                self.links.scan(_unfolded(text, part), is_html=is_html)
+                self.links.scan(calendar_files.unfolded(text, part), is_html=is_html)
         return self.links.has_files and self.limits.look_at_mime
 
     def page(self, text: str, nesting: int) -> None:
-        """Files that a browser saves from a page."""
-        self.reading.take(PAGE_WORK * len(text) + REFERENCE_WORK * text.count("&"))
-        text = unescaped(text)
+        """Files that a browser saves from a page, in each of its readings."""
+        self.reading.take(REFERENCE_WORK * text.count("&"))
+        done: dict[page_files.PageFile, None] = {}
+        for reading in page_text.every_reading(text):
+            self.reading.take(PAGE_WORK * len(reading))
+            self.page_reading(reading, nesting, done)
+
+    def page_reading(self, text: str, nesting: int, done: dict[page_files.PageFile, None]) -> None:
         names = page_files.names(text)
         self.named(names)
-        for number, (content_type, content) in enumerate(page_files.files(text)):
+        is_saved = has_download(text.lower())
+        for number, file in enumerate(page_files.files(text)):
             if number >= INLINE_FILES and not self.limits.archives:
                 raise NeedsProcess
-            self.reading.take(PART_WORK + len(content))
-            self.signatures(content)
-            self.show(content, names)
-            self.names([""], content_type, content)
-            self.file(content, (), nesting)
+            self.reading.take(PAGE_FILE_WORK * (len(file.content) + 100))
+            if file in done:
+                continue
+            done[file] = None
+            self.reading.take(PART_WORK)
+            self.signatures(file.content)
+            self.show(file.content, names)
+            self.names([""], file.content_type, file.content)
+            if is_saved and file_types.is_program_type(file.content_type):
+                self.found.tags.add("mime:executable")
+            self.file(file.content, (), nesting)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         self.names(part.names or {""}, part.content_type, content)
@@ -359,15 +385,12 @@ class _MailInspector:
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
     def calendar(self, content: bytes, part: Part, nesting: int) -> None:
-        """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
-        self.reading.take_text(content)
-        for line in _unfolded(content.decode("latin-1"), part).splitlines():
-            key, _, value = line.rpartition(":")
-            data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
-            if data or _IN_BASE64.search(key):
-                file, _ = encodings.decode((data[1] if data else value).encode("latin-1"), "base64")
+        if content.count(b"\n") > INLINE_EVENTS and not self.limits.archives:
+            raise NeedsProcess
+        for codec in codecs_of(content[:PAGE_START], part.params.get("charset", "")):
+            self.reading.take_text(content)
+            for file, names in calendar_files.files(words.decoded(content, codec), part):
                 self.signatures(file)
-                names = _FILE_NAME.findall(key)
                 self.names(names or [""], "", file)
                 self.show(file, names)
                 self.file(file, names, nesting)
@@ -445,8 +468,8 @@ class _MailInspector:
             kind == "openpgp" and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
-        elif kind == "openpgp" and file_types.is_text(content):
-            self.text(content, 0, len(content), _ANY_TEXT, nesting)
+        elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
+            self.text(content, 0, len(content), _ANY_TEXT, nesting)  # else a page would hide its links in an archive
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
@@ -459,9 +482,9 @@ class _MailInspector:
         if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
         if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
-            for codec in codecs_of(content[:4], ""):
+            for codec in codecs_of(content[:PAGE_START], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
-        is_encoded = any(name.lower().endswith(recognition.ENCODED) for name in names)
+        is_encoded = file_types.has_extension(names, recognition.ENCODED)
         if is_encoded or recognition.has_mark(content):
             self.encoded(content, nesting + 1, is_certain=is_encoded)
 
@@ -477,8 +500,3 @@ class _MailInspector:
             self.signatures(file)
             self.show(file, ())
             self.guess(file, True, nesting)
-
-
-def _unfolded(text: str, part: Part) -> str:
-    """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
-    return (_FOLDED if recognition.is_calendar(part) else _FLOWED).sub("", text)

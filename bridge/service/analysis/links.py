@@ -7,23 +7,27 @@ are converted in the event loop, and a limited number of them in a process.
 
 from __future__ import annotations
 
-import html
 import ipaddress
 import re
 from collections.abc import Callable
 from urllib.parse import unquote
 
 from bridge.mail.address import comparable_domain
+from bridge.mime import references
 from bridge.mime.structure import TooMuch
+from bridge.service.analysis import page_text
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(
-    "//([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+    "//[\\t\\r\\n]*+([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_SCHEMES = ("https:", "http:", "ftp:")
-_BEFORE = (*_SCHEMES, "=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link only after one of these
+_BACKSLASHES = re.compile(r"(?<!/)(?:/++\\[/\\]*+|\\[/\\]++)")
+_WEB = ("https:", "http:")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
+_BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
+_WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
 _BARE = re.compile(r"www\.([\w.-]+)")
 _ANCHOR = re.compile(r"<a\s")
 _HREF = re.compile(r"href\s*=\s*[\"']?https?://([^\s/\"'>?#]+)")
@@ -35,23 +39,20 @@ _MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is no
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
-_LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
 _BREAK = re.compile(  # a tab or line end
     r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
 )
-_LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
-
 _BREAKS = frozenset("\t\r\n")
-_INSIDE = frozenset("\t\r\n '\"()<>")
-_QUOTES = ("'", '"')
+_AFTER_HOST = frozenset("/\\?#")
+_QUOTES = frozenset("'\"`")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
     re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
     re.compile(r"/[\t\r\n]++[/\\]"),
-    re.compile(r"\\[\t\r\n]++[/\\]"),
+    re.compile(r"\\[\t\r\n]++\S"),
 )
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
-_DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'])")  # `<a download=`, `a.download =`, `"download", "x.js"`
+_DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
@@ -60,10 +61,11 @@ MAX_CONVERTED = 1000  # names that are not ASCII: half a second
 INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
 INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
 INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
-_MARKS = ("&", "//", "www.", "<a")
+_MARKS = ("//", "www.", "<a", "\\")
 # Nanoseconds of work in a process: for each character, and for each of these, which take longest.
 _CHARACTER_WORK = 20
-_MARK_WORK = (("&", 800), ("//", 6000), ("\\\\", 6000), ("<a", 8000), ("<A", 8000))
+_MARK_WORK = (("//", 6000), ("\\", 6000), ("<a", 8000))
+_REFERENCE_WORK = 1600
 
 
 class NeedsProcess(Exception):
@@ -91,24 +93,32 @@ class Links:
         self._charge = charge
 
     def scan(self, text: str, *, is_html: bool) -> None:
-        if self._characters_left is not None:
-            self._check_length(text)
-        else:
-            self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
-        if is_html and "&" in text:
-            if _BREAK.search(text):
-                self._scan(_lower(unescaped(_BREAK.sub("", text))), is_html)
-            text = unescaped(text)
-        text = _lower(text)
-        is_broken = self._scan(text, is_html)
-        if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
-            self._scan(without_breaks(text), is_html)
+        if not is_html:
+            self._scan(_lower(text), is_html=False)
+            return
+        self._check_references(text)
+        if "&" in text and _BREAK.search(text):
+            self._scan(_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
+        for reading in page_text.link_readings(text) if "&" in text else [text]:
+            self._scan_page(reading)
 
-    def _scan(self, text: str, is_html: bool) -> bool:
+    def _scan_page(self, page: str) -> None:
+        text = _lower(page)
+        is_broken = self._scan(text, is_html=True)
+        if is_broken or any(pattern.search(text) for pattern in _BROKEN):
+            self._scan(without_breaks(text), is_html=True)
+        for other in page_text.without_escapes(text) if "\\" in text else ():
+            self._scan(other, is_html=True)
+        for inner in page_text.inner_pages(page) if "&" in text and "srcdoc" in text else ():
+            self._check_references(inner)
+            self._scan(_lower(inner), is_html=True)
+
+    def _scan(self, text: str, *, is_html: bool) -> bool:
         """Whether a link ends at a tab or line end, so that it may not end there."""
         is_broken = False
-        if "\\\\" in text:
-            text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
+        self._check_length(text)
+        if "\\" in text:
+            text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
@@ -116,36 +126,56 @@ class Links:
             after = text[end : end + 1]
             if after in _BREAKS:
                 is_broken = True
-            if after in _INSIDE and is_html:
+            if is_html and after not in _AFTER_HOST:
                 self._add_rest(text, match)
-            if raw not in self._seen and _is_link(text, start):
-                self._add(raw)
+            if raw not in self._seen:
+                if _is_link(text, start):
+                    self._add(raw)
+                elif is_html and _may_be_link(text, start):
+                    self._add_guess(raw)
         for name in set(_BARE.findall(text)):
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
-            self.has_files = self.has_files or "data:" in text or _has_download(text)
+            self.has_files = self.has_files or "data:" in text or has_download(text)
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
-        """In quotes, what stands before the host may contain spaces, brackets and the other quotes."""
+        """In an attribute, what stands before the host may contain spaces, brackets and quotes."""
         start = match.start()
-        scheme = next((scheme for scheme in _SCHEMES if text.endswith(scheme, 0, start)), "")
-        opening = _skip_back(text, start - len(scheme))
-        quote = text[opening - 1 : opening]
-        if quote in _QUOTES and text[match.end()] != quote:
-            end = _AUTHORITY_END.search(text, match.end())
-            stop = end.start() if end is not None else len(text)
-            close = text.find(quote, match.end(), stop)
-            self._add(text[match.start(1) : close if close >= 0 else stop])
+        scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
+        opening = _skip_back(text, scheme.start() if scheme else start)
+        before = text[opening - 1 : opening]
+        if before not in _QUOTES and before != "=":
+            return
+        ends = ">\t\r\n\f " if before == "=" else before
+        found = _AUTHORITY_END.search(text, match.end())
+        stop = found.start() if found is not None else len(text)
+        for end in ends:
+            close = text.find(end, match.end(), stop)
+            stop = close if close >= 0 else stop
+        if stop > match.end():
+            self._add(text[match.start(1) : stop])
 
     def _check_length(self, text: str) -> None:
         """In the event loop: only a short text may have any number of places where a link may begin."""
+        if self._characters_left is None:
+            self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
+            return
         self._length += len(text)
         if self._length > INLINE_LENGTH:
-            self._marks += sum(map(text.count, _MARKS))
-            if self._marks > INLINE_MARKS:
-                raise NeedsProcess
+            self._add_marks(sum(map(text.count, _MARKS)))
+
+    def _check_references(self, text: str) -> None:
+        if self._characters_left is None:
+            self._charge(_REFERENCE_WORK * text.count("&"))
+        elif self._length + len(text) > INLINE_LENGTH:
+            self._add_marks(text.count("&"))
+
+    def _add_marks(self, count: int) -> None:
+        self._marks += count
+        if self._marks > INLINE_MARKS:
+            raise NeedsProcess
 
     def _check_anchors(self, text: str) -> None:
         """`<a href="http://evil.example">bank.example</a>`"""
@@ -169,6 +199,15 @@ class Links:
             self.tags.add("url:userinfo")
         for name in dict.fromkeys((rest, _ODD_HOST.split(rest, maxsplit=1)[0])):  # a link in a text may end there
             self._add_host(self._host(name))
+
+    def _add_guess(self, raw: str) -> None:
+        """It may be a comment of a script. Only its host counts, if it has the form of one."""
+        for name in dict.fromkeys((raw, _ODD_HOST.split(raw.rpartition("@")[2], maxsplit=1)[0])):
+            host = self._host(name.rpartition("@")[2])
+            if "." in host or ":" in host:
+                self.hosts.add(host)
+        if len(self.hosts) > self._max_hosts:
+            raise TooMuch("urls")
 
     def _add_host(self, host: str) -> None:
         if not host:
@@ -213,10 +252,23 @@ def without_breaks(text: str) -> str:
 
 
 def _is_link(text: str, start: int) -> bool:
-    """Whether the two slashes at `start` begin a link; white space may follow an opening quote."""
-    if text[max(0, start - 6) : start].endswith(_BEFORE):
+    """Whether the two slashes at `start` begin a link; white space may follow an opening quote, and precede it."""
+    if text.endswith(_WEB, max(0, start - 6), start):
         return True
-    return text[start - 1 : start].isspace() and text.endswith(_VALUE, 0, _skip_back(text, start))
+    before = text[start - 1 : start]
+    if before == ":":
+        return _SCHEME.search(text, max(0, start - 32), start) is not None
+    if text[max(0, start - 5) : start].endswith(_BEFORE):
+        return True
+    if before in _QUOTES:
+        return text.endswith("=", 0, _skip_back(text, start - 1))
+    return before.isspace() and text.endswith(_VALUE, 0, _skip_back(text, start))
+
+
+def _may_be_link(text: str, start: int) -> bool:
+    """In a page: in a list of addresses, in a style or in a script."""
+    before = text[start - 1 : start]
+    return not before.isalnum() and before not in _WITHIN
 
 
 def _skip_back(text: str, position: int) -> int:
@@ -233,7 +285,7 @@ def _lower(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
-def _has_download(text: str) -> bool:
+def has_download(text: str) -> bool:
     """Whether a page gives a name to a file. Without that, browsers do not save what is in a `data:` link."""
     at = text.find("download")
     while at >= 0:
@@ -245,13 +297,6 @@ def _has_download(text: str) -> bool:
             return True
         at = text.find("download", at + 8)
     return False
-
-
-def unescaped(text: str) -> str:
-    """HTML's character references replaced. Numbers may have any length: browsers ignore leading zeros."""
-    if "&#" in text:  # Python refuses to read a number of more than 4300 digits
-        text = _LONG_NUMBER.sub("\ufffd", _LEADING_ZEROS.sub(r"&#\1", text))
-    return html.unescape(text)
 
 
 def host_of(raw: str) -> str:

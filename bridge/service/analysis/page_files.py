@@ -1,8 +1,9 @@
 """Files within a web page: the content of `data:` addresses, and the names that the page gives to downloads.
 
 A browser saves the content of `<a download="x.js" href="data:...">` as a file of that name, at a click or when a
-script clicks. Files that a script puts together are not found. Character references in the page are replaced already.
-Everything here is linear in its length.
+script clicks. Files that a script puts together are not found. The page is one of the readings of `page_text`: its
+character references are replaced already. Where an address ends depends on what stands before it; if that leaves a
+doubt, each end is tried. Everything here is linear in its length, but addresses may contain each other.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from bridge.mime import encodings
+from bridge.mime.rare_charsets import escapes_replaced
 from bridge.service.analysis.links import without_breaks
 
-_ADDRESS = re.compile(r"data:([^,\"'<>]{0,200}),", re.IGNORECASE)
+_SCHEME = re.compile("data:", re.IGNORECASE)
 _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("download", "x.js")`
-    r"[\s\"'./]download(?:\s*=|[\"']\s*\]?\s*[=,])\s*(?:\"([^\"<>]{1,1000})|'([^'<>]{1,1000})|([^\s\"'<>;)]{1,1000}))",
+    r"[\s\"'`./]download(?:\s*+=|[\"'`]\s*+(?:\]\s*+)?[=,])\s*+(?:\"([^\"]*)|'([^']*)|`([^`]*)|([^\s>]+))",
     re.IGNORECASE,
 )
-_END = re.compile(r"[\s\"'<>)]")
+_SHOWN = 255  # characters at the end of a name, which decide how a file is opened
+_MAX_TYPE = 200  # characters of a media type; no longer one is that of a program
+_MAX_PARAMETERS = 2000  # characters; after more, both readings are tried
+_END = re.compile(r"[\s\"'<>)`]")
+_ENDS = {"=": re.compile(r"[\s>]"), "(": re.compile(r"\)"), **{quote: re.compile(quote) for quote in "\"'`"}}
 
 
 class PageFile(NamedTuple):
@@ -31,28 +37,34 @@ class PageFile(NamedTuple):
 def files(page: str) -> Iterator[PageFile]:
     """What is in `data:` addresses (RFC 2397)."""
     text = without_breaks(page)
-    match = _ADDRESS.search(text)
-    while match is not None:
-        end = _end(text, match)
-        content = unquote_to_bytes(text[match.end() : end])
-        kind, *parameters = match[1].split(";")
-        if any(parameter.strip().lower() == "base64" for parameter in parameters):
-            content, _ = encodings.decode(content, "base64")
-        yield PageFile(kind.strip().lower(), content)
-        match = _ADDRESS.search(text, end)
+    comma = -1
+    for match in _SCHEME.finditer(text):
+        comma = comma if comma >= match.end() else text.find(",", match.end())
+        if comma < 0:
+            return
+        kind = text[match.end() : min(comma, match.end() + _MAX_TYPE)].partition(";")[0].strip().lower()
+        parameters = text[max(match.end(), comma - _MAX_PARAMETERS) : comma].rstrip().lower()
+        is_long = comma - match.end() > _MAX_PARAMETERS
+        for end in _ends(text, match.start(), comma + 1):
+            content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is no content
+            if "base64" in parameters or is_long:
+                yield PageFile(kind, encodings.decode(content, "base64")[0])
+            if not parameters.endswith("base64"):  # not every browser looks for it elsewhere
+                yield PageFile(kind, content)
 
 
-def _end(text: str, match: re.Match[str]) -> int:
-    """The quote that ends the address, if one begins it: it may contain spaces."""
-    quote = text[max(0, match.start() - 1) : match.start()]
-    if quote in ("'", '"'):
-        end = text.find(quote, match.end())
-        return end if end >= 0 else len(text)
-    found = _END.search(text, match.end())
-    return found.start() if found else len(text)
+def _ends(text: str, start: int, content: int) -> set[int]:
+    """A quote that begins the address ends it: it may contain spaces. Without one, it depends on the language."""
+    while start and text[start - 1] <= " ":
+        start -= 1
+    before = text[start - 1 : start]
+    patterns = [_ENDS.get(before, _END)] if before in ("'", '"', "`") else [_ENDS.get(before, _END), _END]
+    found = (pattern.search(text, content) for pattern in patterns)
+    return {match.start() if match else len(text) for match in found}
 
 
 def names(page: str) -> set[str]:
     """Of attributes (`download="x.js"`), and what scripts assign (`a.download = "x.js"`)."""
-    found = {"".join(groups).strip() for groups in _NAME.findall(page)}
+    found = {"".join(groups).strip()[-_SHOWN:] for groups in _NAME.findall(page)}
+    found |= {form for name in found for form in (unquote(name), escapes_replaced(name))}
     return {name for name in found if "." in name}

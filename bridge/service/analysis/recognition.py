@@ -10,12 +10,16 @@ from bridge.mime.structure import Part
 from bridge.service.analysis import archives, file_types, smime
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 
-ENCODED = (".uue", ".uu", ".xxe", ".xx", ".b64", ".hqx", ".yenc", ".ync", ".mim", ".mime")
+ENCODED = frozenset({"uue", "uu", "xxe", "xx", "b64", "hqx", "yenc", "ync", "mim", "mime"})
 SIGNED = (".p7m", ".p7z")
 
 # Types besides text/* whose content is shown with its links, by the mail program or by a browser.
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
-_PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", ".mhtml", ".hta", ".url", ".ics", ".txt")
+_PAGES = frozenset(
+    ["htm", "html", "shtm", "shtml", "ehtml", "xht", "xhtm", "xhtml", "svg", "svgz", "mht", "mhtml", "hta", "url"]
+)
+_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "txt"})
+_MAILS = frozenset({"eml", "mbox", "mbx", "mht", "mhtml", "nws"})
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
 _CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 
@@ -26,11 +30,11 @@ def has_mark(content: bytes) -> bool:
 
 
 def is_signed(content: bytes, names: Collection[str]) -> bool:
-    return any(name.lower().endswith(SIGNED) for name in names) or smime.looks_like_cms(content)
+    return file_types.has_extension(names, ("p7m", "p7z")) or smime.looks_like_cms(content)
 
 
 def is_mail_name(name: str) -> bool:
-    return name.lower().rstrip(". ").endswith((".eml", ".mbox", ".mbx", ".mht", ".mhtml", ".nws"))
+    return file_types.has_extension((name,), _MAILS)
 
 
 def is_file(content: bytes) -> bool:
@@ -45,10 +49,12 @@ def is_shown(part: Part, content: bytes) -> bool:
     """Whether a mail program or a browser shows this attachment with its links."""
     if part.content_type.startswith("text/") or part.content_type in _WITH_LINKS:
         return True
-    return (
-        any(name.lower().endswith(_PAGES) for name in part.names)
-        or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
-    )
+    return file_types.has_extension(part.names, _TEXTS) or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
+
+
+def is_page(names: Collection[str]) -> bool:
+    """Whether a browser or a mail program shows a file of one of these names with its links."""
+    return file_types.has_extension(names, _PAGES)
 
 
 def may_have_files(page: bytes) -> bool:
@@ -58,6 +64,4 @@ def may_have_files(page: bytes) -> bool:
 
 
 def is_calendar(part: Part) -> bool:
-    return part.content_type in _CALENDARS or any(
-        name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
-    )
+    return part.content_type in _CALENDARS or file_types.has_extension(part.names, ("ics", "vcf", "vcs"))

@@ -1,7 +1,7 @@
 """S/MIME: the message within signed or compressed data (`smime.p7m`), which every reader shows without asking.
 
 The data (CMS, RFC 5652) is read by its structure, in BER: a ContentInfo holds the type of the content and the content;
-that of signed, compressed, digested or authenticated data has a ContentInfo of its own in it, which holds the message
+that of signed, compressed, digested or authenticated data contains another ContentInfo, which holds the message
 as an octet string, in one piece or in many. Types are ignored, because programs show the content of any.
 """
 
@@ -19,7 +19,7 @@ from bridge.service.analysis.unpacking import Budget
 
 _OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
 _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes
-_ELEMENT_COST = 256  # work for each element, however short: it takes several steps
+_ELEMENT_COST = 1024  # work for each element, however short: it takes several steps
 _MAX_DEPTH = 20
 _PEM_BEGIN = re.compile(rb"-----BEGIN (?:PKCS ?#?7|CMS)")
 _PEM_START = 4096  # bytes; programs pass over text before it

@@ -26,8 +26,9 @@ _LOW = bytes(range(128))
 _SMALLEST_SUM = 8 * 32  # the spaces alone
 _ADLER = 65521  # what Adler-32 divides the sum of bytes by (RFC 1950 8.2)
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
-_PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=(?=([^\n]*))")  # and the record's length
+_PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
+_PATH_COST = 10  # work for each byte of a name that a record may have
 _SIZE_COST = 256  # work for each size that a member may have
 _PLAIN_SIZE = re.compile(rb"[0-7]{11}[ \0]")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -167,10 +168,15 @@ def _announce(announced: _Announced, header: _Header, content: bytes, budget: Bu
     if header.kind == _LONG_NAME:
         announced.names.append(_text(data))
         return
+    line_end = -1
     for match in _PATHS.finditer(data):
-        budget.take_work(_SIZE_COST + int(match[1] or 0))
-        whole = data[match.end() : match.start() + int(match[1] or 0) - 1]  # which may contain the end of a line
-        announced.names += [_text(path) for path in dict.fromkeys((match[2], whole)) if path]
+        start, length = match.end(), int(match[1] or 0)
+        if line_end < start:
+            line_end = data.find(b"\n", start)
+            line_end = line_end if line_end >= 0 else len(data)
+        budget.take_work(_SIZE_COST + length + _PATH_COST * (line_end - start))  # a line may contain thousands
+        whole = data[start : match.start() + length - 1]  # which may contain the end of a line
+        announced.names += [_text(path) for path in dict.fromkeys((data[start:line_end], whole)) if path]
     announced.sizes += [int(size) for size in _SIZES.findall(data)]
     announced.is_resized |= b"size" in data
     if b"GNU.sparse." in data:

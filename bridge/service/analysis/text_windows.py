@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bridge.mime import words
 from bridge.mime.ambiguity import Buffer
+from bridge.mime.rare_charsets import DECODERS
+from bridge.mime.structure import Part
 
 WINDOW = 1024 * 1024  # bytes of text examined at a time
+BEGINNING = 1024  # bytes in which a page declares its charset
 _BYTE_ORDER_MARKS = (
     (b"\xef\xbb\xbf", "utf_8"),
     (b"\xff\xfe\x00\x00", "utf_32_le"),
@@ -17,29 +20,45 @@ _BYTE_ORDER_MARKS = (
     (b"+/v", "utf_7"),
 )
 
-SELDOM = words.UNICODE | words.EBCDIC  # links in them are not ASCII
+SELDOM = words.ODD  # links in them are not ASCII
 
 
-def codecs_of(start: bytes, charset: str) -> list[str]:
-    """The charsets to read a text in: as declared, as its byte order mark says, and ASCII if neither is like it."""
+def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[str]:
+    """The charsets to read a text in: as declared, as its beginning says, and ASCII if none of them is like it.
+
+    `others` are codecs that it may be in as well.
+    """
     declared = words.codec_of(charset)
     marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark)), declared)
-    found = dict.fromkeys((marked, declared))
+    found = dict.fromkeys((marked, declared, *others))
+    if b"<" in start:
+        lower = start.lower()
+        if b"charset" in lower or b"encoding" in lower:
+            found |= dict.fromkeys(words.odd_codecs(lower.decode("latin-1")))
     for codec in ("utf_16", "utf_32"):  # without a mark, programs do not agree on the order of bytes
         if codec in found:
             found |= dict.fromkeys((codec + "_le", codec + "_be"))
             del found[codec]
-    return [*found, "latin_1"] if not SELDOM.isdisjoint(found) else list(found)
+    is_ascii = words.ODD.isdisjoint(found) and words.SWITCHING.isdisjoint(found)
+    return list(found if is_ascii else found | {"latin_1": None})
+
+
+def declared_by(part: Part) -> list[str]:
+    """Other codecs that programs may find in the fields of a part, if these are in doubt."""
+    return words.odd_codecs(";".join(part.values("content-type"))) if part.doubts else []
 
 
 def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
     """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag."""
-    decoder = words.decoder(codec) if end - start > WINDOW else None
+    if end - start <= WINDOW or codec in DECODERS or content.find(b"<!ENTITY", start, end) >= 0:
+        yield words.decoded(content[start:end], codec)  # short, or what stands first determines what the rest means
+        return
+    decoder = words.decoder(codec)
     rest = ""
     for at in range(start, end, WINDOW):
         raw = content[at : min(at + WINDOW, end)]
         text = decoder.decode(raw, at + WINDOW >= end) if decoder else words.decoded(raw, codec)
-        text = rest + text
+        text = rest + words.without_switches(text)
         yield text
         tag = text.rfind("<")
         rest = text[tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1 :]

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from bridge.service.analysis import compressed_rtf
 from bridge.service.analysis.unpacking import BadArchive, Budget, Member
 
 MAGIC = b"\x78\x9f\x3e\x22"
@@ -29,6 +30,7 @@ _STRING, _UNICODE, _BINARY, _OBJECT = 0x1E, 0x1F, 0x102, 0x0D
 _FIXED = {0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16}
 _MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
 _VALUE_COST = 256  # work for each attribute and each value, however short
+_RTF_COST = 100  # work for each byte of compressed text
 _INTERFACE = 16  # bytes of type before an object's content
 _LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
 
@@ -67,6 +69,11 @@ def _members(content: bytes, attachment: _Attachment, budget: Budget) -> Iterato
         budget.take_member()
         budget.take(max(0, min(end, len(content)) - start))
         yield Member(names, content[start:end], is_disputed=True)  # engines may not open TNEF
+        if compressed_rtf.is_compressed(content[start : min(end, start + 16)]):
+            budget.take_work(_RTF_COST * (end - start))
+            text = compressed_rtf.decompressed(content[start:end])
+            budget.take(len(text))
+            yield Member(names, text, is_disputed=True)
 
 
 def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: int, end: int, budget: Budget) -> bool:

@@ -134,7 +134,7 @@ async def _read(scope: Scope, receive: Receive) -> Body:
             while more:
                 event = await receive()
                 if event["type"] == "http.disconnect":  # what has arrived may look complete and is not
-                    raise _invalid("the request ends before its end")
+                    raise _invalid("the request is incomplete: it ended too early")
                 raw += event.get("body", b"")
                 more = event.get("more_body", False)
                 if len(raw) > MAX_BODY:
@@ -159,7 +159,7 @@ def _scope(body: Body) -> str:
     if "tenantUid" not in body:
         return GLOBAL
     if body["tenantUid"] is None:
-        raise _invalid("`tenantUid` must be a UUID; omit it for the deployment-global lists")
+        raise _invalid("`tenantUid` must be a UUID; omit it for the deployment's own lists")
     try:
         return tenant_uid(body["tenantUid"]) or GLOBAL
     except ValueError as exc:

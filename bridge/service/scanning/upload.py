@@ -68,7 +68,7 @@ class Upload:
             raise
         except MemoryError:
             raise Refused(503, "saturated", "too much mail is being processed", retry_after_s=1) from None
-        except Exception as exc:  # a fault of ours or of the parser, which only this request triggers
+        except Exception as exc:  # a fault in our code or in the parser, which only this request triggers
             log.error("request could not be read: %s", type(exc).__name__)
             raise Refused(400, "invalid_multipart", "the body cannot be read") from exc
         return self._complete()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bridge.daemon.http_api.document import document
 from bridge.daemon.http_api.failures import ERRORS
 from bridge.history.entry import Kind, MailEntry, Row
@@ -16,23 +18,31 @@ from tools import api_page
 ROOT = Path(__file__).parents[3]
 
 
-def schemathesis(directory: Path, url: str, document: str, *options: str) -> None:
+def schemathesis(directory: Path, url: str, document: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
         str(Path(sys.executable).parent / "schemathesis"), "run", document, "--url", url, "-H",
         f"Authorization: Bearer {ALL}", "--seed", "1", "--no-color", *options,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--phases", "fuzzing,stateful", "--max-examples", "4"),
+        pytest.param(("--max-examples", "50"), marks=pytest.mark.long),  # and the limits of every parameter
+    ],
+    ids=["some", "all"],
+)
+def test_schemathesis_finds_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Valid and invalid requests generated from the document are answered as documented."""
     with bridge(tmp_path) as running:
         for number in range(3):
             send(running, decision=("deliver", "quarantine", "bounce")[number])
         mails(running.admin_port, 3)
         url = f"http://127.0.0.1:{running.admin_port}"
-        schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", "--max-examples", "8")
+        done = schemathesis(tmp_path, url, f"{url}/api/v1/openapi.json", *options)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
 def test_the_shipped_document_is_the_served_one(tmp_path: Path) -> None:

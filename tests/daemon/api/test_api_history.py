@@ -18,6 +18,8 @@ from bridge.history.entry import LaterEvent
 from bridge.testing import RunningBridge, SmtpClient, until
 from tests.daemon.api.api_kit import ALL, BOTH, ONLY_A, TENANT_A, TENANT_B, ask, bridge, mails, pages, send
 
+in_both_databases = pytest.mark.parametrize("state_database", ["sqlite", "postgresql"], indirect=True)
+
 
 @pytest.fixture
 def running(tmp_path: Path, state_database: str) -> Iterator[RunningBridge]:
@@ -29,6 +31,7 @@ def subjects(found: list[dict[str, Any]]) -> list[str]:
     return [mail["subject"] for mail in found]
 
 
+@in_both_databases
 def test_each_filter_finds_its_mails(running: RunningBridge) -> None:
     """By sender, recipient, either, client, subject, tag, action, decision, rule, listener, tenant, time and ids."""
     port = running.admin_port
@@ -145,6 +148,7 @@ def test_the_last_page_says_that_it_is_the_last(running: RunningBridge) -> None:
     assert [len(page) for page in pages(port, 4)] == [4]
 
 
+@in_both_databases
 def test_a_mail_is_told_with_its_attempts_and_its_place_in_the_quarantine(running: RunningBridge) -> None:
     """Deferred, then quarantined: one question tells both."""
     port = running.admin_port
@@ -163,6 +167,7 @@ def test_a_mail_is_told_with_its_attempts_and_its_place_in_the_quarantine(runnin
     assert ask(port, "/api/v1/history", attempt=kept["attempt"]).json["mails"] == [kept, deferred]
 
 
+@in_both_databases
 def test_what_happened_later_is_told(running: RunningBridge) -> None:
     """Whatever notes it: a command, or the daemon; in order, and only to those who may see the mail."""
     port = running.admin_port
@@ -217,6 +222,7 @@ def test_an_id_of_ours_is_not_confused_with_a_message_id(running: RunningBridge)
     assert subjects(story["mails"]) == ["the mail"] and story["attempts"] == []
 
 
+@in_both_databases
 def test_statistics_count_by_everything(running: RunningBridge) -> None:
     """The same numbers as a list of the mails gives."""
     port = running.admin_port
@@ -253,6 +259,7 @@ def test_statistics_count_by_everything(running: RunningBridge) -> None:
     assert sizes[TENANT_B] == sum(mail["size"] for mail in found if mail["tenant"] == TENANT_B)
 
 
+@in_both_databases
 def test_tenants_see_their_own_mail_only(running: RunningBridge) -> None:
     """In lists, by id, by every key, in statistics; and a mail of others looks like one that never came."""
     port = running.admin_port
@@ -288,6 +295,7 @@ def test_tenants_see_their_own_mail_only(running: RunningBridge) -> None:
     assert ask(port, f"/api/v1/mails/{of_a['id']}", ONLY_A).json["mails"] == [of_a]
 
 
+@in_both_databases
 def test_hostile_values_find_nothing_and_break_nothing(running: RunningBridge) -> None:
     """Whatever looks like SQL, a pattern or another language is looked for as text, in both databases."""
     port = running.admin_port

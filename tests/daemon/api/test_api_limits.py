@@ -101,20 +101,17 @@ def test_queries_of_a_locked_database_are_bounded_in_number_and_time(tmp_path: P
         send(running)
         mails(running.admin_port, 1)
         with locked(url), ThreadPoolExecutor(40) as threads:
-            began = time.monotonic()
             asked = [threads.submit(ask, running.admin_port, HISTORY, ALL) for _ in range(36)]
-            until(lambda: sum(each.done() for each in asked) >= 10, "refusals", limit_s=4)
+            until(lambda: sum(each.done() for each in asked) >= 10, "refusals")
             for _ in range(20):
                 assert send(running).startswith("250 ")
-            took_s = time.monotonic() - began
             assert ask(running.admin_port, "/readyz").status == 200
-            found = [each.result(30) for each in asked]
-            all_s = time.monotonic() - began
+            assert not all(each.done() for each in asked)  # so none of this waited for a query
+            found = [each.result(60) for each in asked]
         counted = Counter((answer.status, answer.json["error"]) for answer in found)
         assert counted[429, "too_many_queries"] >= 10
         assert counted[503, "saturated"] + counted[503, "query_timeout"] == 36 - counted[429, "too_many_queries"]
         assert counted[503, "query_timeout"] >= 2
-        assert took_s < 5 and all_s < 30
         assert all("retry-after" in answer.headers or answer.json["error"] == "query_timeout" for answer in found)
         until(lambda: ask(running.admin_port, HISTORY).status == 200, "an answer")
 
@@ -211,14 +208,11 @@ def test_a_query_that_takes_too_long_is_ended() -> None:
     """Its process is killed, and its place is free at once."""
 
     async def play() -> None:
-        async with scripted(QueryLimits(running=1, running_per_token=1, wait_s=0.2, max_s=1.0)) as run:
-            began = time.monotonic()
-            slow = asyncio.create_task(run("a", "sleep"))
-            await asyncio.sleep(0)
-            assert await run("a", "x") == "saturated"  # its own place is taken
-            assert await run("b", "x") == "saturated"  # all places are taken
-            assert await slow == "query_timeout"
-            assert time.monotonic() - began < 10
+        async with scripted(QueryLimits(running=1, running_per_token=1, wait_s=0.2, max_s=3.0)) as run:
+            slow, own, other = await asyncio.gather(run("a", "sleep"), run("a", "x"), run("b", "x"))
+            assert slow == "query_timeout"
+            assert own == "saturated"  # its own place is taken
+            assert other == "saturated"  # all places are taken
             assert await run("b", "quick") == "quick"
 
     asyncio.run(play())
@@ -231,7 +225,6 @@ def test_one_token_leaves_room_for_others() -> None:
     async def play() -> None:
         async with scripted(QueryLimits(running=2, running_per_token=1, waiting_per_token=2)) as run:
             slow, waiting, leaving = (asyncio.create_task(run("a", about)) for about in ("sleep", "first", "second"))
-            await asyncio.sleep(0)
             assert await run("b", "quick") == "quick"
             assert await run("a", "too many") == "too_many_queries"
             for task in (leaving, slow):

@@ -129,7 +129,7 @@ def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
             assert b"LMTP" in client.reply()
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_renewed_certificate_is_presented(tmp_path: Path, count: int) -> None:
     """The file names stay the same, the contents change."""
     authority = trustme.CA()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.postgresql import fresh_database
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
+from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
     OUTCOMES,
     SETTINGS,
@@ -217,7 +218,7 @@ async def test_drain_finishes_running_mail_and_closes_idle_connections():
         await half.mail()
         busy.content()
         await filter_.until(lambda f: f.running == 1)
-        draining = asyncio.ensure_future(listener.server.drain(10))
+        draining = asyncio.ensure_future(listener.server.drain(60))
         assert await idle.closed()
         with pytest.raises(OSError):
             await listener.mta()
@@ -255,7 +256,7 @@ async def test_second_drain_shortens_the_first():
         mta.content()
         await filter_.until(lambda f: f.running == 1)
         first = asyncio.ensure_future(listener.server.drain(1000))
-        await asyncio.sleep(0)
+        await eventually(lambda: listener.server.listener.draining, "the first drain")
         await listener.server.drain(0.05)
         await first
         assert await mta.closed()
@@ -268,8 +269,8 @@ async def test_mail_aborted_while_draining_ends_the_connection():
         mta = await listener.mta()
         await mta.greet()
         await mta.mail()
-        draining = asyncio.ensure_future(listener.server.drain(10))
-        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(listener.server.drain(60))
+        await eventually(lambda: listener.server.listener.draining, "the drain")
         mta.send(frame("A"))
         assert await mta.closed()
         await draining

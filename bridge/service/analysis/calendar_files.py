@@ -1,0 +1,31 @@
+"""Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bridge.mime import encodings
+from bridge.mime.structure import Part
+from bridge.service.analysis import recognition
+
+_FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
+_IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
+_DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
+_FOLDED = re.compile(r"\r?\n[ \t]")
+_FLOWED = re.compile(r" \r?\n")
+
+
+def files(text: str, part: Part) -> Iterator[tuple[bytes, list[str]]]:
+    """The content of each, and its names."""
+    for line in unfolded(text, part).splitlines():
+        key, _, value = line.rpartition(":")
+        data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
+        if data or _IN_BASE64.search(key):
+            content = (data[1] if data else value).encode("latin-1", "replace")
+            yield encodings.decode(content, "base64")[0], _FILE_NAME.findall(key)
+
+
+def unfolded(text: str, part: Part) -> str:
+    """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
+    return (_FOLDED if recognition.is_calendar(part) else _FLOWED).sub("", text)

@@ -1,0 +1,94 @@
+"""The texts that a browser may make of a page: with its character references, entities and escapes replaced.
+
+Links and files are searched for in all of them. Nothing here runs a script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bridge.mime import references
+from bridge.mime.rare_charsets import escapes_replaced
+from bridge.mime.structure import TooMuch
+
+MAX_PAGES = 8  # in attributes of each other: with more, TooMuch
+MAX_ENTITIES = 2000  # that a page declares, and
+MAX_GROWTH = 10  # how many times as long they may make it: with more, TooMuch
+_ENTITY = re.compile(r"""<!ENTITY\s+([^\s"'<>%]{1,200})\s+(?:"([^"]*)"|'([^']*)')""")
+_NAMED = re.compile(r"&([^\s&;#<>\"']{1,200});")
+_CSS_ESCAPE = re.compile(r"\\(?:'([0-9a-fA-F]{2})|([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
+
+
+def readings(page: str) -> list[str]:
+    """The page with its references replaced, as text and as an attribute; and what its own entities make of it."""
+    if "<!ENTITY" in page:
+        page = _expanded(page)
+    found = [references.unescaped(page)]
+    if references.have_delimiters(page):
+        found.append(references.in_values(page))
+    return found
+
+
+def link_readings(page: str) -> list[str]:
+    """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
+    if "[" in page and "<!ENTITY" in page:  # they stand in brackets
+        return readings(page)
+    plain = references.unescaped(page)
+    signs = page.count("@")
+    is_clear = plain.count("@") == signs  # none is written as a reference
+    if signs and is_clear:
+        pieces = (piece for piece in _AUTHORITY_END.split(page) if "@" in piece)
+        is_clear = not any(references.have_delimiters(piece[: piece.rindex("@")]) for piece in pieces)
+    return [plain] if is_clear else [plain, references.in_values(page)]
+
+
+_AUTHORITY_END = re.compile(r"[/\\?]")  # or "#", but that may be part of a reference
+
+
+def every_reading(page: str) -> Iterator[str]:
+    """Those, and the pages within them."""
+    for reading in readings(page):
+        yield reading
+        if "srcdoc" in reading.lower():
+            yield from inner_pages(reading)
+
+
+def inner_pages(page: str) -> Iterator[str]:
+    """Pages in the attributes (`srcdoc`) of one of the readings: their references are written in references."""
+    for _ in range(MAX_PAGES):
+        further = references.unescaped(page)
+        if further == page:
+            return
+        yield further
+        page = further
+    raise TooMuch("references")
+
+
+def without_escapes(page: str) -> list[str]:
+    r"""As styles (`\68 ttp:`), RTF (`\'68ttp`) and scripts (`\x68ttp:`) write it, where that makes a difference."""
+    return [text for text in dict.fromkeys((_CSS_ESCAPE.sub(_character, page), escapes_replaced(page))) if text != page]
+
+
+def _character(match: re.Match[str]) -> str:
+    """The letters, digits and signs of which links consist."""
+    character = match[3] or chr(int(match[1] or match[2], 16) % 0x110000)
+    return character if " " < character < "\x7f" else match[0]
+
+
+def _expanded(page: str) -> str:
+    """XML: a document may declare entities, whose values may contain others."""
+    entities: dict[str, str] = {}
+    for name, first, second in _ENTITY.findall(page):
+        entities.setdefault(name, first or second)  # XML 1.0, 4.2: the first declaration counts
+    if len(entities) > MAX_ENTITIES:
+        raise TooMuch("entities")
+    limit = MAX_GROWTH * len(page) + 1000
+    for _ in range(MAX_PAGES):
+        growth = sum(len(entities.get(match[1], "")) for match in _NAMED.finditer(page))
+        if not growth:
+            return page
+        if len(page) + growth > limit:
+            break
+        page = _NAMED.sub(lambda match: entities.get(match[1], match[0]), page)
+    raise TooMuch("entities")
