@@ -44,6 +44,14 @@ PAGES = {
 }
 
 
+PICTURES = {
+    "quarantine": "light-wide",
+    "quarantine-mail": "dark-wide",
+    "scan-result": "light-wide",
+    "statistics": "light-wide",
+}
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as started:
@@ -79,8 +87,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
 
 
 def picture(page: Any, name: str, look: str) -> None:
-    if SCREENSHOTS:
-        page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{look}.png", full_page=True)
+    """For the documents: some pages, each in one look."""
+    if SCREENSHOTS and PICTURES.get(name) == look:
+        Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", full_page=False)
 
 
 @pytest.mark.parametrize("look", LOOKS)
