@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-history bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -79,6 +79,11 @@ dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python -m tools.draw_dashboard
 
+console-pictures: export PYTHONDONTWRITEBYTECODE =
+console-pictures: $(DEV_READY)  ## photograph the console's pages into docs/images
+	deploy/test-servers.sh
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/console/test_console_browser.py tests/console/test_console_work.py
+
 bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence/benchmarks (15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	deploy/test-servers.sh
@@ -89,6 +94,9 @@ bench-service: $(DEV_READY)     ## measure the scanning service
 
 bench-history: $(DEV_READY)      ## fill a history with ten million mails and search it; the result goes into docs/evidence/history.md
 	$(BIN)/python bench/history.py --out docs/evidence/history.md
+
+bench-console: $(DEV_READY)     ## measure the console's pages with a million mails; the result goes into docs/evidence/console.md
+	$(BIN)/python bench/console.py --out docs/evidence/console.md
 
 bench-lists: $(DEV_READY)       ## measure the List API and its client
 	$(BIN)/python bench/lists.py
@@ -106,7 +114,7 @@ clean:                          ## remove everything the other commands created
 
 # A changed pyproject.toml triggers a new installation of the dependencies.
 $(RUN_READY): pyproject.toml | $(BIN)/python
-	$(PIP) .
+	$(PIP) '.[console]'
 	@touch $@
 
 $(DEV_READY): pyproject.toml | $(BIN)/python

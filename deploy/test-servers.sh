@@ -45,6 +45,7 @@ ruby         ruby
 javac        openjdk-17-jdk-headless
 go           golang-go
 node         nodejs
+chromium     chromium
 /usr/bin/mh/mhstore nmh
 /usr/lib/dovecot/imap dovecot-imapd
 /usr/share/perl5/MIME/Parser.pm libmime-tools-perl

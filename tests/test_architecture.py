@@ -21,7 +21,9 @@ ROOT = Path(bridge.__file__).parent
 FLOORS: list[set[str]] = [
     {"__main__", "testing"},
     {"cli"},
+    {"console"},
     {"daemon"},
+    {"explain"},
     {"history"},
     {"intake", "observe", "events"},
     {"filter"},
@@ -34,6 +36,7 @@ FLOORS: list[set[str]] = [
 
 # Within the floors, what a part does without: the parts below it that it must not import.
 FORBIDDEN: dict[str, set[str]] = {
+    "console": {"daemon", "service", "intake", "filter"},  # it reaches them over HTTP and the state database
     "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
     "history": {"config", "service", "lists"},
     "observe": {"config", "service", "lists"},
@@ -52,7 +55,7 @@ SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service", "events"},
+    "httpx2": {"lists", "cli", "service", "events", "console"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
@@ -60,9 +63,15 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "nats": {"events"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console"},
     "obstore": {"quarantine"},
-    "starlette": {"service", "daemon"},
+    "starlette": {"service", "daemon", "console"},
+    "jinja2": {"console"},
+    "argon2": {"console"},
+    "authlib": {"console"},
+    "joserfc": {"console"},
+    "nh3": {"console"},
+    "pyzipper": {"console"},
     "uvicorn": {"runtime"},
     "python_multipart": {"service"},
     "opentelemetry": {"observe"},

@@ -30,7 +30,8 @@ class WarmCommands:
     def __init__(self) -> None:
         self._place = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
         command = [sys.executable, str(_SERVER), self._place]
-        environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": path}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -91,6 +91,7 @@ TITLES = {
     "PolicyEntry": "outcome",
     "TenantRelay": "relay",
     "Route": "routes",
+    "OidcRole": "roles",
 }
 SUFFIXES = {"counter": "_total", "info": "_info"}
 

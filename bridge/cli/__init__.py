@@ -46,6 +46,7 @@ _COMMANDS = {
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),
     "service": ("service", "service", "Run the scanning service on its own."),
+    "console": ("console.command", "console", "Run the web console."),
     "config": ("config", "configuration", "Show the effective configuration or its schema."),
 }
 

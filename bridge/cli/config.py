@@ -14,7 +14,6 @@ from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from bridge.config.fields import Section
-    from bridge.config.model import Config
 
 
 @click.group("config", cls=Group)
@@ -32,7 +31,8 @@ def show(path: Path | None, demo: bool, as_json: bool) -> None:
     A comment after each value names the line of the file that sets it, or the profile, the environment variable or
     the default that it comes from.
     """
-    from bridge.cli.config_origin import with_origins
+    from bridge.config.effective import effective
+    from bridge.config.origin import with_origins
     from bridge.daemon import resources
 
     path = None if demo else path
@@ -64,28 +64,6 @@ def address(path: Path | None, address: str) -> None:
         fail_config(exc)
 
 
-def effective(conf: Config) -> dict[str, Any]:
-    """Every key with its effective value; each listener with the policy that applies to it."""
-    data = conf.model_dump(mode="json")
-    for shown, listener in zip(data["listeners"], conf.listeners, strict=True):
-        shown["policy"] = conf.policy_for(listener).model_dump(mode="json")
-    for shown, tenant in zip(data["tenants"], conf.tenants, strict=True):
-        # Keys that a tenant does not set come from the listener; if printed here, they would override it.
-        shown["policy"] = tenant.policy.model_dump(mode="json", include=tenant.policy.model_fields_set)
-    _shorten(data)
-    return data
-
-
-def _shorten(value: Any) -> None:
-    """Write `relay` instead of `{action: relay, code: null, ...}`."""
-    for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
-        if isinstance(child, dict) and set(child) == {"action", "code", "text", "keep_copy"}:
-            if not (child["code"] or child["text"] or child["keep_copy"]):
-                value[key] = child["action"]
-        elif isinstance(child, dict | list):
-            _shorten(child)
-
-
 def json_schema() -> dict[str, Any]:
     from bridge.config.fields import Section
     from bridge.config.model import Config
@@ -102,8 +80,10 @@ def json_schema() -> dict[str, Any]:
 
 def _show_defaults(section: type[Section], schema: dict[str, Any]) -> None:
     """Defaults as users write them: `5s`, `1GiB`, `relay`. pydantic gives the values in memory."""
+    from bridge.config.effective import shorten
+
     shown = section.model_construct().model_dump(mode="json", warnings=False)
-    _shorten(shown)
+    shorten(shown)
     for name, about in schema["properties"].items():
         if "default" in about:
             about["default"] = shown[name]

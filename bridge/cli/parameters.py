@@ -34,3 +34,19 @@ class Network(click.ParamType[str]):
             return str(ip_network(str(value).strip("[] "), strict=False))
         except ValueError:
             self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)
+
+
+class Moment(click.ParamType[float]):
+    """The type of an option that takes a point in time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        from bridge.runtime.moments import parse
+
+        try:
+            return parse(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)

@@ -33,7 +33,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
     signalled, or if it keeps its old configuration; the reason is printed.
     """
-    from bridge.cli.admin_client import ask
+    from bridge.observe.admin_client import ask
 
     address = _load(path).admin.address
     before = ask(address)

@@ -47,9 +47,18 @@ def run(path: Path | None, demo: bool) -> None:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
         _supervise(conf, redaction, lambda: config_file.load(path))
+    from bridge.cli.console.beside import console_beside
+
     writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
     try:
-        uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=lambda: _welcome(conf)))
+        with console_beside() as beside:
+
+            def on_ready() -> None:
+                _welcome(conf)
+                if path is None and conf.console is not None:
+                    beside.start()
+
+            uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=on_ready))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import sys
 from pathlib import Path
 
 import click
 
-from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResult
+from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.cli.scanner_remedy import next_step
 from bridge.cli.terminal import hide_log, say, say_json
 from bridge.config.model import Config
 from bridge.daemon import wiring
-from bridge.errors import MessageTooLarge, Saturated, ScanError
-from bridge.mail.message import Message, Spool
+from bridge.errors import Saturated, ScanError
 from bridge.scanner.client import Scanner
-
-_BARE_LF = re.compile(rb"(?<!\r)\n")
-_TIMEOUT_S = 300.0
+from bridge.scanner.stored_mail import as_mail, scan_stored
 
 
 async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisRequest, as_json: bool) -> bool:
@@ -32,8 +27,7 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
     with click.progressbar(files, file=sys.stderr, hidden=hidden, label="scanning") as progress:
         for file in progress:
             try:
-                content = _BARE_LF.sub(b"\r\n", file.read_bytes())  # files often have LF; mail has CRLF
-                result = await _scan_one(scanner, content, request)
+                result = await scan_stored(scanner, as_mail(file.read_bytes()), request)
                 if as_json:
                     say_json({"file": str(file), **result.to_dict()})
                 else:
@@ -43,17 +37,6 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
                 say(f"{file}: no decision: {exc}{next_step(exc, conf)}", err=True)
     scanner.close()
     return failed
-
-
-async def _scan_one(scanner: Scanner, content: bytes, request: AnalysisRequest) -> AnalysisResult:
-    if len(content) > MAX_MESSAGE_BYTES:
-        raise MessageTooLarge("larger than the 50 MiB that the service accepts")
-    message = Message(Spool(MAX_MESSAGE_BYTES))
-    message.write(content)
-    try:
-        return await scanner.submit(request, message, asyncio.get_running_loop().time() + _TIMEOUT_S)
-    finally:
-        message.close()
 
 
 def _shown(file: Path, result: AnalysisResult) -> str:

@@ -23,7 +23,7 @@ def status(path: Path | None, as_json: bool) -> None:
 
     Exit code 0: mail is accepted, scanned and delivered (there may be warnings). 1: it is not, or no daemon answers.
     """
-    from bridge.cli.admin_client import ask
+    from bridge.observe.admin_client import ask
 
     address = admin_address(path)
     state = ask(address)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 import traceback
 from types import TracebackType
@@ -39,16 +38,10 @@ def say_cells(*cells: str) -> None:
 
 
 def say_csv(*cells: str) -> None:
-    """One row for a spreadsheet (RFC 4180). No cell is a formula: spreadsheets execute those."""
-    import csv  # only one command needs it
+    """One row for a spreadsheet."""
+    from bridge.runtime.csv_row import csv_row  # only a few commands need it
 
-    row = io.StringIO()
-    csv.writer(row).writerow([_FORMULA.sub(r"\1'\2", visible(cell)) for cell in cells])
-    click.echo(row.getvalue(), nl=False)
-
-
-# At the start, or after a semicolon, which separates cells in some countries. The last four are full-width forms.
-_FORMULA = re.compile("(^|;)( *[=+@\uff1d\uff0b\uff0d\uff20-])")
+    click.echo(csv_row(*cells), nl=False)
 
 
 def say_json(data: object, indent: int | None = None) -> None:

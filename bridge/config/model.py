@@ -24,6 +24,7 @@ from pydantic import (
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.api import Api
+from bridge.config.console import Console
 from bridge.config.events import EventSinks
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
@@ -332,6 +333,9 @@ class Config(Section):
     lists: Lists | None = Field(None, validate_default=True)
     admin: Admin = Admin()
     api: Api = Api()
+    console: Console | None = Field(
+        None, description="The [web console](../operate/console.md), a process of its own: `scanbridge console`."
+    )
     workers: Workers = Field(
         1,
         description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "
@@ -449,6 +453,17 @@ class Config(Section):
                 raise ValueError(f"the listener {listener.name} has the same address: use another port for one of them")
         return admin
 
+    @field_validator("console")
+    @classmethod
+    def _console(cls, console: Console | None, info: ValidationInfo) -> Console | None:
+        admin = info.data.get("admin")
+        others = [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        others += [("the admin page", admin.address)] if admin else []
+        for name, address in others:
+            if console and console.address == address and address.port != 0:
+                raise ValueError(f"{name} has the same address: use another port for one of them")
+        return console
+
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:
         self._directory = (info.context or {}).get("directory", Path())
@@ -485,6 +500,7 @@ listeners:
 relay:
   next_hop: "maildir:{state}/Maildir"
 admin: {{address: "127.0.0.1:9082"}}
+console: {{address: "127.0.0.1:9083"}}
 state_directory: "{state}"
 """
 

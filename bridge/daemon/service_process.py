@@ -19,7 +19,7 @@ from bridge.daemon.reload import Reloader
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe.log_format import VisibleFormatter
+from bridge.observe.log_format import set_up_plain_log
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
@@ -40,7 +40,8 @@ class EarlySignals:
 
 async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: EarlySignals) -> None:
     """Run the service until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
-    _set_up_log()
+    set_up_plain_log()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to a core node
     show_stack_on_abort()
     process = _Process(path, loaded)
     stop = asyncio.Event()
@@ -131,10 +132,3 @@ def _located(loaded: Loaded, line: str) -> str:
 def _warn(loaded: Loaded) -> None:
     for text in advice(loaded):
         log.warning("%s", text)
-
-
-def _set_up_log() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to a core node

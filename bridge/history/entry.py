@@ -88,6 +88,22 @@ class MailEntry:
         return tuple(self.kind.tags.split(",")) if self.kind.tags else ()
 
     @property
+    def why(self) -> str:
+        """What explains the action best: the list, the error, the tags, or the rule."""
+        kind = self.kind
+        if kind.list:
+            return f"list {kind.list}"
+        if kind.error:
+            return kind.error
+        return ",".join(self.tags) or kind.verdict or kind.decision or kind.rule
+
+    @property
+    def shown_sender(self) -> str:
+        """Refusals that share an entry, and those of connections, have none; other mail may have the null sender."""
+        has_none = self.kind.stage == "connect" or self.row.mails > 1
+        return self.row.sender or ("-" if has_none else "<>")
+
+    @property
     def cursor(self) -> str:
         """Where a page ends: the next one begins below this entry."""
         return f"{self.row.at!r}:{self.row.id}"

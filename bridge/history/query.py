@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +15,8 @@ CANCELLED = "cancelled"  # the action when the client went away
 ACTIONS = (*(action.value for action in Action), CANCELLED)
 STAGES = ("connect", "mail", "rcpt", "data")
 WORD = re.compile(r"[^\W_]+")
+_LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
+_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _WANTED = re.compile(r"([^\W_]+)(\*?)")
 
 
@@ -63,3 +66,21 @@ class Sum:
     label: str
     mails: int
     size: int  # bytes
+
+
+def pasted_key(text: str) -> str:
+    """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
+    found = text.strip().strip("\"'()[],;:").strip()
+    return _LABEL.sub("", found).strip("\"'()[],;: ")
+
+
+def may_be_address(key: str) -> bool:
+    """Whether it may be an address or a domain, if it is no key."""
+    return "@" in key or key.startswith("~") or "." in key.strip(".")
+
+
+def made_at(what: str) -> float | None:
+    """The time in an id of ours; None if it is not one."""
+    found = _OUR_ID.fullmatch(what)
+    made = int(found[1], 16) / 1000 if found else 0.0
+    return made if 1_500_000_000 < made < time.time() + 60 else None

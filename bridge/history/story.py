@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.filter import rule_names
@@ -58,6 +58,8 @@ class Kept:
 class Step:
     at: float | None  # Unix time; None: that of the step before
     text: str
+    ended_at: float | None = None  # as far as it is known
+    is_rule: bool = False  # this is the rule that decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None 
     steps = [*_before(mail), *_what(mail)]
     for number, attempt in enumerate(mail.attempts, 1):
         steps += _attempt(attempt, around, number if len(mail.attempts) > 1 else 0)
-    steps += [Step(event.at, _later(event)) for event in mail.later]
+    steps += [Step(event.at, _later(event), event.at) for event in mail.later]
     steps += _others(mail)
     return Story(
         _fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(_commands(mail, around, kept))
@@ -172,14 +174,18 @@ def _before(mail: Mail) -> Iterator[Step]:
 
 
 def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[Step]:
-    yield Step(entry.row.at, _arrival(entry, number))
-    texts = [
-        _lists(entry, around),
-        *_scan(entry, around),
-        decided(entry.kind.rule, entry.kind.would or entry.kind.action),
-    ]
-    texts += [_shadow(entry), *_relay(entry, around), *_answer(entry, around)]
-    yield from (Step(None, text) for text in texts if text)
+    row, rule = entry.row, decided(entry.kind.rule, entry.kind.would or entry.kind.action)
+    scanned = row.at - row.relay_s
+    came = scanned - row.scan_s - row.wait_s
+    yield Step(row.at, _arrival(entry, number), came)
+    yield from _steps(came, _lists(entry, around))
+    yield from _steps(scanned, *_scan(entry, around))
+    yield from (replace(step, is_rule=True) for step in _steps(scanned, rule))
+    yield from _steps(row.at, _shadow(entry), *_relay(entry, around), *_answer(entry, around))
+
+
+def _steps(ended_at: float, *texts: str) -> Iterator[Step]:
+    return (Step(None, text, ended_at) for text in texts if text)
 
 
 def _arrival(entry: MailEntry, number: int) -> str:

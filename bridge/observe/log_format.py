@@ -91,3 +91,10 @@ class JsonFormatter(KeyValueFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return as_json(self._fields(record))
+
+
+def set_up_plain_log() -> None:
+    """Lines on standard error, for the processes that handle no mail: the service and the console."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -121,6 +121,8 @@ class Query:
     client: str = ""  # an IP address or network
     since: float | None = None  # Unix time
     until: float | None = None
+    tenants: frozenset[str] | None = None  # one of these; None: all mail
+    before: tuple[float, str] | None = None  # time and id of the last mail of the page before
     limit: int = 0  # 0: no limit
 
 
@@ -161,7 +163,10 @@ class Index:
     def search(self, query: Query) -> list[MailRecord]:
         """Newest first. Raises IndexFailed."""
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
-        sql = sql.where(mails.c.place == self._place, *_conditions(query))
+        # A page is found in the order of time: with the plain column, SQLite would read and sort all mail of the place.
+        is_page = query.limit and not query.client and not query.recipient  # few mails have a recipient
+        place = func.coalesce(mails.c.place, "") if is_page else mails.c.place
+        sql = sql.where(place == self._place, *_conditions(query))
         sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc())
         if not query.client:  # which has no column: those records are read and compared
             sql = sql.limit(query.limit or None)
@@ -169,6 +174,12 @@ class Index:
             rows = connection.execute(sql).all()
         found = [record.read(StoredRecord(*row)) for row in rows]
         return list(islice(_from_client(found, query.client), query.limit or None)) if query.client else found
+
+    def count(self, tenants: frozenset[str] | None = None) -> int:
+        """How many mails there are. Raises IndexFailed."""
+        sql = select(func.count()).where(mails.c.place == self._place, *_conditions(Query(tenants=tenants)))
+        with self._transaction() as connection:
+            return int(connection.execute(sql).scalar_one())
 
     def check(self) -> None:
         """Check a SQLite file for damage. Raises IndexFailed after setting a damaged file aside."""
@@ -299,7 +310,8 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
     if query.recipient:
         yield _any_row(recipients, _is_address(recipients.c.address, query.recipient))
     if query.tag:
-        yield _any_row(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
+        is_tag = tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\")
+        yield select(tags.c.id).where(tags.c.place == mails.c.place, tags.c.id == mails.c.id, is_tag).exists()
     if query.sender is not None:
         yield _is_address(mails.c.sender, query.sender) if query.sender else mails.c.sender == ""
     if query.subject:
@@ -311,6 +323,12 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
         yield mails.c.kept_at >= query.since
     if query.until is not None:
         yield mails.c.kept_at < query.until
+    if query.tenants is not None:
+        yield mails.c.tenant.in_(sorted(map(_text, query.tenants - {""})))
+    if query.before is not None:
+        at, mail_id = query.before
+        yield mails.c.kept_at <= at
+        yield or_(mails.c.kept_at < at, mails.c.id < mail_id)
 
 
 def _from_client(found: Iterable[MailRecord], client: str) -> Iterator[MailRecord]:
@@ -340,7 +358,7 @@ def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
 
 
 def _any_row(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether any of the mail's recipients, or tags, matches."""
+    """Whether any of the mail's recipients matches."""
     return mails.c.id.in_(select(table.c.id).where(table.c.place == mails.c.place, condition))
 
 

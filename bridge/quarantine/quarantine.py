@@ -137,6 +137,23 @@ class Quarantine:
                 log.warning("%s; reading every record instead", exc)
         raise StoreError("quarantine: the index cannot be searched")
 
+    def look(self, query: Query) -> list[MailRecord]:
+        """Newest first, from the index as it is: within milliseconds, however much mail there is. Raises StoreError.
+
+        A mail is missing only if the index failed while it was stored, and until `sync`.
+        """
+        return self._index.search(query) if self._index is not None else self.search(query)
+
+    def count(self, tenants: frozenset[str] | None = None) -> int:
+        """From the index as it is. Raises StoreError."""
+        if self._index is not None:
+            return self._index.count(tenants)
+        return len(self.search(Query(tenants=tenants)))
+
+    def repair(self) -> None:
+        """Make the index match the store, at half speed."""
+        self._repair_index(gently=True)
+
     @property
     def place(self) -> str:
         """Where the mail is, for messages."""

@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 HOME = Path("opt/scanbridge")  # in the package
-EXTRAS = "authentication,otel,postgresql,s3"  # libraries cannot be added to a package later
+EXTRAS = "authentication,console,otel,postgresql,s3"  # libraries cannot be added to a package later
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # Debian's name of a processor -> its name in wheels, and e_machine of its ELF files. The C library is that of
 # Enterprise Linux 9, which is older than Debian 12's.

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from bridge import __version__
 from bridge.cli import main
-from bridge.cli.admin_client import ask
 from bridge.cli.status import table
 from bridge.config import model
+from bridge.observe.admin_client import ask
 from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from bridge.cli.history.columns import MAILS, NATURAL
-from bridge.cli.history.filters import key_of
 from bridge.history.entry import MailEntry
+from bridge.history.query import pasted_key
 from bridge.history.sqlite import SqliteHistory
 from bridge.observe.redaction import Redaction
 from bridge.testing import until, whole_lines
@@ -433,4 +433,4 @@ def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path
     [("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b"), ("Message-ID: <x@y>", "<x@y>")],
 )
 def test_a_key_is_read_as_people_copy_it(typed: str, key: str) -> None:
-    assert key_of(typed) == key
+    assert pasted_key(typed) == key

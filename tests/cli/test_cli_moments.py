@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bridge.cli.moments import parse
+from bridge.runtime.moments import parse
 
 MONDAY = "2026-11-16 12:00"
 

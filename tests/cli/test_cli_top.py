@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 from bridge.cli import main
 from bridge.cli.top.picture import sparkline
-from bridge.cli.top.sample import Sample, between, quantile
+from bridge.observe.sample import Sample, between, quantile
 from bridge.testing import FakeScanner, NextHop
 from tests.daemon.process_kit import ROOT, Bridge, environment, parts, start, until, write_config
 

@@ -11,8 +11,9 @@ import jsonschema_rs
 import pytest
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
-from bridge.cli.config import effective, json_schema
+from bridge.cli.config import json_schema
 from bridge.config import model
+from bridge.config.effective import effective
 from bridge.config.model import Config
 from bridge.errors import ConfigError
 from bridge.mail.action import Action

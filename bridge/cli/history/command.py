@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import config_option
-from bridge.cli.history.filters import key_of, with_filters
+from bridge.cli.history.filters import with_filters
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
 
@@ -111,9 +111,9 @@ def _show_all(session: HistorySession, query: HistoryQuery, found: list[MailEntr
 def _key(session: HistorySession, what: str | None) -> dict[str, str]:
     if not what:
         return {}
-    from bridge.cli.history.search import exact_key
+    from bridge.history.query import pasted_key
 
-    return {"what": exact_key(session, key_of(what))}
+    return {"what": session.hidden.key(pasted_key(what))}
 
 
 def _show(found: list[MailEntry], form: str) -> None:

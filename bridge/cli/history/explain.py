@@ -105,16 +105,16 @@ def _story(session: HistorySession, mail: Mail) -> tuple[Story, dict[str, Any] |
     from datetime import UTC, datetime
 
     from bridge.cli.history.kept import kept
-    from bridge.cli.history.surroundings import surroundings
-    from bridge.history.story import GONE, NOT_HERE, Kept, tell
+    from bridge.cli.quarantine.scores import default_scores
+    from bridge.explain.surroundings import surroundings
+    from bridge.history.story import tell
 
-    found = kept(session, mail.last)
-    if found is not None and found.state == NOT_HERE and any(event.event == "deleted" for event in mail.later):
-        found = Kept(GONE)
+    found = kept(session, mail)
     shown = None if found is None else asdict(found)
     if shown and shown["until"] is not None:
         shown["until"] = datetime.fromtimestamp(shown["until"], UTC).isoformat(timespec="seconds")
-    return tell(mail, surroundings(session, mail.last), found), shown
+    scores = default_scores() if mail.last.tags else {}
+    return tell(mail, surroundings(session.config, mail.last, scores), found), shown
 
 
 def _as_json(question: Question, mails: list[Mail], told: list[tuple[Mail, Story, Any]]) -> dict[str, Any]:
@@ -200,7 +200,8 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 
 
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
-    from bridge.cli.history.absence import in_words, made_at
+    from bridge.cli.history.absence import in_words
+    from bridge.history.query import made_at
 
     made = made_at(question.what)
     if made is not None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from bridge.cli.moments import Moment
-from bridge.cli.parameters import DecisionWord, Network
+from bridge.cli.parameters import DecisionWord, Moment, Network
 from bridge.history.query import ACTIONS, STAGES
 from bridge.runtime.suggestion import did_you_mean
 
 _NULL = "<>"
-_LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
 
 
 class _Word(click.ParamType[str]):
@@ -107,9 +104,3 @@ def with_filters(command: Callable[..., None], *, brief: bool = False) -> Callab
 def _without_length(network: str) -> str:
     """A single address as an address: that is what is indexed."""
     return network.removesuffix("/128") if ":" in network else network.removesuffix("/32")
-
-
-def key_of(text: str) -> str:
-    """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
-    found = text.strip().strip("\"'()[],;:").strip()
-    return _LABEL.sub("", found).strip("\"'()[],;: ")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.cli.history.filters import key_of
 from bridge.cli.history.session import HistorySession
-from bridge.cli.moments import parse
 from bridge.history.entry import MailEntry
+from bridge.history.query import may_be_address, pasted_key
+from bridge.runtime.moments import parse
 
 DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
 
@@ -24,36 +24,19 @@ class Question:
     is_cut: bool = False  # there are more
 
 
-def exact_key(session: HistorySession, key: str) -> str:
-    """A key as the history has it: a Message-ID contains an address, which may be hidden."""
-    if "@" not in key or session.redaction.mode == "full":
-        return key
-    return session.redaction.address(key.strip("<>"))
-
-
 def ask(session: HistorySession, what: str, wanted: dict[str, Any], limit: int) -> Question:
     """By key first, whenever that was, unless a time is given; else by address since yesterday."""
-    key = key_of(what)
-    for spelling in _spellings(session, key):
-        query = session.query(wanted, what=exact_key(session, spelling), limit=limit + 1)
+    key = pasted_key(what)
+    for spelling in session.hidden.spellings(key):
+        query = session.query(wanted, what=session.hidden.key(spelling), limit=limit + 1)
         found = session.read(lambda query=query: session.store.find(query))  # type: ignore[misc]
         if found:
             return Question(key, wanted, found[:limit], False, len(found) > limit)
     timed = wanted if "since" in wanted else {**wanted, "since": parse(DEFAULT_SINCE)}
-    is_address = not key or _may_be_address(key)
+    is_address = not key or may_be_address(key)
     if not is_address:
         return Question(key, wanted, [], False)
     address = {"address": key.strip("<>")} if key else {}
     query = session.query({**timed, **address}, limit=limit + 1)
     found = session.read(lambda: session.store.find(query))
     return Question(key, timed, found[:limit], bool(key), len(found) > limit)
-
-
-def _spellings(session: HistorySession, key: str) -> list[str]:
-    if not key or (session.redaction.mode == "domain" and "@" in key):  # all mails of a domain have one Message-ID
-        return []
-    return list(dict.fromkeys((key, key.upper(), key.lower()))) if "@" not in key else [key]
-
-
-def _may_be_address(key: str) -> bool:
-    return "@" in key or key.startswith("~") or "." in key.strip(".")

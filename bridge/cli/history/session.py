@@ -22,6 +22,7 @@ from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import history_place
 from bridge.errors import ConfigError
+from bridge.history.hidden import HiddenAddresses
 from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.observe.redaction import Redaction
@@ -54,24 +55,14 @@ class HistorySession:
 
     def query(self, wanted: dict[str, Any], **more: Any) -> HistoryQuery:
         """With addresses as the history has them."""
-        hidden = dict(wanted)
-        for name in ("sender", "recipient", "address"):
-            if name in hidden:
-                hidden[name] = self.hidden(hidden[name])
-        return HistoryQuery(**{name: _encodable(value) for name, value in (hidden | more).items()})
+        try:
+            return self.hidden.query(wanted, **more)
+        except ValueError as exc:
+            raise click.UsageError(str(exc)) from None
 
-    def hidden(self, address: str) -> str:
-        """An address or domain as the history has it. The null sender is empty."""
-        if address == "<>":
-            return ""
-        is_whole = "@" in address.lstrip("@") and not address.startswith("*@")
-        if self.redaction.mode == "hashed" and not is_whole:
-            if address.startswith("~"):
-                return address
-            raise click.UsageError(
-                "with log.addresses: hashed, the history has no domains: give a whole address (jane@example.org)"
-            )
-        return self.redaction.address(address) if is_whole else address
+    @property
+    def hidden(self) -> HiddenAddresses:
+        return HiddenAddresses(self.redaction)
 
     def read(self, work: Callable[[], T]) -> T:
         """Run a search; exits if the history cannot be read."""
@@ -103,11 +94,6 @@ def with_configuration(command: str, path: Path | None) -> str:
         sub, _, rest = rest.partition(" ")
         verb = f"{verb} {sub}"
     return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()
-
-
-def _encodable(value: Any) -> Any:
-    """The terminal's bytes may be no text; no mail is found by those, and a database refuses them."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -6,8 +6,7 @@ The numbers come from the history, so they survive restarts and include all work
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
-from bridge.cli.moments import parse
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
+from bridge.history.lines import Line, cut, lines_of
 from bridge.history.query import BY
 from bridge.runtime.counted import counted
+from bridge.runtime.moments import parse
 from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
@@ -27,16 +27,7 @@ if TYPE_CHECKING:
     from bridge.history.query import Sum
 
 _TIMES = ("hour", "day")
-_NOTHING = {
-    "decision": "(no decision)",
-    "rule": "(no rule)",
-    "sender": "<>",
-    "client": "(unknown)",
-    "tenant": "(no tenant)",
-    "listener": "(unknown)",
-}
 _DEFAULT_LIMIT = 20
-_MAX_FILLED = 10_000  # hours without mail that are shown
 _BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a bar
 _FULL = "\u2588"
 
@@ -81,7 +72,7 @@ def stats(
     wanted.setdefault("since", parse("7d"))
     sums = _sums(session, by, wanted)
     total = _total(session, by, wanted, sums)
-    rows, rest = _cut(by, sums, (0 if by in _TIMES else _DEFAULT_LIMIT) if limit is None else limit)
+    rows, rest = cut(by, sums, (0 if by in _TIMES else _DEFAULT_LIMIT) if limit is None else limit)
     if plot is not None:
         _write_plot(plot, by, rows, rest, wanted, total)
     if as_json:
@@ -94,42 +85,11 @@ def stats(
         _say_table(by, rows, rest, total)
 
 
-Line = tuple[str, int, int]  # label, mails, bytes
-
-
 def _sums(session: HistorySession, by: str, wanted: dict[str, Any]) -> list[Line]:
     query = session.query(wanted)
     what: Any = "hour" if by == "day" else by  # days of the store are those of UTC
     found: list[Sum] = session.read(lambda: session.store.count(what, query))
-    if by in _TIMES:
-        return _local_times(by, found)
-    return [(one.label or _NOTHING.get(by, "(none)"), one.mails, one.size) for one in found]
-
-
-def _local_times(by: str, found: Sequence[Sum]) -> list[Line]:
-    """Hours of UTC as hours or days of the local time zone, with those that had no mail."""
-    form = "%Y-%m-%d %H:%M" if by == "hour" else "%Y-%m-%d"
-    lines: dict[str, tuple[int, int]] = {}
-    for one in _filled(found):
-        label = datetime.strptime(one.label, "%Y-%m-%d %H:00").replace(tzinfo=UTC).astimezone().strftime(form)
-        mails, size = lines.get(label, (0, 0))
-        lines[label] = (mails + one.mails, size + one.size)
-    return [(label, mails, size) for label, (mails, size) in lines.items()]
-
-
-def _filled(found: Sequence[Sum]) -> list[Sum]:
-    from bridge.history.query import Sum
-
-    if not found:
-        return []
-    form = "%Y-%m-%d %H:00"
-    known = {one.label: one for one in found}
-    first, last = (datetime.strptime(found[place].label, form) for place in (0, -1))
-    hours = int((last - first).total_seconds() // 3600) + 1
-    if hours > _MAX_FILLED:
-        return list(found)
-    labels = [(first + timedelta(hours=number)).strftime(form) for number in range(hours)]
-    return [known.get(label) or Sum(label, 0, 0) for label in labels]
+    return lines_of(by, found)
 
 
 def _total(session: HistorySession, by: str, wanted: dict[str, Any], sums: list[Line]) -> int:
@@ -138,17 +98,6 @@ def _total(session: HistorySession, by: str, wanted: dict[str, Any], sums: list[
         return sum(mails for _, mails, _ in sums)
     query = session.query(wanted)
     return sum(one.mails for one in session.read(lambda: session.store.count("action", query)))
-
-
-def _cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]:
-    """The lines to show, and one that sums up the rest, if there is one."""
-    if not limit or len(lines) <= limit:
-        return lines, []
-    if by in _TIMES:
-        return lines[-limit:], []
-    rest = lines[limit:]
-    name = f"({len(rest):,} others)"
-    return lines[:limit], [(name, sum(mails for _, mails, _ in rest), sum(size for _, _, size in rest))]
 
 
 def _as_json(by: str, wanted: dict[str, Any], rows: list[Line], total: int) -> dict[str, Any]:
@@ -201,7 +150,7 @@ def _share(mails: int, total: int) -> str:
 
 
 def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted: dict[str, Any], total: int) -> None:
-    from bridge.cli import svg
+    from bridge.runtime import svg
 
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted["since"]))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted.get("until", time.time())))

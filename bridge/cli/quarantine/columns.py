@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bridge.cli.mail_table import MailTable, first_of
-from bridge.cli.quarantine.severity import why
+from bridge.cli.quarantine.scores import default_scores
 from bridge.quarantine.record import MailRecord
+from bridge.quarantine.severity import why
 
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE")
 
@@ -15,7 +16,7 @@ QUARANTINED: MailTable[MailRecord] = MailTable(
         "FROM": lambda mail: mail.envelope.sender or "<>",
         "TO": lambda mail: first_of(mail.envelope.addresses),
         "SUBJECT": lambda mail: mail.subject,
-        "WHY": why,
+        "WHY": lambda mail: why(mail, default_scores()),
         "STATE": lambda mail: mail.state,
         "DECISION": lambda mail: mail.decision,
         "VERDICT": lambda mail: str(mail.facts.get("verdict") or ""),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
-from bridge.cli.moments import Moment
+from bridge.cli.parameters import Moment
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (
     Choice,
@@ -88,10 +88,10 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     """Show why a mail was quarantined, and its header section, attachments and text."""
     from bridge.cli.quarantine import view
-    from bridge.cli.quarantine.content import beginning, copy, header_section
-    from bridge.cli.quarantine.mail_text import read
     from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, fail
     from bridge.errors import BridgeError
+    from bridge.mime.mail_text import read
+    from bridge.quarantine.content import beginning, copy, header_section
     from bridge.quarantine.quarantine import MailNotFound
 
     session = Session.open(path)
@@ -193,52 +193,20 @@ async def _release_all(
     session: Session, mails: list[MailRecord], codes: list[int], relay: Relay, order: ReleaseRequest
 ) -> int:
     from bridge.cli.quarantine.bulk import Bulk
+    from bridge.cli.quarantine.releasing import release_one
     from bridge.cli.quarantine.session import exit_code
-    from bridge.errors import BridgeError
-    from bridge.mail.next_hop import NextHopError
-    from bridge.quarantine.release import release
-    from bridge.relay.relay import Mixed
 
     try:
         with Bulk("released", len(mails), codes) as bulk:
             for mail in mails:
-                try:
-                    delivered = await release(session.quarantine, mail.id, relay, order)
-                except BridgeError as exc:
-                    is_partial = isinstance(exc, Mixed) and exc.accepted > 0
-                    what = "released to only some of the recipients" if is_partial else "not released"
-                    bulk.failed(f"{mail.id}: {what}: {exc}", exit_code(exc))
-                    if is_partial:
-                        _tell_sinks(session, mail.id)
-                    if isinstance(exc, NextHopError):
-                        session.note_release(mail, order.to, str(exc.reply), is_done=False)
+                done = await release_one(session, mail, relay, order)
+                if done.problem is None:
+                    bulk.succeeded(f"{mail.id}: {done.text}")
                 else:
-                    session.note_release(mail, order.to, str(delivered.reply), is_done=True)
-                    _tell_sinks(session, mail.id)
-                    bulk.succeeded(f"{mail.id}: released: {delivered.reply}")
+                    bulk.failed(f"{mail.id}: {done.text}", exit_code(done.problem))
     finally:
         await relay.close()
     return bulk.code
-
-
-def _tell_sinks(session: Session, mail_id: str) -> None:
-    """The last attempt says who has the mail now."""
-    if not session.config.events:
-        return
-    from bridge.daemon.event_wiring import report_release
-    from bridge.errors import BridgeError
-    from bridge.events.event import Release
-
-    try:
-        mail = session.quarantine.read(mail_id)
-        last = mail.releases[-1]
-        got_it = last.to if last.is_done else tuple(address for address in last.to if address in last.delivered)
-        release = Release(mail_id, mail.envelope.sender, got_it, last.by, last.reply, mail.listener, mail.tenant)
-        problem = report_release(session.config, session.state, release)
-    except BridgeError as exc:
-        problem = str(exc)
-    if problem:
-        say(f"{mail_id}: released, but no event could be queued for the sinks: {problem}", err=True)
 
 
 @quarantine.command()
@@ -354,9 +322,9 @@ def _need_directory(directory: Path) -> None:
 
 def _export_all(session: Session, mails: list[MailRecord], codes: list[int], target: str) -> int:
     from bridge.cli.quarantine.bulk import Bulk
-    from bridge.cli.quarantine.content import copy
     from bridge.cli.quarantine.session import EXIT_FAILED, exit_code
     from bridge.errors import BridgeError
+    from bridge.quarantine.content import copy
 
     with Bulk("exported", len(mails), codes) as bulk:
         for mail in mails:
@@ -375,7 +343,7 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
 
 
 def _export_into(session: Session, mail_id: str, directory: Path) -> None:
-    from bridge.cli.quarantine.content import copy_into
+    from bridge.quarantine.content import copy_into
 
     item = session.quarantine.read_stored(mail_id)
     copy_into(session.quarantine.chunks(mail_id), directory / f"{mail_id}.eml")

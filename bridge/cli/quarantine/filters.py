@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.moments import Moment
-from bridge.cli.parameters import DecisionWord, Network
+from bridge.cli.parameters import DecisionWord, Moment, Network
 from bridge.runtime.suggestion import did_you_mean
 
 _NO_WORD = re.compile(r"[@.*%\s-]*")

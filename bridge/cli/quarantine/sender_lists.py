@@ -166,15 +166,16 @@ class Job:
     def due(self) -> list[Addition]:
         return [each for each in self.additions if not each.problem and not each.is_there]
 
-    async def prepare(self, client: ListClient) -> None:
-        """Find the entries, and which of them exist already. Changes nothing."""
+    async def prepare(self, client: ListClient, *, reads_list: bool = True) -> None:
+        """Find the entries and, with `reads_list`, which of them exist already. Changes nothing."""
         for tenant in dict.fromkeys(each.tenant for each in self.additions):
             mine = [each for each in self.additions if each.tenant == tenant]
             try:
                 category = await self._category(client, tenant)
                 for each in mine:
                     self._find_entry(each, category)
-                await self._find_existing(client, tenant, category, [each for each in mine if not each.problem])
+                if reads_list:
+                    await self._find_existing(client, tenant, category, [each for each in mine if not each.problem])
             except BridgeError as exc:
                 for each in mine:
                     each.fail(exc)
@@ -271,14 +272,13 @@ class Job:
     async def carry_out(self, client: ListClient) -> None:
         """Add each entry once. A failure does not stop the others."""
         from bridge.api.lists import ListEntry
-        from bridge.cli.quarantine.session import login_name
 
         for each in self.due:
             if (each.tenant, each.normal) in self._seen:
                 each.is_there = True
                 continue
             moment = each.mail.time.strftime("%Y-%m-%d %H:%M UTC")
-            default = f"quarantined mail {each.mail.id} of {moment}, by {login_name()}"
+            default = f"quarantined mail {each.mail.id} of {moment}, by {self.session.by}"
             comment = default if self.comment is None else self.comment
             try:
                 await client.add(self.list_name, [ListEntry(each.entry, comment)], each.tenant)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, LaterNotes
+from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, REPORTED, LaterNotes
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
@@ -46,6 +46,12 @@ class Session:
     directory: Path
     quarantine: Quarantine
     later: LaterNotes
+    operator: str = ""  # "": the one at the terminal
+
+    @property
+    def by(self) -> str:
+        """Who does it."""
+        return self.operator or login_name()
 
     @classmethod
     def open(cls, path: Path | None) -> Session:
@@ -98,16 +104,21 @@ class Session:
         """The same, and in the history."""
         self.note("released" if is_done else "release failed", mail.id, to=list(to), reply=reply)
         event = RELEASED if is_done else RELEASE_FAILED
-        self.later.note(event, mail.id, login_name(), to or mail.envelope.addresses, reply)
+        self.later.note(event, mail.id, self.by, to or mail.envelope.addresses, reply)
 
     def note_removal(self, mail: MailRecord, *, is_purge: bool) -> None:
         self.note("purged" if is_purge else "removed", mail.id)
-        self.later.note(DELETED, mail.id, login_name())
+        self.later.note(DELETED, mail.id, self.by)
+
+    def note_report(self, mail: MailRecord, reply: str) -> None:
+        """The mail was reported as not spam; `reply` is "" if the report was not sent to anybody."""
+        self.note("reported as not spam", mail.id, reply=reply)
+        self.later.note(REPORTED, mail.id, self.by, text=reply)
 
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Record who did it, in syslog and in the quarantine's actions.log."""
         try:
-            log_action(self.directory, action, mail_id, login_name(), **more)
+            log_action(self.directory, action, mail_id, self.by, **more)
         except OSError as exc:
             say(f"{mail_id}: {action}, but actions.log cannot be written to: {exc.strerror}", err=True)
 

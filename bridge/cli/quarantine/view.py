@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bridge.cli.quarantine.mail_text import Attachment, Reading
-from bridge.cli.quarantine.severity import default_scores, worst_first
+from bridge.cli.quarantine.scores import default_scores
+from bridge.mime.mail_text import Attachment, Reading
 from bridge.quarantine.record import KEPT, MailRecord
+from bridge.quarantine.severity import worst_first
 
 _LATER = ("tags", "verdict", "decision", "rule", "reason")  # facts that are shown first, in this order
 
@@ -36,9 +37,10 @@ def _reasons(mail: MailRecord) -> Iterator[tuple[str, str]]:
     """Decision, verdict, tags and their scores, and the rule that decided, as far as they are known."""
     for name in ("decision", "verdict", "rule", "reason"):
         yield name, _shown(mail.facts.get(name) or "")
-    yield "tags", ", ".join(worst_first(mail.tags))
     scores = default_scores()
-    scored = [f"{tag} {scores[tag]:g}" for tag in worst_first(mail.tags) if tag in scores]
+    tags = worst_first(mail.tags, scores)
+    yield "tags", ", ".join(tags)
+    scored = [f"{tag} {scores[tag]:g}" for tag in tags if tag in scores]
     if scored:
         yield "scores", f"{', '.join(scored)} (defaults of the included service)"
 

@@ -277,8 +277,8 @@ async def _replay(
 
 
 def _report(result: Replay, given: dict[str, Any]) -> None:
-    from bridge.cli import svg
     from bridge.cli.replay import plot, report, saved
+    from bridge.runtime import svg
 
     report.show_problems(result)
     if given["as_json"]:

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
 from bridge.cli.mail_file import as_sent
-from bridge.cli.quarantine.content import beginning
 from bridge.cli.replay.judgement import Judgement
 from bridge.errors import BridgeError, MessageTooLarge
 from bridge.intake.smtp.paths import parse_path
@@ -23,6 +22,7 @@ from bridge.mail.header_fields import field_named, fields_with_prefix
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.quarantine import record
+from bridge.quarantine.content import beginning
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import durable_files

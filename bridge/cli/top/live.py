@@ -18,7 +18,7 @@ from rich.live import Live
 
 from bridge.cli.terminal import console, say_json
 from bridge.cli.top.picture import Picture
-from bridge.cli.top.sample import Sample, between, take
+from bridge.observe.sample import Sample, between, take
 from bridge.runtime.endpoints import Endpoint
 
 

@@ -19,6 +19,7 @@ from bridge.daemon.http_api import document, parameters
 from bridge.daemon.http_api.failures import ApiError, invalid
 from bridge.daemon.http_api.queries import Queries
 from bridge.daemon.http_api.tokens import Caller, authenticate
+from bridge.history.parameters import DEFAULT_LIMIT, MAIL_ID, MAX_LIMIT, PAGE, STATS
 from bridge.history.query import BY, HistoryQuery
 from bridge.observe.redaction import Redaction
 from bridge.runtime.suggestion import did_you_mean
@@ -95,24 +96,24 @@ class Api:
         return Response(body, media_type="application/json", headers=HEADERS)
 
     async def _history(self, scope: Scope, caller: Caller) -> bytes:
-        given = parameters.read(scope["query_string"], parameters.PAGE)
+        given = parameters.read(scope["query_string"], PAGE)
         caller.check(given.get("tenant"))
         return await self._run(caller, {"about": "history", "query": self._query(given)})
 
     async def _stats(self, scope: Scope, caller: Caller) -> bytes:
-        given = parameters.read(scope["query_string"], parameters.STATS)
+        given = parameters.read(scope["query_string"], STATS)
         by = given.pop("by", None)
         if by is None:
             raise invalid("by", f"is required: one of {', '.join(BY)}")
         if by in ("hour", "day"):
-            given.setdefault("limit", parameters.MAX_LIMIT)
+            given.setdefault("limit", MAX_LIMIT)
         caller.check(given.get("tenant"))
         return await self._run(caller, {"about": "stats", "by": by, "query": self._query(given)})
 
     async def _mail(self, scope: Scope, caller: Caller) -> bytes:
         parameters.read(scope["query_string"], {})
         mail_id = scope["path"].removeprefix(document.MAILS_PATH)
-        if not parameters.MAIL_ID.fullmatch(mail_id):
+        if not MAIL_ID.fullmatch(mail_id):
             raise ApiError("not_found", "an id has up to 64 letters and digits; search with /api/v1/history?what=...")
         return await self._run(caller, {"about": "mail", "id": mail_id, "quarantine": self._parts.quarantine()})
 
@@ -126,7 +127,7 @@ class Api:
         redaction = self._parts.redaction
         if redaction.mode != "full":
             given |= {name: _hidden(redaction, name, given[name]) for name in _ADDRESSES if name in given}
-        return asdict(replace(HistoryQuery(limit=parameters.DEFAULT_LIMIT), **given))
+        return asdict(replace(HistoryQuery(limit=DEFAULT_LIMIT), **given))
 
 
 def _hidden(redaction: Redaction, name: str, value: str) -> str:

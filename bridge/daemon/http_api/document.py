@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.daemon.http_api.failures import ERRORS
-from bridge.daemon.http_api.parameters import MAIL_ID, PAGE, STATS, Parameter
+from bridge.history.parameters import MAIL_ID, PAGE, STATS, Parameter
 from bridge.history.query import ACTIONS, BY, STAGES
 from bridge.quarantine.record import STATES
 

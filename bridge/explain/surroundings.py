@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.cli.history.session import HistorySession
+from collections.abc import Mapping
+
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.history.entry import MailEntry
@@ -10,10 +11,9 @@ from bridge.history.story import Surroundings
 from bridge.mail.address import comparable_domain, domain_of
 
 
-def surroundings(session: HistorySession, entry: MailEntry) -> Surroundings:
-    conf = session.config
+def surroundings(conf: Config, entry: MailEntry, scores: Mapping[str, float]) -> Surroundings:
+    """`scores`: what the included service's tags count."""
     listener = next((one for one in conf.listeners if one.name == entry.kind.listener), None)
-    scores = _scores() if entry.tags else {}
     if listener is None:
         return Surroundings(next_hop=_next_hop(conf, entry), scores=scores)
     lists = listener.lists if conf.lists is not None else None
@@ -25,12 +25,6 @@ def surroundings(session: HistorySession, entry: MailEntry) -> Surroundings:
         next_hop=_next_hop(conf, entry),
         scores=scores,
     )
-
-
-def _scores() -> dict[str, float]:
-    from bridge.cli.quarantine.severity import default_scores
-
-    return default_scores()
 
 
 def _next_hop(conf: Config, entry: MailEntry) -> str:

@@ -1,4 +1,4 @@
-"""Where each value of `config show` comes from: a line of the file, a profile, the environment or a default.
+"""Where each value of the configuration comes from: a line of the file, a profile, the environment or a default.
 
 The comments are put at the ends of the lines of the finished YAML, so the output is still a file that can be used.
 """
@@ -20,18 +20,24 @@ _EMBEDDED = "embedded default"
 
 def with_origins(data: dict[str, Any], conf: Config, path: Path | None) -> str:
     """The effective configuration as YAML, each value with a comment that says where it comes from."""
-    if path is not None:
-        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"))
-    else:
-        name, written = _EMBEDDED, yaml_file.lines(Path(_EMBEDDED), embedded_text(Path("/")))
     text = yaml_file.dump(data, width=None)
     shown = yaml_file.lines(Path("shown"), text)
     lines = text.splitlines()
     width = min(60, max(map(len, lines)))
-    for where in _values(data, ()):
+    for where, origin in origins(data, conf, path):
         at = shown[where] - 1
-        lines[at] = f"{lines[at]:{width}}  # {_origin(where, conf, name, written)}"
+        lines[at] = f"{lines[at]:{width}}  # {origin}"
     return "\n".join(lines)
+
+
+def origins(data: dict[str, Any], conf: Config, path: Path | None) -> Iterator[tuple[Path_, str]]:
+    """The place of each value, and where the value comes from."""
+    if path is not None:
+        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"))
+    else:
+        name, written = _EMBEDDED, yaml_file.lines(Path(_EMBEDDED), embedded_text(Path("/")))
+    for where in _values(data, ()):
+        yield where, _origin(where, conf, name, written)
 
 
 def _values(data: Any, where: Path_) -> Iterator[Path_]:

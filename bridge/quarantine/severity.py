@@ -1,12 +1,13 @@
 """Why a mail is in the quarantine, the worst reason first.
 
 The order is for people who skim a list. The weights of the included service's tags are its default scores
-(`docs/operate/service.md`); another service's tags are judged by what they are called.
+(`docs/operate/service.md`), which the caller brings; another service's tags are judged by what they are called.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 
 from bridge.quarantine.record import MailRecord
 
@@ -21,28 +22,20 @@ _NAMED = (
 _UNKNOWN = 0.25  # between the scored tags and those that mean nothing bad
 
 
-def default_scores() -> dict[str, float]:
-    """The included service's; another service has none."""
-    from bridge.service.analysis.decision import TAG_SCORES
-
-    return TAG_SCORES
-
-
-def worst_first(tags: tuple[str, ...]) -> list[str]:
-    scores = default_scores()
+def worst_first(tags: Iterable[str], scores: Mapping[str, float]) -> list[str]:
     return sorted(tags, key=lambda tag: (-_weight(tag.lower(), scores), tag))
 
 
-def why(mail: MailRecord) -> str:
+def why(mail: MailRecord, scores: Mapping[str, float]) -> str:
     """The tags, or else the verdict or decision."""
     if mail.is_damaged:
         return "damaged .json"
     if mail.tags:
-        return ",".join(worst_first(mail.tags))
+        return ",".join(worst_first(mail.tags, scores))
     return str(mail.facts.get("verdict") or "") or mail.decision
 
 
-def _weight(tag: str, scores: dict[str, float]) -> float:
+def _weight(tag: str, scores: Mapping[str, float]) -> float:
     for pattern, weight in _NAMED:
         if pattern.search(tag):
             return weight

@@ -1,4 +1,4 @@
-"""The data of `scanbridge top`: two samples of a running daemon, and what happened between them.
+"""Two samples of a running daemon, and what happened between them.
 
 A sample is /status and /metrics of the admin address. If a counter decreased, the daemon was restarted: then its
 value is what happened since.
@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.cli.admin_client import ask, get
+from bridge.observe.admin_client import ask, get
 from bridge.runtime.endpoints import Endpoint
 
 _TIMEOUT_S = 2.0

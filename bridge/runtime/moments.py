@@ -1,18 +1,15 @@
 """Points in time, as people write them: `2h`, `yesterday`, `monday`, `2026-11-01 14:30`.
 
-Every option of a command that names a point in time uses this parser. Days are those of the calendar in the local
-time zone, so `yesterday` begins at midnight on the clock, also when the clock was changed that night; an age such as
-`2d` is elapsed time, 48 hours. Knows neither mail nor the commands.
+Every option of a command and every field of the console that names a point in time uses this parser. Days are those
+of the calendar in the reader's time zone, so `yesterday` begins at midnight on the clock, also when the clock was
+changed that night; an age such as `2d` is elapsed time, 48 hours. Knows neither mail nor the commands.
 """
 
 from __future__ import annotations
 
 import re
 import time as clock
-from datetime import datetime, time, timedelta
-from typing import Any
-
-import click
+from datetime import datetime, time, timedelta, tzinfo
 
 from bridge.runtime.suggestion import did_you_mean
 
@@ -36,26 +33,27 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].*)?", re.IGNORECASE)
 
 
-def parse(text: str, now: float | None = None) -> float:
-    """The Unix time of a moment, in the local time zone. Raises ValueError, which names the accepted forms."""
+def parse(text: str, now: float | None = None, zone: tzinfo | None = None) -> float:
+    """The Unix time of a moment, in this time zone or in the local one. Raises ValueError, which names the forms."""
     given = " ".join(text.lower().split())
     present = clock.time() if now is None else now
     try:
         if _DATE.fullmatch(given):
-            return _date(given)
+            return _date(given, zone)
         if given == "now":
             return present
         found = _age(given)
-        return _day(given, datetime.fromtimestamp(present)) if found is None else present - found
+        return _day(given, datetime.fromtimestamp(present, zone)) if found is None else present - found
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is not a time: expected {FORMS}{did_you_mean(given, _DAYS)}") from None
 
 
-def _date(given: str) -> float:
+def _date(given: str, zone: tzinfo | None) -> float:
     day, _, rest = given.replace("t", " ").partition(" ")
     if match := _CLOCK.match(rest):
         rest = f"{int(match[1]):02}:{rest.partition(':')[2]}"  # 9:30 as well as 09:30
-    return datetime.fromisoformat(f"{day} {rest}".strip().upper()).timestamp()  # local time if it has no zone
+    moment = datetime.fromisoformat(f"{day} {rest}".strip().upper())
+    return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()  # without any zone: local time
 
 
 def _age(given: str) -> float | None:
@@ -80,24 +78,11 @@ def _day(given: str, now: datetime) -> float:
     if match[1] not in ("today", "yesterday"):
         days_ago = (now.weekday() - days_ago - 1) % 7 + 1
     hour, minute, second = (int(part) for part in f"{match[2] or 0}:0:0".split(":")[:3])
-    return datetime.combine(now.date() - timedelta(days=days_ago), time(hour, minute, second)).timestamp()
+    day = now.date() - timedelta(days=days_ago)
+    return datetime.combine(day, time(hour, minute, second), now.tzinfo).timestamp()
 
 
 def _names() -> dict[str, int]:
     """Days ago for `today` and `yesterday`; the number of the day for weekdays, which may be shortened."""
     short = {name[:length]: i for i, name in enumerate(_WEEKDAYS) for length in range(3, len(name) + 1)}
     return {**short, "today": 0, "yesterday": 1}
-
-
-class Moment(click.ParamType[float]):
-    """The type of an option that takes a point in time."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return parse(str(value))
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)

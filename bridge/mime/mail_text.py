@@ -11,6 +11,7 @@ import codecs
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import unescape
 
@@ -75,6 +76,20 @@ def read(mail: bytes) -> Reading:
         found.is_html, text = True, html_as_text(texts["text/html"])
     _put_lines(found, text)
     return found
+
+
+def html_of(mail: bytes) -> str:
+    """The HTML that a mail program shows: the first part that has some; "" if there is none."""
+    quoted_until = 0
+    with suppress(TooMuch):
+        for part in walk(mail, Bounds()):
+            if is_message(part.content_type) and part.depth:
+                quoted_until = max(quoted_until, part.end)
+            if part.content_type == "text/html" and part.body >= quoted_until and _is_text(part):
+                found = _text(mail[part.body : part.end], part)
+                if found.strip():
+                    return found
+    return ""
 
 
 def _is_text(part: Part) -> bool:

@@ -1,0 +1,1 @@
+"""`scanbridge console`: the web console, and the people who may use it."""

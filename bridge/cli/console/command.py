@@ -1,0 +1,217 @@
+"""`scanbridge console`: run the web console, make sign-in links, manage its local users."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bridge.cli.common import config_option, fail_config
+from bridge.cli.single_values import Group
+from bridge.cli.terminal import say, say_cells, say_lines
+from bridge.errors import BridgeError, ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config.model import Config
+    from bridge.console.database import ConsoleStore
+    from bridge.console.sources import Sources
+    from bridge.runtime.http_server import HttpServer
+
+DEMO_USER = "demo"  # of the embedded default; it has no password
+_DEMO_LINK_S = 3600.0
+ROLES = ("viewer", "releaser", "admin")
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@config_option
+@click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
+@click.pass_context
+def console(context: click.Context, path: Path | None, demo: bool) -> None:
+    """Run the web console. It shows what happens to mail, in a browser, at `console.address`."""
+    context.obj = None if demo else path
+    if context.invoked_subcommand is None:
+        run_console(context.obj)
+
+
+@console.command()
+@click.argument("name")
+@config_option
+@click.pass_obj
+def link(given: Path | None, path: Path | None, name: str) -> None:
+    """Print a link that signs a local user in once, within 15 minutes, without a password."""
+    from bridge.console.sessions import SignInLinks
+    from bridge.console.users import Users
+
+    with _open(path or given) as (conf, store):
+        if Users(store).find(name) is None:
+            raise click.ClickException(f"there is no user {name}")
+        say(enter_url(conf, SignInLinks(store).make(name)))
+
+
+@console.group()
+def user() -> None:
+    """Manage the console's local users."""
+
+
+@user.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(ROLES), required=True, help="What the user may do.")
+@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="See only the mail of this tenant; repeat it.")
+@config_option
+@click.pass_obj
+def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tuple[str, ...]) -> None:
+    """Add a user. The password is asked for, or read from standard input."""
+    from bridge.console.roles import Role
+    from bridge.console.users import Users
+
+    limited = _tenants(tenants)
+    with _open(path or given) as (_, store):
+        if Users(store).find(name) is not None:
+            raise click.ClickException(f"there is a user {name} already")
+        Users(store).add(name, _password(), Role.named(role), limited)
+    say(f"{name} can sign in now, as {role}", err=True)
+
+
+@user.command("list")
+@config_option
+@click.pass_obj
+def list_users(given: Path | None, path: Path | None) -> None:
+    """List the users: name, role, tenants, and when they last signed in."""
+    from bridge.console.render import show_exact
+    from bridge.console.users import Users
+
+    with _open(path or given) as (_, store):
+        found = Users(store).listed()
+    for each in found:
+        tenants = "all tenants" if each.person.tenants is None else ",".join(sorted(each.person.tenants))
+        seen = f"last signed in {show_exact(each.seen_at)}" if each.seen_at else "never signed in"
+        say_cells(each.person.name, str(each.person.role), tenants, seen)
+    if not found:
+        say("no users; add one with `scanbridge console user add NAME --role admin`", err=True)
+
+
+@user.command()
+@click.argument("name")
+@config_option
+@click.pass_obj
+def remove(given: Path | None, path: Path | None, name: str) -> None:
+    """Remove a user, and end their sessions."""
+    from bridge.console.users import Users
+
+    with _open(path or given) as (_, store):
+        Users(store).remove(name)
+    say(f"{name} removed, and all sessions ended", err=True)
+
+
+@user.command()
+@click.argument("name")
+@config_option
+@click.pass_obj
+def password(given: Path | None, path: Path | None, name: str) -> None:
+    """Change a user's password, and end their sessions. It is asked for, or read from standard input."""
+    from bridge.console.users import Users
+
+    with _open(path or given) as (_, store):
+        if Users(store).find(name) is None:
+            raise click.ClickException(f"there is no user {name}")
+        Users(store).set_password(name, _password())
+    say(f"the password of {name} was changed, and all sessions ended", err=True)
+
+
+def enter_url(conf: Config, token: str) -> str:
+    """The address of a sign-in link."""
+    assert conf.console is not None
+    return f"{conf.console.base}/enter/{token}"
+
+
+def run_console(path: Path | None, *, beside: bool = False) -> None:
+    """`beside`: the embedded default has started it: print a sign-in link, and end with the standard input."""
+    from bridge.cli.console import wiring
+
+    conf = wiring.configured(path)
+    assert conf.console is not None
+    import asyncio
+
+    import uvloop
+
+    from bridge.console import process
+    from bridge.daemon.sockets import Sockets
+    from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
+    from bridge.observe.log_format import set_up_plain_log
+
+    set_up_plain_log()
+    show_stack_on_abort()
+    sources = wiring.sources(conf, path)
+    address = conf.console.address
+
+    def on_ready(server: HttpServer) -> None:
+        for bound in server.addresses:
+            say(f"console at {conf.console.public_url or f'http://{bound}' if not bound.path else bound}")  # type: ignore[union-attr]
+        if beside:
+            _say_link(conf, sources)
+        notify("READY=1")
+
+    async def run() -> None:
+        feeding = asyncio.create_task(feed_watchdog())
+        await process.run(sources, Sockets().open("console", address), on_ready, ends_with_input=beside)
+        feeding.cancel()
+
+    try:
+        if not beside and not sources.users.listed() and conf.console.oidc is None:
+            say("nobody can sign in yet: add a user with `scanbridge console user add NAME --role admin`", err=True)
+        uvloop.run(run())
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        say_lines(f"scanbridge console: {exc}", err=True)
+        sys.exit(1)
+
+
+def _say_link(conf: Config, sources: Sources) -> None:
+    """A link for whoever started the embedded default. It does not go into a journal, which is kept."""
+    from bridge.console.roles import Role
+
+    if sources.users.find(DEMO_USER) is None:
+        sources.users.add(DEMO_USER, None, Role.ADMIN)
+    if os.environ.get("JOURNAL_STREAM"):
+        say(f"sign in with a link of `scanbridge console link {DEMO_USER}`")
+    else:
+        say(f"sign in once, within an hour, with {enter_url(conf, sources.links.make(DEMO_USER, _DEMO_LINK_S))}")
+
+
+@contextmanager
+def _open(path: Path | None) -> Iterator[tuple[Config, ConsoleStore]]:
+    from bridge.cli.console import wiring
+
+    conf = wiring.configured(path)
+    try:
+        store = wiring.store(conf, path)
+    except ConfigError as exc:
+        fail_config(exc)
+    try:
+        yield conf, store
+    except BridgeError as exc:
+        raise click.ClickException(str(exc)) from exc
+    finally:
+        store.close()
+
+
+def _password() -> str:
+    """Never an argument: other users of the machine can read those."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _tenants(given: tuple[str, ...]) -> frozenset[str] | None:
+    from uuid import UUID
+
+    try:
+        return frozenset(str(UUID(text)) for text in given) if given else None
+    except ValueError:
+        raise click.UsageError("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None

@@ -1,0 +1,109 @@
+"""From a configuration to what the console reads and changes. Only here does the console's code meet the daemon's."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
+from bridge.cli.console.mail_actions import ConsoleMailActions
+from bridge.cli.console.scanning import ConsoleScans
+from bridge.cli.later_notes import LaterNotes
+from bridge.cli.lists.session import own_domains
+from bridge.cli.quarantine.scores import default_scores
+from bridge.cli.quarantine.session import Session
+from bridge.cli.state import state_directory
+from bridge.cli.terminal import say
+from bridge.config.model import Config
+from bridge.console.database import FILE, ConsoleStore
+from bridge.console.list_copies import ListCopies
+from bridge.console.oidc import Provider
+from bridge.console.sources import Sources
+from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.errors import ConfigError
+from bridge.lists.client import ListSettings
+from bridge.quarantine.quarantine import Quarantine
+from bridge.runtime.database import Database
+
+_HOW = """\
+the console is off: the configuration has no key `console`. Turn it on with
+
+  console:
+    address: 127.0.0.1:9083
+
+and see docs/operate/console.md for a reverse proxy and for single sign-on"""
+_PATIENCE_S = 10.0
+_LISTS_PATIENCE_S = 5.0
+
+
+def configured(path: Path | None) -> Config:
+    """The configuration, if it has a console; otherwise how to turn it on, and exit code 78."""
+    conf = load_or_exit(path)
+    if conf.console is None:
+        say_how = _HOW if path is None else f"{path}: {_HOW}"
+        for line in say_how.splitlines():
+            say(line, err=True)
+        sys.exit(EXIT_CONFIG)
+    need_libraries()
+    return conf
+
+
+def need_libraries() -> None:
+    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper") if find_spec(name) is None]
+    if missing:
+        say(f"the console needs more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'", err=True)
+        sys.exit(EXIT_CONFIG)
+
+
+def store(conf: Config, path: Path | None) -> ConsoleStore:
+    """The console's own tables. In SQLite it is a file of its own, so that mail never waits for its locks."""
+    state = resources.make_directory(state_directory(conf, path), "state_directory")
+    if history_place.has_server(conf):
+        return ConsoleStore(history_place.server(conf))
+    return ConsoleStore(Database.file(state / FILE))
+
+
+def _provider(conf: Config) -> Provider | None:
+    """Raises ConfigError."""
+    assert conf.console is not None
+    oidc = conf.console.oidc
+    if oidc is None:
+        return None
+    secret = history_place.read_secret(conf, oidc.client_secret_file, "console.oidc.client_secret_file")
+    tls = resources.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
+    return Provider(oidc, f"{conf.console.base}/sign-in/back", secret, tls)
+
+
+def sources(conf: Config, path: Path | None) -> Sources:
+    try:
+        state = resources.make_directory(state_directory(conf, path), "state_directory")
+        place = wiring.quarantine_place(conf, state)
+        quarantine = Quarantine(place)
+        session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
+        report_to = conf.console.report_to if conf.console else None
+
+        def list_settings() -> ListSettings:
+            return wiring.list_settings(conf, _LISTS_PATIENCE_S)
+
+        return Sources(
+            config=conf,
+            path=path,
+            state=state,
+            history=history_place.history(conf, state, _PATIENCE_S),
+            redaction=history_place.redaction(conf, state),
+            quarantine=quarantine,
+            store=store(conf, path),
+            provider=_provider(conf),
+            command=(sys.executable, "-P", "-m", "bridge"),
+            is_shared=history_place.has_server(conf),
+            tag_scores=default_scores(),
+            mail_actions=ConsoleMailActions(session, report_to),
+            scan=ConsoleScans(conf),
+            list_copies=ListCopies(list_settings) if conf.lists is not None else None,
+            list_settings=list_settings,
+            own_domains=frozenset(own_domains(conf)),
+            reread=lambda: config_file.load(path),
+        )
+    except ConfigError as exc:
+        fail_config(exc)

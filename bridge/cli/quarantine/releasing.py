@@ -1,0 +1,59 @@
+"""One release with everything that follows from it: the audit trail, the history, the event sinks.
+
+Used by `scanbridge quarantine release` and by the console.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.cli.quarantine.session import Session
+from bridge.cli.terminal import say
+from bridge.errors import BridgeError
+from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.record import MailRecord
+from bridge.quarantine.release import ReleaseRequest, release
+from bridge.relay.relay import Mixed, Relay
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What happened: a sentence, and the error if it was not released to everyone."""
+
+    text: str
+    problem: BridgeError | None = None
+
+
+async def release_one(session: Session, mail: MailRecord, relay: Relay, order: ReleaseRequest) -> Released:
+    """Never raises a BridgeError: what happened is in the answer."""
+    try:
+        delivered = await release(session.quarantine, mail.id, relay, order)
+    except BridgeError as exc:
+        is_partial = isinstance(exc, Mixed) and exc.accepted > 0
+        if is_partial:
+            _tell_sinks(session, mail.id)
+        if isinstance(exc, NextHopError):
+            session.note_release(mail, order.to, str(exc.reply), is_done=False)
+        return Released(f"{'released to only some of the recipients' if is_partial else 'not released'}: {exc}", exc)
+    session.note_release(mail, order.to, str(delivered.reply), is_done=True)
+    _tell_sinks(session, mail.id)
+    return Released(f"released: {delivered.reply}")
+
+
+def _tell_sinks(session: Session, mail_id: str) -> None:
+    """The last attempt says who has the mail now."""
+    if not session.config.events:
+        return
+    from bridge.daemon.event_wiring import report_release
+    from bridge.events.event import Release
+
+    try:
+        mail = session.quarantine.read(mail_id)
+        last = mail.releases[-1]
+        got_it = last.to if last.is_done else tuple(address for address in last.to if address in last.delivered)
+        made = Release(mail_id, mail.envelope.sender, got_it, last.by, last.reply, mail.listener, mail.tenant)
+        problem = report_release(session.config, session.state, made)
+    except BridgeError as exc:
+        problem = str(exc)
+    if problem:
+        say(f"{mail_id}: released, but no event could be queued for the sinks: {problem}", err=True)

@@ -1,0 +1,10 @@
+"""The included service's default scores of tags: what `bridge.quarantine.severity` judges tags by."""
+
+from __future__ import annotations
+
+
+def default_scores() -> dict[str, float]:
+    """Another service has none."""
+    from bridge.service.analysis.decision import TAG_SCORES
+
+    return TAG_SCORES

@@ -1,0 +1,124 @@
+"""The web console: where it answers, how people sign in, and how long they stay.
+
+Part of the configuration (`bridge.config.model`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from bridge.config.fields import CA_FILE, FILE_LOOKUP, AddressField, Network, SecretFile, Section, TenantUid, base_url
+from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.units import Duration
+
+RoleName = Literal["viewer", "releaser", "admin"]
+
+
+class OidcRole(Section):
+    group: str = Field(min_length=1, max_length=200, description="A value of the group claim.")
+    role: RoleName = Field(description="What members of the group may do.")
+    tenants: list[TenantUid] | None = Field(
+        None, min_length=1, description="Members see only the mail of these tenants. Default: all mail."
+    )
+
+
+class Oidc(Section):
+    issuer: str = Field(description="The provider's issuer URL, as its discovery document has it.")
+    client_id: str = Field(min_length=1, max_length=200, description="Our client id at the provider.")
+    client_secret_file: SecretFile | None = Field(
+        None, description=f"File with our client secret; none for a public client. {FILE_LOOKUP}"
+    )
+    ca_file: str | None = Field(None, description=CA_FILE)
+    scopes: list[str] = Field(
+        ["openid", "profile", "email"], description="The scopes that are asked for; `openid` is always one of them."
+    )
+    group_claim: str = Field(
+        "groups", min_length=1, max_length=100, description="The claim of the ID token that has the person's groups."
+    )
+    roles: list[OidcRole] = Field(
+        min_length=1,
+        description="Groups and what their members may do. The first entry that matches counts; a person in none of "
+        "these groups is refused.",
+    )
+    label: str = Field(
+        "single sign-on", min_length=1, max_length=60, description="What the button on the sign-in page says."
+    )
+
+    @field_validator("issuer")
+    @classmethod
+    def _issuer(cls, url: str) -> str:
+        base_url(url, False)
+        return url  # it is compared as written, also with a slash at its end
+
+    @field_validator("scopes")
+    @classmethod
+    def _scopes(cls, scopes: list[str]) -> list[str]:
+        return scopes if "openid" in scopes else ["openid", *scopes]
+
+
+class Console(Section):
+    address: AddressField = Field(Endpoint("127.0.0.1", 9083), description="Where `scanbridge console` answers.")
+    public_url: str | None = Field(
+        None,
+        validate_default=True,
+        description="The URL that people type, if a reverse proxy is in front: `https://mail.example.org/scanbridge/`. "
+        "Its path may be passed on or removed by the proxy. Requests for another host and forms of another origin are "
+        "refused. Required if the address is not loopback.",
+    )
+    trusted_proxies: list[Network] = Field(
+        ["127.0.0.0/8", "::1/128"],
+        description="Networks of reverse proxies, whose X-Forwarded-For is believed if `public_url` is set.",
+    )
+    session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
+    session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
+    audit_retention: Duration = Field(365 * 86400.0, ge=86400, description="How long the audit log is kept.")
+    report_to: str | None = Field(
+        None,
+        pattern=r"^[^\s@<>]+@[^\s@<>]+$",
+        max_length=254,
+        description="Mail address that gets mail which people report as not spam, each as an attachment, through "
+        "`relay.next_hop`. Default: a report is only noted, in the history and in the quarantine's log of actions.",
+    )
+    oidc: Oidc | None = Field(
+        None, description="Sign-in with an OpenID Connect provider, beside the users of `scanbridge console user`."
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        address = info.data.get("address")
+        if url is None:
+            if address is not None and (address.path or address.systemd):
+                raise ValueError(f"{address} is for a reverse proxy: write the URL here under which people reach it")
+            if address is not None and not address.is_local:
+                raise ValueError(
+                    f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
+                    "put a reverse proxy with TLS in front, and write its https:// URL here"
+                )
+            return None
+        base_url(url, False)  # https, or http on loopback
+        return url.rstrip("/")
+
+    @property
+    def base(self) -> str:
+        """The URL of the overview, without a slash at its end."""
+        return self.public_url or f"http://{self.address}"
+
+    @property
+    def root_path(self) -> str:
+        """The path of `public_url`, without a slash at its end."""
+        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Where our own pages come from, as browsers write it in Origin."""
+        if self.public_url:
+            parts = urlsplit(self.public_url)
+            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
+            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
+        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
+        port = "" if self.address.port == 80 else f":{self.address.port}"
+        return frozenset(f"http://{name}{port}" for name in names)

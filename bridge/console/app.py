@@ -1,0 +1,77 @@
+"""The application: the route table behind the guard."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as PathRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bridge.console.call import Call, Handler, Refused
+from bridge.console.console import Console
+from bridge.console.guard import Guard
+from bridge.console.live import Live
+from bridge.console.render import Renderer
+from bridge.console.route import Route
+from bridge.console.routes import ROUTES
+from bridge.console.sources import Sources
+
+
+def create_console(sources: Sources) -> Console:
+    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin))
+
+
+def create_app(console: Console) -> ASGIApp:
+    paths: dict[str, list[Route]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, []).append(route)
+    routes = [
+        PathRoute(path, _by_method(console, rows), methods=[row.method for row in rows]) for path, rows in paths.items()
+    ]
+    handlers = {404: _instead(console, _nowhere), 405: _instead(console, _wrong_method)}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return _BelowPath(app, console.sources.console.root_path)
+
+
+def _by_method(console: Console, rows: list[Route]):  # type: ignore[no-untyped-def]
+    guards = {row.method: Guard(console, row) for row in rows}
+
+    async def answer(request: Request) -> Response:
+        return await guards["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
+
+
+def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def]
+    """A page for requests that no row is for."""
+    guard = Guard(console, Route("/", handler, role=None))
+
+    async def answer(request: Request, _: Exception) -> Response:
+        return await guard(request)
+
+    return answer
+
+
+async def _nowhere(call: Call) -> Response:
+    raise Refused(404, "No such page", "There is no page at this address.")
+
+
+async def _wrong_method(call: Call) -> Response:
+    raise Refused(405, "Not possible here", "This address cannot be used like this. Go back and try again.")
+
+
+class _BelowPath:
+    """Removes the path of `public_url`, unless the reverse proxy has done so."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        root = self._root_path
+        if root and (path == root or path.startswith(f"{root}/")):
+            path = path[len(root) :] or "/"
+        await self._app({**scope, "path": path, "raw_path": None, "root_path": "", "console_path": path}, receive, send)

@@ -1,0 +1,52 @@
+"""Failed sign-ins, counted for each user and each client address, so that passwords cannot be tried out.
+
+Counted in the database, so that a restart or a second console does not forgive them. A user who is being attacked
+cannot sign in with a password for a while; a sign-in link still works.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from bridge.console import database
+from bridge.console.database import ConsoleStore
+
+WINDOW_S = 900.0
+MAX_PER_USER = 10
+MAX_PER_ADDRESS = 30
+_LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
+_a = database.attempts.c
+
+
+class Attempts:
+    def __init__(self, store: ConsoleStore) -> None:
+        self._store = store
+
+    def admit(self, name: str, address: str) -> float:
+        """0 if a password may be tried now; otherwise how long to wait, in seconds.
+
+        The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
+        """
+        now = time.time()
+        keys = ((f"user:{name[:100]}", MAX_PER_USER), (f"from:{address}", MAX_PER_ADDRESS))
+        with self._store.writing(_LOCK) as connection:
+            connection.execute(delete(database.attempts).where(_a.at < now - WINDOW_S))
+            wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)
+            if not wait_s:
+                connection.execute(insert(database.attempts), [{"about": about, "at": now} for about, _ in keys])
+        return wait_s
+
+    def succeeded(self, name: str, address: str) -> None:
+        """Forgive this user, and this attempt to the address: it may have tried others."""
+        last = select(func.max(_a.seq)).where(_a.about == f"from:{address}").scalar_subquery()
+        with self._store.writing() as connection:
+            connection.execute(delete(database.attempts).where(_a.about == f"user:{name[:100]}"))
+            connection.execute(delete(database.attempts).where(_a.seq == last))
+
+
+def _wait_s(connection: Connection, about: str, limit: int, now: float) -> float:
+    counted = select(func.count(), func.min(_a.at)).where(_a.about == about)
+    number, first = connection.execute(counted).one()
+    return max(first + WINDOW_S - now, 1.0) if number >= limit else 0.0

@@ -1,0 +1,283 @@
+"""The guard: everything that is checked and added around a page, in one place, from its row of the route table.
+
+In this order: the host that was asked for, the session, the origin and the form token of a change, the role, the
+tenant, the mail that is meant. Then the audit log, the page, and the header fields of its answer. No page can forget
+any of it. If this is wrong, a page is open to people it is not for, or to other sites.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from urllib.parse import quote
+
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Message
+
+from bridge.console import audit as audit_log
+from bridge.console.call import Call, Refused
+from bridge.console.console import Console
+from bridge.console.database import ConsoleStoreError
+from bridge.console.headers import page_headers, preview_headers
+from bridge.console.roles import Role
+from bridge.console.route import About, Route, is_mail_id
+from bridge.console.tenant_history import TenantHistory
+from bridge.console.tokens import is_form_token
+from bridge.errors import BridgeError, StoreError
+from bridge.history.entry import MailEntry
+from bridge.history.query import HistoryQuery, made_at
+from bridge.history.store import HistoryError
+
+log = logging.getLogger(__name__)
+
+# Browsers accept such a cookie only with Secure and Path=/, and only from this host: no other site can set it.
+SESSION_COOKIE = "__Host-scanbridge"
+FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
+_SAME_SITE = "same-origin"
+_MAX_FIELDS = 5000  # a bulk action names that many mails
+_MAX_ENTRIES = 200
+_NEAR_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Guard:
+    console: Console
+    route: Route
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer with its header fields, whatever happens."""
+        call = Call(request, self.console, client_address(request, self.console))
+        try:
+            response = await self._answer(call)
+        except Refused as exc:
+            response = _refusal(call, exc)
+        except (HistoryError, ConsoleStoreError, StoreError) as exc:
+            log.warning("console: %s", exc)
+            what = (
+                "The console's own database" if isinstance(exc, ConsoleStoreError) else "The history or the quarantine"
+            )
+            text = f"{what} cannot be used at this moment. Try again; the log of the console says why."
+            response = _refusal(call, Refused(503, "Not available", text, 5))
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:
+            number = secrets.token_hex(4)
+            log.exception("console: unexpected error %s", number)
+            why = f"An unexpected error occurred. The log of the console has the details, with the number {number}."
+            response = _refusal(call, Refused(500, "Something went wrong", why))
+        return self._with_headers(response)
+
+    async def _answer(self, call: Call) -> Response:
+        self._check_host(call.request)
+        await self._find_session(call)
+        if self.route.role is not None and call.person_or_none is None:
+            return self._to_sign_in(call)
+        if self.route.changes:
+            self._check_origin(call.request)
+            await self._read_form(call)
+            self._check_token(call)
+        await self._check_role(call)
+        await self._find_mail(call)
+        return await self._audited(call)
+
+    # Where it comes from
+
+    def _check_host(self, request: Request) -> None:
+        """A name that is not ours may be another site's, which was made to point at this address."""
+        origins = self.console.sources.console.origins
+        host = request.headers.get("host", "").lower()
+        if not any(origin.partition("://")[2] == host for origin in origins):
+            text = "This console does not answer under this name. The setting console.public_url says which is right."
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
+
+    def _check_origin(self, request: Request) -> None:
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+        origins = self.console.sources.console.origins
+        is_ours = origin is not None and origin.lower() in origins
+        if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
+            raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
+        if origin is None and site is None:
+            text = "The browser did not say which page the form is from, so nothing was done."
+            raise Refused(403, "Not from this page", text)
+
+    # Who it is
+
+    async def _find_session(self, call: Call) -> None:
+        token = call.request.cookies.get(SESSION_COOKIE, "")
+        found = await call.run(call.sources.sessions.find, token, is_use=not self.route.is_live) if token else None
+        if found is not None:
+            call.person_or_none, call.session, call.session_label = found.person, token, found.label
+        elif self.route.role is None:
+            call.session = call.request.cookies.get(FORM_COOKIE, "")
+
+    def _to_sign_in(self, call: Call) -> Response:
+        if self.route.changes or self.route.is_live:
+            raise Refused(401, "Signed out", "Your session has ended. Sign in again; nothing was done.")
+        here = call.request.scope["console_path"]
+        query = call.request.url.query
+        wanted = quote(f"{here}?{query}" if query else here, safe="")
+        target = call.renderer.url("/sign-in")
+        has_ended = SESSION_COOKIE in call.request.cookies
+        parameters = [f"next={wanted}"] if here != "/" else []
+        parameters += ["notice=session-over"] if has_ended else []
+        return RedirectResponse(f"{target}?{'&'.join(parameters)}" if parameters else target, status_code=303)
+
+    async def _check_role(self, call: Call) -> None:
+        route, person = self.route, call.person_or_none
+        if route.role is None or person is None:
+            return
+        if person.role < route.role:
+            await self._refused(call, f"needs the role {route.role}")
+            text = f"You are signed in as {person.name} with the role {person.role}; this needs the role {route.role}."
+            raise Refused(403, "Not allowed", text)
+        if route.all_tenants and not person.sees_everything:
+            await self._refused(call, "needs access to all tenants")
+            raise Refused(403, "Not allowed", "This is for people who may see the mail of all tenants.")
+
+    async def _refused(self, call: Call, why: str) -> None:
+        action = self.route.audit or f"asked for {self.route.path}"
+        write = call.sources.audit.write
+        await call.run(write, call.person, call.address, action, detail=why, result=audit_log.REFUSED)
+
+    # What it is about
+
+    async def _find_mail(self, call: Call) -> None:
+        if self.route.about is About.NOTHING:
+            return
+        mail_id = call.path["id"]
+        found: object = None
+        if is_mail_id(mail_id):
+            match self.route.about:
+                case About.MAIL:
+                    found = call.mails = await call.run(_entries, call.history, mail_id)
+                case About.HELD:
+                    found = call.held = await call.run(call.sources.held, mail_id, call.tenants)
+        if not found:
+            text = "There is no such mail, or it is not one of those that you may see."
+            raise Refused(404, "No such mail", text)
+
+    # The form
+
+    async def _read_form(self, call: Call) -> None:
+        limit = self.route.max_bytes
+        if int_or(call.request.headers.get("content-length", ""), 0) > limit:
+            raise _too_large(limit)
+        request = Request(call.request.scope, _limited(call.request.receive, limit))
+        try:
+            form = await request.form(max_files=self.route.max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
+        except HTTPException as exc:
+            raise Refused(400, "Not a form", "The form cannot be read.") from exc
+        call.form_lists = {
+            name: [value for value in form.getlist(name) if isinstance(value, str)]
+            for name in form.keys()  # noqa: SIM118
+        }
+        call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
+        call.files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
+
+    def _check_token(self, call: Call) -> None:
+        if not call.session or not is_form_token(call.form.get("form_token", ""), call.session):
+            text = "The form is too old, or was not made by this page. Load the page again and repeat it."
+            raise Refused(403, "Form not accepted", text)
+
+    # The page
+
+    async def _audited(self, call: Call) -> Response:
+        """Changes are in the audit log before they are made; what was seen, once it was found."""
+        route, audit = self.route, call.sources.audit
+        if not route.audit:
+            return await route.handler(call)
+        mail = call.path.get("id", "")
+        if not route.changes:
+            response = await route.handler(call)
+            await call.run(audit.write, call.person, call.address, route.audit, mail=mail, detail=call.audit_detail)
+            return response
+        if route.role is None:  # a sign-in writes its own entry: only it knows who that is
+            return await route.handler(call)
+        person, started = call.person, audit_log.STARTED
+        seq = await call.run(audit.write, person, call.address, route.audit, mail=mail, result=started)
+        result = audit_log.FAILED
+        try:
+            response = await route.handler(call)
+            result = audit_log.FAILED if call.audit_failed else audit_log.DONE
+        except BridgeError as exc:
+            call.audit_detail = call.audit_detail or str(exc)
+            raise
+        finally:
+            await call.run(audit.finish, seq, result, call.audit_detail)
+        return response
+
+    def _with_headers(self, response: Response) -> Response:
+        is_page = response.status_code >= 400 or not self.route.is_preview
+        headers = page_headers(has_frame=self.route.has_frame) if is_page else preview_headers()
+        for name, value in headers.items():
+            response.headers[name] = value
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+
+def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
+    """All entries of one mail, the oldest first: it has several if its recipients belong to several tenants."""
+    query = HistoryQuery(id=mail_id, limit=_MAX_ENTRIES)
+    made = made_at(mail_id)  # the id tells when it was made, so that not the whole history is searched
+    near = replace(query, since=made - _NEAR_S, until=made + _NEAR_S) if made is not None else query
+    return (history.find(near) or (history.find(query) if near is not query else []))[::-1]
+
+
+def client_address(request: Request, console: Console) -> str:
+    """The browser's: behind a reverse proxy that we trust, the address that it names last."""
+    peer = request.client.host if request.client else "local"
+    settings = console.sources.console
+    if settings.public_url and _is_in(peer, settings.trusted_proxies):
+        named = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        try:
+            return str(ipaddress.ip_address(named))
+        except ValueError:
+            return peer
+    return peer
+
+
+def _is_in(address: str, networks: list[str]) -> bool:
+    if address == "local":  # a unix socket: the proxy runs on this machine
+        return True
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(ip in ipaddress.ip_network(network) for network in networks)
+
+
+def int_or(text: str, other: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else other
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, "Too large", f"At most {limit:,} bytes can be sent here.")
+
+
+def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
+    """Count what comes, because a client may not say how much it will be."""
+    count = 0
+
+    async def counted() -> Message:
+        nonlocal count
+        message: Message = await receive()
+        count += len(message.get("body", b""))
+        if count > limit:
+            raise _too_large(limit)
+        return message
+
+    return counted
+
+
+def _refusal(call: Call, exc: Refused) -> Response:
+    home = call.person_or_none is not None and call.person_or_none.role >= Role.VIEWER
+    response = call.page("refused.html", exc.status, title=exc.title, text=exc.text, is_signed_in=home)
+    if exc.retry_after_s:
+        response.headers["Retry-After"] = str(exc.retry_after_s)
+    return response

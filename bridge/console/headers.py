@@ -1,0 +1,48 @@
+"""The header fields of every response, above all the content security policy.
+
+No inline script or style, nothing from elsewhere, no framing. The preview of a mail has a policy of its own, and is
+the only page that may be framed, by us. If this is wrong, text in a mail can act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge.console.preview import STYLE_HASH
+
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "font-src": "'self'",
+    "connect-src": "'self'",
+    "frame-src": "'none'",
+    "frame-ancestors": "'none'",
+    "base-uri": "'none'",
+    "form-action": "'self'",
+}
+_COMMON = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # not no-referrer: browsers would then send `Origin: null` with our own forms
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+PREVIEW_POLICY = (
+    f"default-src 'none'; style-src {STYLE_HASH}; sandbox; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+)
+
+
+def page_headers(*, has_frame: bool = False) -> dict[str, str]:
+    """For everything but the preview. `has_frame`: the page shows the preview of a mail."""
+    policy = {**_POLICY, "frame-src": "'self'"} if has_frame else _POLICY
+    return {**_COMMON, "Content-Security-Policy": _written(policy), "X-Frame-Options": "DENY"}
+
+
+def preview_headers() -> dict[str, str]:
+    return {**_COMMON, "Content-Security-Policy": PREVIEW_POLICY, "X-Frame-Options": "SAMEORIGIN"}
+
+
+def _written(policy: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in policy.items())

@@ -1,0 +1,133 @@
+"""Actions that wait ten seconds, so that they can be taken back, and then run beside the pages.
+
+A job belongs to the person who began it; nobody else sees it or takes it back. If the console stops before a job was
+due, nothing is done, and the audit log says so: the mail is still in the quarantine. Jobs are not kept anywhere but in
+memory, and there are few of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from bridge.console.tokens import new_token
+
+log = logging.getLogger(__name__)
+
+UNDO_S = 10.0
+_SHOWN_S = 600.0  # how long a finished job is shown
+_MAX_OF_PERSON = 30
+MAX_PROBLEMS = 20  # kept of one job
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    UNDONE = "undone"
+
+
+@dataclass(slots=True)
+class Job:
+    """`work` reports by `succeeded` and `failed`, and does not raise."""
+
+    id: str
+    owner: str
+    words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
+    mails: tuple[str, ...]
+    due_at: float  # Unix time
+    state: State = State.WAITING
+    done: int = 0
+    failed: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ended_at: float = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self.due_at - time.time())
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (State.DONE, State.UNDONE)
+
+    def succeeded(self, note: str = "") -> None:
+        self.done += 1
+        if note and len(self.notes) < MAX_PROBLEMS:
+            self.notes.append(note)
+
+    def fail(self, problem: str) -> None:
+        self.failed += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+Work = Callable[[Job], Awaitable[None]]
+OnDropped = Callable[[Job], Awaitable[None]]
+
+
+class TooManyJobs(Exception):
+    """This person has too many actions under way."""
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, owner: str, words: tuple[str, str], mails: tuple[str, ...], work: Work, dropped: OnDropped) -> Job:
+        """Do `work` after ten seconds, unless it is taken back; `dropped` if the console stops before. Must run in the
+        event loop. Raises TooManyJobs."""
+        self._forget()
+        if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
+            raise TooManyJobs
+        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S)
+        self._jobs[job.id] = job
+        self._tasks[job.id] = asyncio.create_task(self._run(job, work, dropped))
+        return job
+
+    def of(self, owner: str) -> list[Job]:
+        """The newest first."""
+        self._forget()
+        return [job for job in reversed(self._jobs.values()) if job.owner == owner]
+
+    def undo(self, owner: str, job_id: str) -> Job | None:
+        """Take it back; None if it is too late, or not theirs."""
+        job = self._jobs.get(job_id)
+        if job is None or job.owner != owner or job.state is not State.WAITING:
+            return None
+        job.state, job.ended_at = State.UNDONE, time.time()
+        self._tasks.pop(job_id).cancel()
+        return job
+
+    def dismiss(self, owner: str) -> None:
+        """Show no more what is over."""
+        for job in self.of(owner):
+            if job.is_over:
+                del self._jobs[job.id]
+
+    async def _run(self, job: Job, work: Work, dropped: OnDropped) -> None:
+        try:
+            await asyncio.sleep(job.wait_s)
+        except asyncio.CancelledError:
+            if job.state is State.WAITING:
+                await dropped(job)
+            raise
+        job.state = State.RUNNING
+        try:
+            await work(job)
+        except Exception:
+            log.exception("console: an action failed")
+            job.fail("an unexpected error occurred; the log of the console has the details")
+        finally:
+            job.state, job.ended_at = State.DONE, time.time()
+            self._tasks.pop(job.id, None)
+
+    def _forget(self) -> None:
+        old = time.time() - _SHOWN_S
+        for job in [job for job in self._jobs.values() if job.is_over and job.ended_at < old]:
+            del self._jobs[job.id]

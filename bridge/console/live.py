@@ -1,0 +1,92 @@
+"""The daemon's numbers as they are now, for the overview and everyone who watches it.
+
+The daemon is asked every two seconds while somebody watches, once for all of them, and not at all otherwise. The last
+minutes are kept for the small plot. Knows neither pages nor people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from anyio import to_thread
+
+from bridge.observe.sample import Sample, between, take
+from bridge.runtime.endpoints import Endpoint
+
+INTERVAL_S = 2.0
+_KEPT = 90  # samples: three minutes
+_RATE_S = 30.0  # rates are means of so long
+_FRESH_S = 1.5  # a newer sample is not taken again for another visitor
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What is known at one moment. `data` is that of `scanbridge top --json`; None if no daemon answers."""
+
+    at: float
+    data: dict[str, Any] | None
+    rates: tuple[float, ...] = ()  # mails per second, the oldest first
+
+
+@dataclass(slots=True)
+class Live:
+    address: Endpoint
+    watchers: int = 0
+    _samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _last: Picture | None = None
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def now(self) -> Picture:
+        """The picture of this moment: at most one and a half seconds old."""
+        async with self._taking:
+            if self._last is None or time.monotonic() - self._last.at > _FRESH_S:
+                self._last = self._drawn(await to_thread.run_sync(take, self.address))
+            return self._last
+
+    async def watch(self) -> AsyncIterator[Picture]:
+        """One picture after the other, until `stop`."""
+        self.watchers += 1
+        try:
+            while not self._stopping.is_set():
+                yield await self.now()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await self._stopping.wait()
+        finally:
+            self.watchers -= 1
+
+    def stop(self) -> None:
+        """End what everybody watches, so that the process can exit."""
+        self._stopping.set()
+
+    def _drawn(self, sample: Sample | None) -> Picture:
+        at = time.monotonic()
+        if sample is None:
+            self._samples.clear()
+            return Picture(at, None)
+        if self._samples and sample.state["pid"] != self._samples[-1].state["pid"]:
+            self._samples.clear()  # the daemon was restarted
+        self._samples.append(sample)
+        nothing = Sample(sample.at, sample.state, {})
+        data = between(self._base(), sample)
+        data["scan_since_start_s"] = between(nothing, sample)["scan_s"]
+        return Picture(at, data, self._rates())
+
+    def _base(self) -> Sample:
+        """The sample that rates are counted from."""
+        newest = self._samples[-1].at
+        return next(sample for sample in self._samples if newest - sample.at <= _RATE_S)
+
+    def _rates(self) -> tuple[float, ...]:
+        totals = [(sample.at, sum(sample.by("action", "scanbridge_mails_total").values())) for sample in self._samples]
+        return tuple(
+            max(later - earlier, 0.0) / max(end - begin, 0.1) for (begin, earlier), (end, later) in pairwise(totals)
+        )

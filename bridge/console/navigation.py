@@ -1,0 +1,43 @@
+"""The menu: which pages a person can go to. What they may do is decided by the routes, not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.console.roles import Person, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    path: str
+    label: str
+    icon: str  # a symbol of static/symbols.svg
+    role: Role = Role.VIEWER
+    all_tenants: bool = False  # only for people who see all mail
+    is_here: bool = False
+
+
+ENTRIES = (
+    Entry("/", "Overview", "pulse"),
+    Entry("/mail", "Mail", "mail"),
+    Entry("/quarantine", "Quarantine", "box"),
+    Entry("/lists", "Lists", "list"),
+    Entry("/scan", "Scan a file", "scan"),
+    Entry("/statistics", "Statistics", "chart"),
+    Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
+    Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
+)
+
+
+def navigation(person: Person | None, here: str) -> list[Entry]:
+    if person is None:
+        return []
+    return [
+        Entry(entry.path, entry.label, entry.icon, entry.role, entry.all_tenants, _is_here(entry.path, here))
+        for entry in ENTRIES
+        if person.role >= entry.role and (person.sees_everything or not entry.all_tenants)
+    ]
+
+
+def _is_here(path: str, here: str) -> bool:
+    return here == path or (path != "/" and here.startswith(f"{path}/"))

@@ -1,0 +1,274 @@
+"""Sign-in with an OpenID Connect provider: the code flow with PKCE, state and nonce.
+
+What a sign-in must remember is in a cookie of ten minutes: a random value, from which state, nonce and verifier are
+derived with a key that only this process has. So nothing is stored before somebody has signed in. Each value is used
+once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, somebody signs in as
+another person.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ssl import SSLContext
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from authlib.oidc.core import CodeIDToken
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from bridge.config.console import Oidc
+from bridge.config.fields import base_url
+from bridge.console.roles import Person, Role
+from bridge.console.tokens import is_token, new_token
+from bridge.errors import BridgeError
+from bridge.runtime.visible_text import visible
+
+log = logging.getLogger(__name__)
+
+# Signatures with public keys: with a shared secret, whoever can verify a token can make one.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
+LASTS_S = 600.0
+_LEEWAY_S = 30
+_TIMEOUT_S = 10.0
+_METADATA_S = 3600.0
+_KEYS_S = 60.0  # unknown keys are asked for at most so often
+_MAX_ANSWER = 1024 * 1024
+_MAX_USED = 10_000
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+
+
+class SignInRefused(BridgeError):
+    """The text is for the person; the log has the details."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """One sign-in that has begun."""
+
+    cookie: str
+    state: str
+    nonce: str
+    verifier: str
+    following: str  # the page that was asked for
+
+
+@dataclass(slots=True)
+class Provider:
+    settings: Oidc
+    redirect_uri: str
+    secret: str | None = field(default=None, repr=False)
+    tls: SSLContext | bool = True
+    _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    _used: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _metadata: tuple[float, dict[str, Any]] | None = None
+    _keys: tuple[float, KeySet] | None = None
+
+    # Beginning
+
+    def begin(self, following: str) -> Begun:
+        text = base64.urlsafe_b64encode(following.encode()).decode().rstrip("=")
+        return self._derived(f"{new_token()}.{int(time.time())}.{text}", following)
+
+    async def authorization_url(self, begun: Begun) -> str:
+        """Where the browser goes. Raises SignInRefused."""
+        metadata = await self._discovered()
+        asked = {
+            "response_type": "code",
+            "client_id": self.settings.client_id,
+            "redirect_uri": self.redirect_uri,
+            "scope": " ".join(self.settings.scopes),
+            "state": begun.state,
+            "nonce": begun.nonce,
+            "code_challenge": create_s256_code_challenge(begun.verifier),
+            "code_challenge_method": "S256",
+        }
+        endpoint = str(metadata["authorization_endpoint"])
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
+
+    # The return
+
+    async def finish(self, cookie: str, answer: Mapping[str, str]) -> tuple[Person, str]:
+        """Who it is, and the page that was asked for. Raises SignInRefused."""
+        begun = self._taken(cookie, answer.get("state", ""))
+        metadata = await self._discovered()
+        self._check_answer(answer, metadata)
+        tokens = await self._tokens(metadata, answer["code"], begun.verifier)
+        claims = await self._verified(metadata, tokens, begun.nonce)
+        return self._person(await self._with_groups(metadata, tokens, claims)), begun.following
+
+    def _taken(self, cookie: str, state: str) -> Begun:
+        """The sign-in that this answer belongs to, once."""
+        token, _, rest = cookie.partition(".")
+        begun_at, _, text = rest.partition(".")
+        if not is_token(token) or not begun_at.isdigit() or len(cookie) > 2000:
+            raise SignInRefused("This sign-in was not begun in this browser. Begin again.")
+        if not 0 <= time.time() - int(begun_at) <= LASTS_S:
+            raise SignInRefused("The sign-in took too long. Begin again.")
+        try:
+            following = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+        except ValueError:
+            following = "/"
+        begun = self._derived(cookie, following)
+        if not hmac.compare_digest(state.encode("utf-8", "replace"), begun.state.encode()):
+            raise SignInRefused("The answer of the provider does not belong to this sign-in. Begin again.")
+        if begun.state in self._used:
+            raise SignInRefused("This answer of the provider was used before. Begin again.")
+        self._used[begun.state] = time.time()
+        while len(self._used) > _MAX_USED:
+            self._used.popitem(last=False)
+        return begun
+
+    def _check_answer(self, answer: Mapping[str, str], metadata: dict[str, Any]) -> None:
+        if "error" in answer:
+            raise SignInRefused(
+                f"The provider says: {visible(answer.get('error_description') or answer['error'])[:200]}."
+            )
+        # RFC 9207: without it, an answer of one provider could be presented as another's.
+        issuer, is_needed = answer.get("iss"), metadata.get("authorization_response_iss_parameter_supported") is True
+        if (issuer is not None or is_needed) and issuer != self.settings.issuer:
+            raise SignInRefused("The answer is from another provider.")
+        if not answer.get("code"):
+            raise SignInRefused("The answer of the provider has no code.")
+
+    async def _tokens(self, metadata: dict[str, Any], code: str, verifier: str) -> dict[str, Any]:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self.redirect_uri,
+            "code_verifier": verifier,
+            "client_id": self.settings.client_id,
+        }
+        basic = None
+        if self.secret is not None:
+            methods = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+            if "client_secret_basic" in methods:
+                basic = (self.settings.client_id, self.secret)
+            else:
+                form["client_secret"] = self.secret
+        tokens = await self._json("POST", str(metadata["token_endpoint"]), data=form, auth=basic)
+        if not isinstance(tokens.get("id_token"), str):
+            raise SignInRefused("The provider gave no ID token.")
+        return tokens
+
+    async def _verified(self, metadata: dict[str, Any], tokens: dict[str, Any], nonce: str) -> dict[str, Any]:
+        """The claims of the ID token, if everything about it is right."""
+        try:
+            try:
+                token = jwt.decode(tokens["id_token"], await self._key_set(metadata), algorithms=ALGORITHMS)
+            except (JoseError, ValueError):  # perhaps the provider has new keys
+                token = jwt.decode(tokens["id_token"], await self._key_set(metadata, fresh=True), algorithms=ALGORITHMS)
+            claims = CodeIDToken(
+                token.claims,
+                token.header,
+                options={
+                    "iss": {"essential": True, "value": self.settings.issuer},
+                    "aud": {"essential": True, "value": self.settings.client_id},
+                    "sub": {"essential": True},
+                },
+                params={
+                    "nonce": nonce,
+                    "client_id": self.settings.client_id,
+                    "access_token": tokens.get("access_token"),
+                },
+            )
+            claims.validate(leeway=_LEEWAY_S)
+        except (JoseError, ValueError, TypeError, KeyError) as exc:
+            log.warning("console: an ID token was refused: %s", exc)
+            raise SignInRefused("The ID token of the provider is not valid; the log of the console says why.") from exc
+        return dict(claims)
+
+    async def _with_groups(
+        self, metadata: dict[str, Any], tokens: dict[str, Any], claims: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Some providers give the groups at their userinfo endpoint only."""
+        endpoint, access = metadata.get("userinfo_endpoint"), tokens.get("access_token")
+        if self.settings.group_claim in claims or not isinstance(endpoint, str) or not isinstance(access, str):
+            return claims
+        more = await self._json("GET", endpoint, headers={"Authorization": f"Bearer {access}"})
+        if more.get("sub") != claims["sub"]:  # OpenID Connect Core 5.3.2
+            raise SignInRefused("The provider answered about another person.")
+        return {**more, **claims}
+
+    def _person(self, claims: dict[str, Any]) -> Person:
+        given = claims.get(self.settings.group_claim)
+        groups = (
+            {given} if isinstance(given, str) else set(filter(_is_text, given)) if isinstance(given, list) else set()
+        )
+        name = next(
+            (str(claims[key]) for key in ("preferred_username", "email", "sub") if _is_text(claims.get(key))), "unknown"
+        )
+        name = visible(name)[:100]
+        for row in self.settings.roles:
+            if row.group in groups:
+                tenants = None if row.tenants is None else frozenset(row.tenants)
+                return Person(name, Role.named(row.role), tenants, self.settings.issuer)
+        log.warning("console: %s is in none of the groups that may sign in", name)
+        raise SignInRefused(f"You are signed in at the provider as {name}, but in no group that may use this console.")
+
+    # The provider
+
+    async def _discovered(self) -> dict[str, Any]:
+        if self._metadata is not None and time.monotonic() - self._metadata[0] < _METADATA_S:
+            return self._metadata[1]
+        found = await self._json("GET", self.settings.issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if found.get("issuer") != self.settings.issuer:
+            raise SignInRefused("The provider calls itself by another name than console.oidc.issuer.")
+        for name in _ENDPOINTS:
+            try:
+                base_url(str(found.get(name, "")).partition("?")[0], False)
+            except ValueError as exc:
+                raise SignInRefused(f"The provider's {name} cannot be used.") from exc
+        self._metadata = (time.monotonic(), found)
+        return found
+
+    async def _key_set(self, metadata: dict[str, Any], *, fresh: bool = False) -> KeySet:
+        age_s = None if self._keys is None else time.monotonic() - self._keys[0]
+        if self._keys is not None and age_s is not None and age_s < (_KEYS_S if fresh else _METADATA_S):
+            return self._keys[1]
+        found = KeySet.import_key_set(await self._json("GET", str(metadata["jwks_uri"])))
+        self._keys = (time.monotonic(), found)
+        return found
+
+    async def _json(self, method: str, url: str, **request: Any) -> dict[str, Any]:
+        """Raises SignInRefused. Answers and secrets are not logged."""
+        try:
+            async with (
+                httpx2.AsyncClient(verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False) as client,
+                client.stream(method, url, **{k: v for k, v in request.items() if v is not None}) as response,
+            ):
+                body = b""
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > _MAX_ANSWER:
+                        raise ValueError("the answer is too large")
+            found = httpx2.Response(200, content=body).json()
+            if response.status_code != 200 or not isinstance(found, dict):
+                code = found.get("error") if isinstance(found, dict) else ""
+                raise ValueError(f"status {response.status_code} {visible(str(code or ''))[:100]}")
+            return found
+        except (httpx2.HTTPError, ValueError) as exc:
+            log.warning("console: %s of the provider failed: %s", url, visible(f"{type(exc).__name__}: {exc}")[:300])
+            raise SignInRefused("The provider did not accept this, or cannot be reached; the log says why.") from exc
+
+    def _derived(self, cookie: str, following: str) -> Begun:
+        state, nonce, verifier = (
+            hmac.new(self._key, f"{purpose}:{cookie}".encode(), hashlib.sha256).hexdigest()
+            for purpose in ("state", "nonce", "verifier")
+        )
+        return Begun(cookie, state, nonce, verifier, following)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

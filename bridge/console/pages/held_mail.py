@@ -1,0 +1,120 @@
+"""One quarantined mail: its text first, then HTML, structure, header section and source. Nothing of it can act."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import pyzipper
+from starlette.responses import HTMLResponse, Response
+
+from bridge.console.call import Call, Refused
+from bridge.console.guard import int_or
+from bridge.console.pages.quarantine import owner
+from bridge.console.preview import document
+from bridge.errors import BridgeError
+from bridge.mime.mail_text import Reading, html_of
+from bridge.mime.mail_text import read as read_text
+from bridge.mime.part_list import PartList, list_parts
+from bridge.quarantine.content import beginning, header_section
+from bridge.quarantine.record import KEPT, MailRecord
+from bridge.quarantine.severity import worst_first
+
+_MAX_READ = 64 * 1024 * 1024  # bytes; no mail is larger
+_SOURCE_BYTES = 64 * 1024  # of one page of the source
+_HEAD_SHOWN = 32 * 1024
+# The custom among those who exchange hostile files: it is no secret, and keeps programs from opening them.
+PASSWORD = "infected"  # noqa: S105
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    reading: Reading
+    parts: PartList
+    head: str
+    has_html: bool
+
+
+async def held(call: Call) -> Response:
+    mail: MailRecord = call.held
+    content, problem = None, ""
+    try:
+        content = await call.run(_content, call, mail)
+    except (BridgeError, OSError) as exc:
+        problem = str(exc)
+    scores = call.sources.tag_scores
+    jobs = call.console.jobs.of(owner(call))
+    return call.page(
+        "held_mail.html",
+        mail=mail,
+        content=content,
+        problem=problem,
+        tags=[(tag, scores.get(tag)) for tag in worst_first(mail.tags, scores)],
+        have=len(mail.envelope.recipients) - len(mail.lacking(mail.envelope.recipients)) if mail.state == KEPT else 0,
+        job=next((job for job in jobs if not job.is_over and mail.id in job.mails), None),
+        has_lists=call.sources.config.lists is not None,
+        password=PASSWORD,
+    )
+
+
+async def preview(call: Call) -> Response:
+    """For the frame alone."""
+
+    def make() -> str:
+        return document(html_of(_bytes(call, call.held)))
+
+    return HTMLResponse(await _reading(call, make))
+
+
+async def source(call: Call) -> Response:
+    mail: MailRecord = call.held
+    at = int_or(call.request.query_params.get("at", ""), 0)
+    text, total = await _reading(call, lambda: _source(call, mail, at))
+    following = at + _SOURCE_BYTES if at + _SOURCE_BYTES < total else 0
+    return call.page("held_source.html", mail=mail, text=text, at=at, total=total, following=following,
+                     previous=max(0, at - _SOURCE_BYTES))  # fmt: skip
+
+
+async def download(call: Call) -> Response:
+    """As a zip with a password, so that no virus scanner removes it and nothing opens it by accident."""
+    mail: MailRecord = call.held
+    packed = await _reading(call, lambda: _packed(mail.id, _all(call, mail)))
+    headers = {"Content-Disposition": f'attachment; filename="{mail.id}.zip"'}
+    return Response(packed, media_type="application/zip", headers=headers)
+
+
+async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
+    try:
+        return await call.run(work)
+    except (BridgeError, OSError) as exc:
+        raise Refused(503, "The mail cannot be read", f"{exc}. Try again in a moment.", 5) from exc
+
+
+def _all(call: Call, mail: MailRecord) -> bytes:
+    """With the header fields that we added."""
+    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ)
+
+
+def _bytes(call: Call, mail: MailRecord) -> bytes:
+    return _all(call, mail)[mail.head_size :]
+
+
+def _content(call: Call, mail: MailRecord) -> Content:
+    whole = _all(call, mail)
+    received = whole[mail.head_size :]
+    head = header_section(whole)[:_HEAD_SHOWN].replace("\r\n", "\n").expandtabs()
+    return Content(read_text(received), list_parts(received), head, bool(html_of(received)))
+
+
+def _source(call: Call, mail: MailRecord, at: int) -> tuple[str, int]:
+    whole = _all(call, mail)
+    some = whole[at : at + _SOURCE_BYTES]
+    return some.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").expandtabs(), len(whole)
+
+
+def _packed(name: str, content: bytes) -> bytes:
+    target = io.BytesIO()
+    with pyzipper.AESZipFile(target, "w", compression=pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as archive:
+        archive.setpassword(PASSWORD.encode())
+        archive.writestr(f"{name}.eml", content)
+    return target.getvalue()

@@ -1,0 +1,296 @@
+"""Lists: what is in them, adding and deleting with the warnings of the command line, and files that replace them.
+
+A list belongs to one tenant or to the whole deployment. People of named tenants see and change the lists of their
+tenants alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+
+from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.console.call import Call, Refused
+from bridge.console.guard import int_or
+from bridge.console.tokens import new_token
+from bridge.errors import BridgeError, ConfigError
+from bridge.lists import files
+from bridge.lists.batches import Tally
+from bridge.lists.client import ListClient
+from bridge.lists.danger import Dangers
+from bridge.lists.files import InputError
+from bridge.lists.plan import Plan, State, carry_out, make
+from bridge.lists.tree import Target
+
+PER_PAGE = 100
+MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
+_MAX_ENTRIES = 500  # typed into the form
+_MAX_ENTRY, _MAX_COMMENT = 1000, 1000
+_PLAN_S = 900.0  # how long an uploaded file waits to be applied
+_MAX_PLANS = 8
+_SHOWN = 100  # of each kind of change
+_ALL = "all"  # in links: the lists of the deployment
+
+
+@dataclass(slots=True)
+class Uploaded:
+    """A file, and what it would change. Belongs to the person who sent it."""
+
+    owner: str
+    plan: Plan
+    made_at: float
+    dangers: dict[str, str]
+
+
+_uploads: dict[str, Uploaded] = {}
+
+
+async def overview(call: Call) -> Response:
+    scopes = _scopes(call)
+    tenant = _scope(call, call.request.query_params.get("tenant", ""))
+    problem, infos = "", []
+    if call.sources.list_copies is not None:
+        try:
+            infos = await _infos(call, tenant)
+        except BridgeError as exc:
+            problem = str(exc)
+    used = _used(call)
+    return call.page("lists.html", infos=infos, problem=problem, scopes=scopes, tenant=tenant or _ALL, used=used,
+                     is_configured=call.sources.list_copies is not None)  # fmt: skip
+
+
+async def entries(call: Call) -> Response:
+    tenant = _scope(call, call.request.query_params.get("tenant", ""))
+    return await _list_page(call, call.path["name"], tenant)
+
+
+async def add(call: Call) -> Response:
+    name, tenant = _named(call)
+    info = await _info(call, name, tenant)
+    comment = call.form.get("comment", "").strip()[:_MAX_COMMENT]
+    wanted = list(dict.fromkeys(filter(None, map(str.strip, call.form.get("entries", "").splitlines()))))
+    mistake = _mistake(wanted, comment)
+    if mistake:
+        call.audit_failed, call.audit_detail = True, mistake
+        return await _list_page(call, name, tenant, 400, mistake=mistake, typed=wanted, comment=comment)
+    dangers = _dangers(call, info, wanted)
+    if dangers and call.form.get("sure") != "yes":
+        call.audit_failed, call.audit_detail = True, "not confirmed"
+        return await _list_page(call, name, tenant, 409, dangers=dangers, typed=wanted, comment=comment)
+    tally, made = Tally(), [ListEntry(entry, comment or f"by {call.person.name}, console") for entry in wanted]
+    problem = ""
+    try:
+        async with ListClient(await call.run(call.sources.list_settings)) as client:
+            await client.add(name, made, tenant, keep_going=True, tally=tally)
+    except BridgeError as exc:
+        problem = str(exc)
+    refused = list(tally.refused.values())
+    call.audit_failed = bool(problem or refused)
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(wanted[:20])}"
+    if not problem:
+        _copies(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
+    if problem or refused:
+        left = [entry.entry for entry in made if problem or entry.entry in tally.refused]
+        why = problem or " ".join(refused[:5])
+        return await _list_page(call, name, tenant, 409, mistake=why, typed=left, comment=comment)
+    return _to_list(call, name, tenant, "entries-added")
+
+
+async def delete(call: Call) -> Response:
+    name, tenant = _named(call)
+    unwanted = [entry[:_MAX_ENTRY] for entry in call.form_lists.get("entry", []) if entry][:_MAX_ENTRIES]
+    if not unwanted:
+        raise Refused(400, "No entry was chosen", "Choose at least one entry: nothing was deleted.")
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(unwanted[:20])}"
+    await _info(call, name, tenant)
+    try:
+        async with ListClient(await call.run(call.sources.list_settings)) as client:
+            await client.delete(name, unwanted, tenant)
+    except BridgeError as exc:
+        raise Refused(502, "Not deleted", f"{exc}.") from exc
+    _copies(call).changed(name, tenant, deleted=unwanted)
+    return _to_list(call, name, tenant, "entries-deleted")
+
+
+async def upload(call: Call) -> Response:
+    """Compare the file with the list. Nothing is changed before `apply`."""
+    name, tenant = _named(call)
+    info = await _info(call, name, tenant)
+    file = call.files.get("file")
+    try:
+        wanted = await call.run(_read_file, file.filename or "", await file.read()) if file is not None else {}
+        if not wanted:
+            raise InputError("the file has no entries")
+        async with ListClient(await call.run(call.sources.list_settings)) as client:
+            target = Target(name, tenant, call.sources.state / "upload")
+            plan = await make(client, target, wanted, info.max_size, prune=call.form.get("prune") == "yes")
+    except BridgeError as exc:
+        call.audit_failed, call.audit_detail = True, str(exc)
+        return await _list_page(call, name, tenant, 400, mistake=str(exc))
+    additions = [entry.entry for entry in plan.change.additions]
+    uploaded = Uploaded(_owner(call), plan, time.time(), _dangers(call, info, additions))
+    number = _keep(uploaded)
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
+    return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
+                     name=name, tenant=tenant or _ALL)  # fmt: skip
+
+
+async def apply(call: Call) -> Response:
+    uploaded = _uploads.get(call.form.get("upload", ""))
+    if uploaded is None or uploaded.owner != _owner(call):
+        raise Refused(404, "No such file", "The file was applied already, or has waited too long. Send it again.")
+    plan = uploaded.plan
+    name, tenant = plan.target.name, plan.target.tenant
+    if uploaded.dangers and call.form.get("sure") != "yes":
+        raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
+    del _uploads[call.form["upload"]]
+    problem = ""
+    try:
+        async with ListClient(await call.run(call.sources.list_settings)) as client:
+            await carry_out(client, plan, verify=True, keep_going=True)
+    except BridgeError as exc:
+        problem = str(exc)
+    _copies(call).forget(name, tenant)
+    done = plan.applied
+    call.audit_failed = bool(problem) or plan.state is not State.DONE
+    call.audit_detail = (
+        f"{name} of {tenant or 'the deployment'}: {done.added.confirmed} added, {done.deleted.confirmed} deleted"
+    )
+    return call.page("list_applied.html", plan=plan, problem=problem or plan.problem, name=name, tenant=tenant or _ALL)
+
+
+# What a person may see
+
+
+def _scopes(call: Call) -> list[str]:
+    own = [tenant.uid for tenant in call.sources.config.tenants if call.person.may_see(tenant.uid)]
+    others = sorted((call.person.tenants or frozenset()) - set(own))
+    return [*([_ALL] if call.person.sees_everything else []), *own, *others]
+
+
+def _scope(call: Call, given: str) -> str | None:
+    """The tenant; None is the whole deployment. Raises Refused."""
+    scopes = _scopes(call)
+    wanted = given or (scopes[0] if scopes else "")
+    if wanted not in scopes:
+        raise Refused(404, "No such list", "There is no such list, or it is not one of those that you may see.")
+    return None if wanted == _ALL else wanted
+
+
+def _named(call: Call) -> tuple[str, str | None]:
+    return call.form.get("list", ""), _scope(call, call.form.get("tenant", ""))
+
+
+# The service
+
+
+def _copies(call: Call) -> Any:
+    copies = call.sources.list_copies
+    if copies is None:
+        raise Refused(404, "No lists", "The List API is not configured.")
+    return copies
+
+
+async def _infos(call: Call, tenant: str | None) -> list[ListFileInfo]:
+    """Raises BridgeError."""
+    async with ListClient(await call.run(call.sources.list_settings)) as client:
+        return await client.lists(tenant)
+
+
+async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
+    """Raises Refused."""
+    _copies(call)
+    try:
+        found = [info for info in await _infos(call, tenant) if info.name == name]
+    except (BridgeError, ConfigError) as exc:
+        raise Refused(502, "The lists cannot be read", f"{exc}. Try again in a moment.") from exc
+    if not found:
+        raise Refused(404, "No such list", "There is no such list, or it is not one of those that you may see.")
+    return found[0]
+
+
+async def _list_page(call: Call, name: str, tenant: str | None, status: int = 200, **more: Any) -> Response:
+    given = call.request.query_params
+    wanted, start = given.get("find", "").strip()[:_MAX_ENTRY], int_or(given.get("at", ""), 0)
+    info = await _info(call, name, tenant)
+    try:
+        copy = await _copies(call).get(name, tenant)
+    except BridgeError as exc:
+        raise Refused(502, "The list cannot be read", f"{exc}. Try again in a moment.") from exc
+    found, following = await call.run(copy.page, wanted, start, PER_PAGE)
+    values: dict[str, Any] = {"mistake": "", "dangers": {}, "typed": [], "comment": ""}
+    return call.page(
+        "list_entries.html", status, info=info, name=name, tenant=tenant or _ALL, scopes=_scopes(call), entries=found,
+        copy=copy, find=wanted, start=start, following=following, used=_used(call), **{**values, **more},
+    )  # fmt: skip
+
+
+def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
+    path = call.renderer.quoted(f"/lists/{name}")
+    return call.redirect(f"{path}?tenant={tenant or _ALL}", notice=notice)
+
+
+def _used(call: Call) -> Mapping[str, list[str]]:
+    """What the listeners do with a list."""
+    found: dict[str, list[str]] = {}
+    for listener in call.sources.config.listeners:
+        doors = listener.lists
+        if doors is None:
+            continue
+        for word, names in (
+            ("refuses their mail", doors.block),
+            ("refuses mail to them", doors.block_recipients),
+            ("does not scan their mail", doors.skip_scan),
+        ):
+            for name in names:
+                found.setdefault(name, []).append(f"{listener.name} {word}")
+    return found
+
+
+# Entries
+
+
+def _mistake(wanted: list[str], comment: str) -> str:
+    if not wanted:
+        return "Type at least one entry."
+    if len(wanted) > _MAX_ENTRIES:
+        return f"At most {_MAX_ENTRIES} entries can be typed; upload a file for more."
+    if any(len(entry) > _MAX_ENTRY or not entry.isprintable() for entry in (*wanted, comment)):
+        return "An entry or the comment is too long, or has control characters."
+    return ""
+
+
+def _dangers(call: Call, info: ListFileInfo, wanted: list[str]) -> dict[str, str]:
+    """As for `scanbridge lists add`: only additions."""
+    lists = call.sources.config.lists
+    kinds = lists.kinds if lists is not None else {}
+    category = str(kinds.get(info.name, info.category))
+    known = Dangers(call.sources.own_domains)
+    return {entry: why for entry in wanted if known.may_be(entry) and (why := known.reason(category, entry))}
+
+
+def _read_file(name: str, content: bytes) -> dict[str, str | None]:
+    """Raises InputError."""
+    return files.read(content, files.format_of(Path(name)), "the file")
+
+
+def _owner(call: Call) -> str:
+    return f"{call.person.provider}\n{call.person.name}"
+
+
+def _keep(uploaded: Uploaded) -> str:
+    """One for each person, and few in all: they may be large."""
+    old = time.time() - _PLAN_S
+    for number, other in list(_uploads.items()):
+        if other.owner == uploaded.owner or other.made_at < old:
+            del _uploads[number]
+    while len(_uploads) >= _MAX_PLANS:
+        del _uploads[next(iter(_uploads))]
+    number = new_token()[:22]
+    _uploads[number] = uploaded
+    return number

@@ -1,0 +1,116 @@
+"""Signing in with a name and a password or by a link, and signing out.
+
+Every sign-in begins a new session with a new id, and ends the one that the browser had.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.responses import RedirectResponse, Response
+
+from bridge.console import audit as audit_log
+from bridge.console.call import Call, Refused
+from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
+from bridge.console.roles import Person
+from bridge.console.tokens import is_token, new_token
+
+_NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
+_WRONG = "The name or the password is not right."
+
+
+async def static(call: Call) -> Response:
+    response = call.renderer.static.response(call.path["name"])
+    if response is None:
+        raise Refused(404, "No such file", "There is no such file.")
+    return response
+
+
+async def form(call: Call) -> Response:
+    if call.person_or_none is not None:
+        return call.redirect("/")
+    has_users = bool(await call.run(call.sources.users.listed))
+    return _sign_in_page(call, has_users)
+
+
+async def sign_in(call: Call) -> Response:
+    """One attempt. A wrong name and a wrong password get the same answer, in the same time."""
+    name, password = call.form.get("name", "").strip(), call.form.get("password", "")
+    sources = call.sources
+    wait_s = await call.run(sources.attempts.admit, name, call.address)
+    if wait_s:
+        minutes = max(1, round(wait_s / 60))
+        text = f"There were too many attempts to sign in. Wait {minutes} {'minute' if minutes == 1 else 'minutes'}."
+        raise Refused(429, "Too many attempts", text, int(wait_s) + 1)
+    person = await call.run(sources.users.verify, name, password)
+    if person is None:
+        why, refused = "wrong name or password", audit_log.REFUSED
+        await call.run(sources.audit.write, None, call.address, "signed in", name=name, detail=why, result=refused)
+        return _sign_in_page(call, True, 403, _WRONG, name[:100])
+    await call.run(sources.attempts.succeeded, name, call.address)
+    return await begin(call, person, "signed in", next_page(call))
+
+
+async def link(call: Call) -> Response:
+    """The page of a sign-in link: a button, because a GET must not use the link up."""
+    if not is_token(call.path["token"]):
+        raise Refused(404, "No such page", "There is no page at this address.")
+    return _with_form_cookie(call, "enter.html", token=call.path["token"])
+
+
+async def enter(call: Call) -> Response:
+    person = await call.run(call.sources.links.use, call.form.get("token", ""))
+    if person is None:
+        action, why, refused = "signed in by a link", "used before, too old, or not a link", audit_log.REFUSED
+        await call.run(call.sources.audit.write, None, call.address, action, detail=why, result=refused)
+        text = "This link was used before, or is too old. The command `scanbridge console link` makes another one."
+        raise Refused(403, "The link does not work", text)
+    return await begin(call, person, "signed in by a link", "/")
+
+
+async def sign_out(call: Call) -> Response:
+    await call.run(call.sources.sessions.end, call.session)
+    response = call.redirect("/sign-in", notice="signed-out")
+    set_cookie(response, SESSION_COOKIE, "", 0)
+    return response
+
+
+async def begin(call: Call, person: Person, action: str, following: str) -> Response:
+    """Begin a session and go on."""
+    if SESSION_COOKIE in call.request.cookies:
+        await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])
+    await call.run(call.sources.audit.write, person, call.address, action)
+    browser = call.request.headers.get("user-agent", "")
+    token = await call.run(call.sources.sessions.begin, person, call.address, browser)
+    response = RedirectResponse(call.renderer.url(safe_page(following)), status_code=303)
+    set_cookie(response, SESSION_COOKIE, token, round(call.sources.console.session_max))
+    set_cookie(response, FORM_COOKIE, "", 0)
+    return response
+
+
+def next_page(call: Call) -> str:
+    """The page that was asked for before the sign-in: one of ours, never another site."""
+    return safe_page(call.form.get("next", "") or call.request.query_params.get("next", ""))
+
+
+def safe_page(wanted: str) -> str:
+    return wanted if len(wanted) < 1000 and _NEXT.fullmatch(wanted) else "/"
+
+
+def _sign_in_page(call: Call, has_users: bool, status: int = 200, problem: str = "", name: str = "") -> Response:
+    oidc = call.sources.console.oidc
+    values = {"has_users": has_users, "problem": problem, "next": next_page(call), "name": name}
+    return _with_form_cookie(call, "sign_in.html", status, oidc=oidc.label if oidc else "", **values)
+
+
+def _with_form_cookie(call: Call, template: str, status: int = 200, **values: object) -> Response:
+    is_new = not call.session
+    call.session = call.session or new_token()
+    response = call.page(template, status, **values)
+    if is_new:
+        set_cookie(response, FORM_COOKIE, call.session, 3600)
+    return response
+
+
+def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
+    response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")

@@ -1,0 +1,209 @@
+"""Statistics: how much mail, what was done with it, and whose; for a day, a week or a month, also as files.
+
+Counting a month of a busy server takes a while, so results are kept for a minute or more, for each set of tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from starlette.responses import Response
+
+from bridge.console.call import Call, Refused
+from bridge.console.pages.mail import reader_zone
+from bridge.console.roles import Tenants
+from bridge.console.tenant_history import TenantHistory
+from bridge.history.lines import TIMES, Line, cut, lines_of
+from bridge.history.query import BY, By, HistoryQuery, Sum
+from bridge.runtime import svg
+from bridge.runtime.csv_row import csv_row
+
+_DAY = 86400.0
+PERIODS = {"day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
+_COUNTED: tuple[By, ...] = ("action", "decision", "hour", "sender", "recipient", "tag", "client")
+_FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
+_MAX_KEPT = 60
+_TOP = 10
+_EXPORTED = 10_000  # lines of one file
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 44, 22
+FORMATS = {"csv": "text/csv; charset=utf-8", "json": "application/json", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    at: float  # Unix time
+    took_s: float
+    sums: Mapping[str, list[Sum]]
+
+    @property
+    def mails(self) -> int:
+        return sum(one.mails for one in self.sums["action"])
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.size for one in self.sums["action"])
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    mails: int
+    mark: str  # written below; "" if there is no room
+    parity: str  # every second mark is left out on narrow screens
+
+
+class Counter:
+    """Counts once for all who ask, and again in the background when the result is old."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Tenants, str], Counted] = {}
+        self._running: dict[tuple[Tenants, str], asyncio.Task[Counted]] = {}
+
+    async def count(self, call: Call, period: str) -> Counted:
+        key = (call.tenants, period)
+        known = self._kept.get(key)
+        fresh_s = max(_FRESH[period], 20 * known.took_s) if known else 0.0
+        if known is not None and time.time() - known.at < fresh_s:
+            return known
+        if key not in self._running:
+            self._running[key] = asyncio.create_task(self._work(key, call.history))
+        return known if known is not None else await asyncio.shield(self._running[key])
+
+    async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> Counted:
+        try:
+            counted = await asyncio.to_thread(_count, history, key[1])
+            while len(self._kept) >= _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = counted
+            return counted
+        finally:
+            del self._running[key]
+
+
+_counter = Counter()
+
+
+async def statistics(call: Call) -> Response:
+    period, zone = _period(call), _zone(call)
+    counted = await _counter.count(call, period)
+    by = "day" if period == "month" else "hour"
+    times = lines_of(by, counted.sums["hour"], zone)
+    tops = [
+        (word, title, *cut(word, lines_of(word, counted.sums[word]), _TOP))
+        for word, title in (("sender", "Senders"), ("recipient", "Recipients"), ("tag", "Tags"), ("client", "Clients"))
+    ]
+    return call.page(
+        "statistics.html",
+        period=period,
+        periods=tuple(PERIODS),
+        zone=call.request.query_params.get("zone", "") if zone is not UTC else "",
+        zone_name=str(zone),
+        counted=counted,
+        actions=lines_of("action", counted.sums["action"]),
+        decisions=lines_of("decision", counted.sums["decision"]),
+        columns=columns(times),
+        peak=max((mails for _, mails, _ in times), default=0),
+        by=by,
+        tops=tops,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        bottom=_BOTTOM,
+        formats=tuple(FORMATS),
+    )
+
+
+async def export(call: Call) -> Response:
+    given = call.request.query_params
+    by, kind, period, zone = given.get("by", ""), given.get("as", ""), _period(call), _zone(call)
+    if by not in BY or kind not in FORMATS:
+        raise Refused(400, "No such file", f"Choose one of {', '.join(BY)}, as {', '.join(FORMATS)}.")
+    call.audit_detail = f"by {by}, {period}, {kind}"
+    query = _query(period)
+    found = await call.run(call.history.count, "hour" if by in TIMES else by, query)
+    rows, rest = cut(by, lines_of(by, found, zone), 20 if kind == "svg" and by not in TIMES else _EXPORTED)
+    content = _as_file(kind, by, period, rows, rest)
+    headers = {"Content-Disposition": f'attachment; filename="mails-by-{by}-{period}.{kind}"'}
+    return Response(content, media_type=FORMATS[kind], headers=headers)
+
+
+def columns(lines: list[Line]) -> list[Column]:
+    """Where the bars of the plot are."""
+    most = max((mails for _, mails, _ in lines), default=0) or 1
+    step = (_WIDTH - _LEFT) / max(len(lines), 1)
+    every = -(-len(lines) // 8) or 1
+    room = _HEIGHT - _BOTTOM - 8
+    return [
+        Column(
+            x=round(_LEFT + number * step + step * 0.1, 2),
+            y=round(8 + room * (1 - mails / most), 2),
+            width=round(step * 0.8, 2),
+            height=round(room * mails / most, 2),
+            label=label,
+            mails=mails,
+            mark=_mark(label) if number % every == 0 and _LEFT + number * step < _WIDTH - 60 else "",
+            parity="even" if number // every % 2 else "odd",
+        )
+        for number, (label, mails, _) in enumerate(lines)
+    ]
+
+
+def _mark(label: str) -> str:
+    """`2026-01-31 12:00` as `31 12:00`, and `2026-01-31` as `01-31`."""
+    return label[8:] if " " in label else label[5:]
+
+
+def _count(history: TenantHistory, period: str) -> Counted:
+    began, query = time.monotonic(), _query(period)
+    sums: dict[str, list[Sum]] = {by: history.count(by, query) for by in _COUNTED}
+    sums["hour"] = _whole(sums["hour"], query)
+    return Counted(time.time(), time.monotonic() - began, sums)
+
+
+def _whole(hours: list[Sum], query: HistoryQuery) -> list[Sum]:
+    """With the first and the last hour of the period, so that the plot shows all of it."""
+    known = {one.label: one for one in hours}
+    for moment in (query.since or 0.0, time.time()):
+        label = datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:00")
+        known.setdefault(label, Sum(label, 0, 0))
+    return [known[label] for label in sorted(known)]
+
+
+def _query(period: str) -> HistoryQuery:
+    """From the beginning of an hour, whose sums are kept."""
+    return HistoryQuery(since=(time.time() - PERIODS[period]) // 3600 * 3600, limit=0)
+
+
+def _as_file(kind: str, by: str, period: str, rows: list[Line], rest: list[Line]) -> str:
+    every = [*rows, *rest]
+    match kind:
+        case "csv":
+            return csv_row(by, "mails", "bytes") + "".join(
+                csv_row(label, str(mails), str(size)) for label, mails, size in every
+            )
+        case "json":
+            listed: list[dict[str, Any]] = [{by: label, "mails": mails, "bytes": size} for label, mails, size in every]
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            return json.dumps({"by": by, "period": period, "made": made, "rows": listed}, indent=1)
+        case _:
+            draw = svg.columns if by in TIMES else svg.bars
+            return draw(f"Mails by {by}", [(label, mails) for label, mails, _ in rows], f"in the last {period}")
+
+
+def _period(call: Call) -> str:
+    period = call.request.query_params.get("period", "day")
+    return period if period in PERIODS else "day"
+
+
+def _zone(call: Call) -> tzinfo:
+    return reader_zone(call.request.query_params.get("zone", ""))

@@ -1,0 +1,122 @@
+"""The HTML of a mail as a document that can do nothing: no script, no style, no frame, no form, no link, no picture.
+
+`nh3` keeps a short list of tags without attributes. The address of a link is written behind its text, because that is
+what phishing hides; the link itself is gone. The page shows the document in a sandboxed frame with a policy of its own
+(`bridge.console.headers`), so that even a mistake here does not let a mail act. If both are wrong, a mail reads other
+mail in the name of its reader.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html import escape, unescape
+
+import nh3
+
+from bridge.mime.mail_text import html_as_text
+from bridge.runtime.visible_text import visible, visible_lines
+
+MAX_HTML = 256 * 1024  # characters that are read
+MAX_SHOWN = 150 * 1024  # characters of the result
+_MAX_ADDRESS = 300
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TAGS = _words(
+    "a abbr b big blockquote br caption center cite code col colgroup dd del dfn div dl dt em font h1 h2 h3 h4 h5 h6 "
+    "hr i img ins kbd li mark ol p pre q s samp small span strike strong sub sup table tbody td tfoot th thead tr tt u "
+    "ul var wbr"
+)
+# Their text is not shown by mail programs.
+_WITH_CONTENT = _words(
+    "script style title template noscript noembed noframes iframe frameset object embed applet svg math textarea "
+    "select xmp plaintext"
+)
+_LINK = re.compile(r'<a href="([^"]*)">')
+_TAG = re.compile(r"<(/?)([a-z0-9]+)")
+_EMPTY = _words("br col hr img wbr")
+_MAX_DEPTH = 200
+_CLASSES = ("link", "address")
+# Pictures keep the text that stands for them.
+_FIRST = {"a": {"href"}, "img": {"alt"}, "td": {"colspan", "rowspan"}, "th": {"colspan", "rowspan"}}
+_SECOND = {"span": {"class"}, "img": {"alt"}, "td": {"colspan", "rowspan"}, "th": {"colspan", "rowspan"}}
+
+STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{margin:12px;font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}"
+    "table{border-collapse:collapse;max-width:100%}"
+    "pre{white-space:pre-wrap}"
+    ".link{text-decoration:underline dotted}"
+    ".address{font:12px ui-monospace,monospace;opacity:.8}"
+    "img{display:inline-block;border:1px dashed;padding:0 4px;font-size:12px}"
+    ".note{font-size:13px;opacity:.8;border-top:1px solid;padding-top:6px}"
+)
+STYLE_HASH = f"'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"  # the policy allows this style alone
+
+
+def document(html: str) -> str:
+    """A whole HTML document."""
+    shown = sanitised(html[:MAX_HTML])
+    is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
+    if depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
+        shown = f"<pre>{escape(visible_lines(html_as_text(html[:MAX_HTML])))[:MAX_SHOWN]}</pre>"
+    if len(shown) > MAX_SHOWN:
+        shown = _cleaned(shown[:MAX_SHOWN], _SECOND)
+    note = '<p class="note">Only the beginning of this mail is shown.</p>' if is_cut else ""
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>HTML of the mail</title>'
+        f"<style>{STYLE}</style></head><body>{shown}{note}</body></html>"
+    )
+
+
+def sanitised(html: str) -> str:
+    """Safe to be the body of a document: the last step is always the one that removes everything else."""
+    first = _cleaned(html.replace("\0", ""), _FIRST)
+    # What stands in an attribute may look like a link as well: whatever this makes of it is cleaned again.
+    return _cleaned(_LINK.sub(_address_first, first).replace("</a>", "</span>"), _SECOND)
+
+
+def depth(html: str) -> int:
+    """How deep the tags are nested, at most."""
+    now = most = 0
+    for slash, name in _TAG.findall(html):
+        if name not in _EMPTY:
+            now += -1 if slash else 1
+            most = max(most, now)
+    return most
+
+
+def _address_first(found: re.Match[str]) -> str:
+    address = escape(visible(unescape(found[1]))[:_MAX_ADDRESS])
+    return f'<span class="address">[{address}]</span> <span class="link">'
+
+
+def _cleaned(html: str, attributes: dict[str, set[str]]) -> str:
+    return nh3.clean(
+        html,
+        tags=set(_TAGS) if "a" in attributes else set(_TAGS - {"a"}),
+        clean_content_tags=set(_WITH_CONTENT),
+        attributes=attributes,
+        attribute_filter=_attribute,
+        # A link of any kind is shown as text, so that none is hidden; none of them stays a link.
+        url_schemes={"http", "https", "mailto", "ftp", "tel", "javascript", "data", "vbscript", "file", "blob", "cid"},
+        strip_comments=True,
+        link_rel=None,
+    )
+
+
+def _attribute(tag: str, name: str, value: str) -> str | None:
+    match name:
+        case "colspan" | "rowspan":
+            return value if value.isascii() and value.isdigit() and len(value) <= 2 else None
+        case "class":
+            return value if tag == "span" and value in _CLASSES else None
+        case "alt":
+            return visible(value)[:_MAX_ADDRESS]
+        case _:
+            return value

@@ -1,0 +1,59 @@
+"""The process of `scanbridge console`: start, upkeep, signals, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from bridge.console.app import create_app, create_console
+from bridge.console.database import ConsoleStoreError
+from bridge.console.sources import Sources
+from bridge.runtime.http_server import HttpLimits, HttpServer
+
+log = logging.getLogger(__name__)
+
+_LIMITS = HttpLimits(max_head_bytes=32 * 1024, head_timeout_s=15.0, max_connections=500)
+_UPKEEP_S = 3600.0
+_DRAIN_S = 5.0
+
+
+async def run(
+    sources: Sources,
+    sockets: Sequence[socket.socket],
+    on_ready: Callable[[HttpServer], None],
+    *,
+    ends_with_input: bool = False,
+) -> None:
+    """Answer until SIGTERM or SIGINT, or until standard input ends: then whoever started us is gone."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    if ends_with_input:
+        loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
+    console = create_console(sources)
+    server = HttpServer(create_app(console), sockets, limits=_LIMITS)
+    await server.start()
+    upkeep = asyncio.create_task(_upkeep(sources))
+    on_ready(server)
+    await stop.wait()
+    console.live.stop()
+    upkeep.cancel()
+    await server.stop(_DRAIN_S)
+    await asyncio.to_thread(sources.store.close)
+    await asyncio.to_thread(sources.history.close)
+
+
+async def _upkeep(sources: Sources) -> None:
+    """Delete what is too old, once an hour."""
+    while True:
+        try:
+            await asyncio.to_thread(sources.audit.delete_before, time.time() - sources.console.audit_retention)
+        except ConsoleStoreError as exc:
+            log.warning("console: %s", exc)
+        await asyncio.sleep(_UPKEEP_S)

@@ -1,0 +1,139 @@
+"""Sessions: from a sign-in to its end, and the links that sign somebody in once.
+
+A session ends when it is not used for a while, after a fixed time in any case, when it is revoked, and when its user
+is removed or changed. The browser has the id, the database its hash. If this is wrong, somebody stays signed in who
+should not.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Row, and_, delete, insert, or_, select, update
+
+from bridge.console import database
+from bridge.console.database import ConsoleStore
+from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_text
+from bridge.console.tokens import hash_of, is_token, new_token
+
+LINK_S = 900.0  # how long a sign-in link may be used
+_TOUCH_S = 30.0  # so seldom, the time of the last use is written
+_MAX_PER_PERSON = 50  # the oldest is ended
+_s, _l = database.sessions.c, database.links.c
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    label: str
+    person: Person
+    address: str
+    browser: str
+    begun_at: float
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    idle_s: float
+    max_s: float
+
+
+class Sessions:
+    def __init__(self, store: ConsoleStore, limits: SessionLimits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def begin(self, person: Person, address: str, browser: str) -> str:
+        """The id for the browser: always a new one, so nobody can choose it beforehand."""
+        token, now = new_token(), time.time()
+        values = {
+            "hash": hash_of(token),
+            "label": secrets.token_hex(6),
+            "name": person.name,
+            "role": str(person.role),
+            "tenants": tenants_to_text(person.tenants),
+            "provider": person.provider,
+            "address": address[:64],
+            "browser": browser[:300],
+            "begun_at": now,
+            "used_at": now,
+        }
+        with self._store.writing() as connection:
+            connection.execute(delete(database.sessions).where(self._is_over(now)))
+            many = select(_s.hash).where(_is_of(person)).order_by(_s.begun_at.desc()).offset(_MAX_PER_PERSON - 1)
+            surplus = [row.hash for row in connection.execute(many)]
+            connection.execute(delete(database.sessions).where(_s.hash.in_(surplus)))
+            connection.execute(insert(database.sessions).values(**values))
+        return token
+
+    def find(self, token: str, *, is_use: bool = True) -> Session | None:
+        """The session if it lasts. `is_use`: somebody is at the browser; pages that refresh themselves are not that."""
+        if not is_token(token):
+            return None
+        now, hashed = time.time(), hash_of(token)
+        with self._store.reading() as connection:
+            row = connection.execute(select(database.sessions).where(_s.hash == hashed)).first()
+        if row is None or now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
+            return None
+        if is_use and now - row.used_at > min(_TOUCH_S, self._limits.idle_s / 4):
+            with self._store.writing() as connection:
+                connection.execute(update(database.sessions).where(_s.hash == hashed).values(used_at=now))
+        return _session(row)
+
+    def end(self, token: str) -> None:
+        with self._store.writing() as connection:
+            connection.execute(delete(database.sessions).where(_s.hash == hash_of(token)))
+
+    def revoke(self, label: str, person: Person | None = None) -> str:
+        """End the session with this label; with `person`, only if it is theirs. Returns whose it was, or ""."""
+        chosen = _s.label == label if person is None else and_(_s.label == label, _is_of(person))
+        with self._store.writing() as connection:
+            row = connection.execute(select(_s.name).where(chosen)).first()
+            connection.execute(delete(database.sessions).where(chosen))
+        return "" if row is None else str(row.name)
+
+    def listed(self, person: Person | None = None) -> list[Session]:
+        """Those that last, the last used first; with `person`, theirs."""
+        wanted = select(database.sessions).where(~self._is_over(time.time())).order_by(_s.used_at.desc()).limit(500)
+        wanted = wanted if person is None else wanted.where(_is_of(person))
+        with self._store.reading() as connection:
+            return [_session(row) for row in connection.execute(wanted)]
+
+    def _is_over(self, now: float) -> ColumnElement[bool]:
+        return or_(_s.used_at < now - self._limits.idle_s, _s.begun_at < now - self._limits.max_s)
+
+
+class SignInLinks:
+    """Each signs a local user in once, without a password."""
+
+    def __init__(self, store: ConsoleStore) -> None:
+        self._store = store
+
+    def make(self, name: str, lasts_s: float = LINK_S) -> str:
+        token, now = new_token(), time.time()
+        with self._store.writing() as connection:
+            connection.execute(delete(database.links).where(_l.until < now))
+            connection.execute(insert(database.links).values(hash=hash_of(token), name=name, until=now + lasts_s))
+        return token
+
+    def use(self, token: str) -> Person | None:
+        """Whoever the link is for, once."""
+        if not is_token(token):
+            return None
+        users = database.users
+        with self._store.writing() as connection:
+            used = delete(database.links).where(_l.hash == hash_of(token), _l.until >= time.time()).returning(_l.name)
+            row = connection.execute(used).first()
+            found = None if row is None else connection.execute(select(users).where(users.c.name == row.name)).first()
+        return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
+
+
+def _is_of(person: Person) -> ColumnElement[bool]:
+    return and_(_s.name == person.name, _s.provider == person.provider)
+
+
+def _session(row: Row[tuple[object, ...]]) -> Session:
+    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider)
+    return Session(row.label, person, row.address, row.browser, row.begun_at, row.used_at)

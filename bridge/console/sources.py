@@ -1,0 +1,89 @@
+"""What the console reads and changes: the history, the daemon's admin address, its own tables.
+
+Built by the command, which knows where everything of a configuration is. Nothing here is an object of the daemon: the
+console runs while the daemon does not, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.config.console import Console as ConsoleConfig
+from bridge.config.model import Config
+from bridge.console.attempts import Attempts
+from bridge.console.audit import Audit
+from bridge.console.database import ConsoleStore
+from bridge.console.list_copies import ListCopies
+from bridge.console.mail_actions import MailActions
+from bridge.console.oidc import Provider
+from bridge.console.roles import Tenants
+from bridge.console.scanning import Scans
+from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
+from bridge.console.users import Users
+from bridge.history.store import HistoryStore
+from bridge.lists.client import ListSettings
+from bridge.observe.redaction import Redaction
+from bridge.quarantine.quarantine import MailNotFound, Quarantine
+from bridge.quarantine.record import MailRecord
+from bridge.runtime.endpoints import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Of one configuration. Everything that reads a file or a database must run in a thread (`Call.run`)."""
+
+    config: Config
+    path: Path | None  # of the configuration; None: the embedded default
+    state: Path  # the state directory
+    history: HistoryStore
+    redaction: Redaction
+    quarantine: Quarantine
+    store: ConsoleStore
+    provider: Provider | None  # for sign-in
+    command: tuple[str, ...]  # `scanbridge`
+    is_shared: bool  # other machines have a part of the history, and a quarantine of their own
+    tag_scores: Mapping[str, float]  # what the included service's tags count
+    mail_actions: MailActions
+    scan: Scans
+    list_copies: ListCopies | None  # None: no lists are configured
+    list_settings: Callable[[], ListSettings]  # reads the key; raises ConfigError
+    own_domains: frozenset[str]
+    reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError
+
+    @property
+    def console(self) -> ConsoleConfig:
+        return self.config.console or ConsoleConfig()
+
+    @property
+    def admin(self) -> Endpoint:
+        return self.config.admin.address
+
+    def held(self, mail_id: str, tenants: Tenants) -> MailRecord | None:
+        """A mail in the quarantine, if it is there and belongs to one of these tenants. Raises BridgeError."""
+        try:
+            record = self.quarantine.read(mail_id)
+        except MailNotFound:
+            return None
+        return record if tenants is None or record.tenant in tenants else None
+
+    @property
+    def users(self) -> Users:
+        return Users(self.store)
+
+    @property
+    def sessions(self) -> Sessions:
+        return Sessions(self.store, SessionLimits(self.console.session_idle, self.console.session_max))
+
+    @property
+    def links(self) -> SignInLinks:
+        return SignInLinks(self.store)
+
+    @property
+    def attempts(self) -> Attempts:
+        return Attempts(self.store)
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.store)

@@ -1,0 +1,119 @@
+"""Local users: names, argon2 hashes, roles. There is no user at the start, and no default password."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import argon2
+from sqlalchemy import ColumnElement, delete, insert, select, update
+
+from bridge.console import database
+from bridge.console.database import ConsoleStore
+from bridge.console.roles import Person, Role, Tenants, tenants_from_text, tenants_to_text
+from bridge.errors import BridgeError
+
+MIN_PASSWORD, MAX_PASSWORD = 10, 1000  # characters; NIST SP 800-63B asks for 8 at least
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+_AT_ONCE = threading.Semaphore(2)  # each hash takes 64 MiB: a flood of attempts must not take all memory
+_HASHER = argon2.PasswordHasher()  # argon2id, with the parameters of RFC 9106 for little memory
+_t = database.users.c
+
+
+class UserMistake(BridgeError):
+    """A name, password or role that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    person: Person
+    made_at: float
+    seen_at: float  # the last sign-in; 0: never
+    has_password: bool
+
+
+class Users:
+    def __init__(self, store: ConsoleStore) -> None:
+        self._store = store
+
+    def add(self, name: str, password: str | None, role: Role, tenants: Tenants = None) -> None:
+        """`password` is None for somebody who signs in by a link only. Raises UserMistake if the name is taken."""
+        if not _NAME.fullmatch(name):
+            raise UserMistake("a name has letters, digits and . _ @ + -, and begins with a letter or digit")
+        values = {"role": str(role), "tenants": tenants_to_text(tenants), "made_at": time.time()}
+        hashed = "" if password is None else self._hash(password, name)
+        with self._store.writing() as connection:
+            if connection.execute(select(_t.name).where(_t.name == name)).first():
+                raise UserMistake(f"there is a user {name} already")
+            connection.execute(insert(database.users).values(name=name, password=hashed, **values))
+
+    def set_password(self, name: str, password: str) -> None:
+        """Raises UserMistake if there is no such user."""
+        hashed = self._hash(password, name)
+        with self._store.writing() as connection:
+            changed = connection.execute(update(database.users).where(_t.name == name).values(password=hashed))
+            if not changed.rowcount:
+                raise UserMistake(f"there is no user {name}")
+            connection.execute(delete(database.sessions).where(_is_session_of(name)))
+
+    def remove(self, name: str) -> None:
+        """With all sessions and links. Raises UserMistake if there is no such user."""
+        with self._store.writing() as connection:
+            if not connection.execute(delete(database.users).where(_t.name == name)).rowcount:
+                raise UserMistake(f"there is no user {name}")
+            connection.execute(delete(database.sessions).where(_is_session_of(name)))
+            connection.execute(delete(database.links).where(database.links.c.name == name))
+
+    def listed(self) -> list[User]:
+        with self._store.reading() as connection:
+            return [_user(row) for row in connection.execute(select(database.users).order_by(_t.name))]
+
+    def find(self, name: str) -> User | None:
+        with self._store.reading() as connection:
+            row = connection.execute(select(database.users).where(_t.name == name)).first()
+        return None if row is None else _user(row)
+
+    def verify(self, name: str, password: str) -> Person | None:
+        """Who this is, if the password is right. Takes the same time if there is no such user."""
+        with self._store.reading() as connection:
+            row = connection.execute(select(database.users).where(_t.name == name)).first()
+        hashed = row.password if row is not None and row.password else _of_nobody()
+        with _AT_ONCE:
+            try:
+                _HASHER.verify(hashed, password[:MAX_PASSWORD])
+            except argon2.exceptions.Argon2Error:
+                return None
+        if row is None or not row.password:
+            return None
+        renewed = {"password": self._hash(password, name)} if _HASHER.check_needs_rehash(hashed) else {}
+        with self._store.writing() as connection:
+            connection.execute(update(database.users).where(_t.name == name).values(seen_at=time.time(), **renewed))
+        return _user(row).person
+
+    def _hash(self, password: str, name: str) -> str:
+        if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
+            raise UserMistake(f"a password has from {MIN_PASSWORD} to {MAX_PASSWORD} characters")
+        if password.lower() in (name.lower() * 2, name.lower() * 3) or len(set(password)) < 4:
+            raise UserMistake("this password is too easy to guess")
+        with _AT_ONCE:
+            return str(_HASHER.hash(password))
+
+
+@cache
+def _of_nobody() -> str:
+    """What an unknown name is compared with, so that it takes as long as a known one."""
+    return str(_HASHER.hash("nobody has this password"))
+
+
+def _is_session_of(name: str) -> ColumnElement[bool]:
+    """The sessions of a local user: a person of a provider may have the same name."""
+    return (database.sessions.c.name == name) & (database.sessions.c.provider == "")
+
+
+def _user(row: object) -> User:
+    values = row._mapping  # type: ignore[attr-defined]
+    person = Person(values["name"], Role.named(values["role"]), tenants_from_text(values["tenants"]))
+    return User(person, values["made_at"], values["seen_at"], bool(values["password"]))

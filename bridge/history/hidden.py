@@ -1,0 +1,52 @@
+"""Questions about addresses, asked as the history has them: with `log.addresses`, as pseudonyms or domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.history.query import HistoryQuery
+from bridge.observe.redaction import Redaction
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenAddresses:
+    redaction: Redaction
+
+    def query(self, wanted: dict[str, Any], **more: Any) -> HistoryQuery:
+        """With addresses as the history has them. Raises ValueError, which says why it cannot be asked."""
+        asked = dict(wanted)
+        for name in ("sender", "recipient", "address"):
+            if name in asked:
+                asked[name] = self.address(asked[name])
+        return HistoryQuery(**{name: _encodable(value) for name, value in (asked | more).items()})
+
+    def address(self, address: str) -> str:
+        """An address or domain as the history has it. The null sender is empty. Raises ValueError."""
+        if address in ("", "<>"):
+            return ""
+        is_whole = "@" in address.lstrip("@") and not address.startswith("*@")
+        if self.redaction.mode == "hashed" and not is_whole:
+            if address.startswith("~"):
+                return address
+            raise ValueError(
+                "with log.addresses: hashed, the history has no domains: give a whole address (jane@example.org)"
+            )
+        return self.redaction.address(address) if is_whole else address
+
+    def key(self, key: str) -> str:
+        """A Message-ID contains an address, which may be hidden; other keys do not."""
+        if "@" not in key or self.redaction.mode == "full":
+            return key
+        return self.redaction.address(key.strip("<>"))
+
+    def spellings(self, key: str) -> list[str]:
+        """The keys that people may mean by this."""
+        if not key or (self.redaction.mode == "domain" and "@" in key):  # all mails of a domain have one Message-ID
+            return []
+        return list(dict.fromkeys((key, key.upper(), key.lower()))) if "@" not in key else [key]
+
+
+def _encodable(value: Any) -> Any:
+    """A terminal's bytes may be no text; no mail is found by those, and a database refuses them."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -1,0 +1,63 @@
+"""Statistics as people read them: labels for what has none, hours of their time zone, the rest in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+
+from bridge.history.query import Sum
+
+Line = tuple[str, int, int]  # label, mails, bytes
+
+TIMES = ("hour", "day")
+_NOTHING = {
+    "decision": "(no decision)",
+    "rule": "(no rule)",
+    "sender": "<>",
+    "client": "(unknown)",
+    "tenant": "(no tenant)",
+    "listener": "(unknown)",
+}
+_MAX_FILLED = 10_000  # hours without mail that are shown
+_HOUR = "%Y-%m-%d %H:00"
+
+
+def lines_of(by: str, found: Sequence[Sum], zone: tzinfo | None = None) -> list[Line]:
+    """For `hour` and `day`, `found` are the hours of UTC; `zone`: the reader's, otherwise the local one."""
+    if by in TIMES:
+        return _local_times(by, found, zone)
+    return [(one.label or _NOTHING.get(by, "(none)"), one.mails, one.size) for one in found]
+
+
+def cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]:
+    """The lines to show, and one that sums up the rest, if there is one."""
+    if not limit or len(lines) <= limit:
+        return lines, []
+    if by in TIMES:
+        return lines[-limit:], []
+    rest = lines[limit:]
+    name = f"({len(rest):,} others)"
+    return lines[:limit], [(name, sum(mails for _, mails, _ in rest), sum(size for _, _, size in rest))]
+
+
+def _local_times(by: str, found: Sequence[Sum], zone: tzinfo | None) -> list[Line]:
+    """Hours of UTC as hours or days of the time zone, with those that had no mail."""
+    form = "%Y-%m-%d %H:%M" if by == "hour" else "%Y-%m-%d"
+    lines: dict[str, tuple[int, int]] = {}
+    for one in _filled(found):
+        label = datetime.strptime(one.label, _HOUR).replace(tzinfo=UTC).astimezone(zone).strftime(form)
+        mails, size = lines.get(label, (0, 0))
+        lines[label] = (mails + one.mails, size + one.size)
+    return [(label, mails, size) for label, (mails, size) in lines.items()]
+
+
+def _filled(found: Sequence[Sum]) -> list[Sum]:
+    if not found:
+        return []
+    known = {one.label: one for one in found}
+    first, last = (datetime.strptime(found[place].label, _HOUR) for place in (0, -1))
+    hours = int((last - first).total_seconds() // 3600) + 1
+    if hours > _MAX_FILLED:
+        return list(found)
+    labels = [(first + timedelta(hours=number)).strftime(_HOUR) for number in range(hours)]
+    return [known.get(label) or Sum(label, 0, 0) for label in labels]

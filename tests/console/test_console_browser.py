@@ -1,0 +1,185 @@
+"""Every page in a real Chromium: it works, reads well for everyone, and fits."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.console.roles import Role
+from bridge.console.sessions import SignInLinks
+from bridge.testing import until
+from tests.console.browser_kit import LOOKS, NARROW, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.console_kit import PASSWORD, TENANT_A, World, remember
+
+# With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
+SCREENSHOTS = os.environ.get("SCREENSHOTS")
+HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+KINDS = [
+    ("relay", "deliver", "", "policy.deliver", "Minutes of the meeting", "kim@partner.example", "jane@example.org"),
+    ("quarantine", "quarantine", "malware:eicar,mime:executable", "policy.quarantine", "Your invoice 2026-118",
+     "billing@invoices.example", "accounts@example.org\njo@example.org"),
+    ("reject", "bounce", "spam:gtube", "policy.bounce", "You have won", "prize@lottery.example", "info@example.org"),
+    ("discard", "drop", "spam:bulk", "policy.drop", "Cheap watches", "news@bulk.example", "sales@example.org"),
+    ("tempfail", "undecided", "", "policy.undecided", "Re: contract", "legal@partner.example", "jo@example.org"),
+]  # fmt: skip
+VERDICTS = {"relay": "clean", "quarantine": "malware", "reject": "spam", "discard": "spam", "tempfail": ""}
+# Name -> path
+PAGES = {
+    "overview": "/",
+    "mail": "/mail",
+    "mail-none": "/mail?what=nothing-like-this",
+    "mail-mistake": "/mail?since=bogus",
+    "story": "/mail/KIND0001",
+    "story-hostile": "/mail/HOSTILE",
+    "sessions": "/sessions",
+    "audit": "/audit",
+    "settings": "/settings",
+    "refused": "/nowhere",
+}
+
+
+PICTURED = {"overview", "mail", "story", "audit"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def filled(shared: World) -> World:
+    """Mails of every kind, some of them hostile."""
+    store = shared.console.history
+    remember(store, ("HOSTILE", TENANT_A), subject=HOSTILE, sender=f"{HOSTILE}@client.example", tags=HOSTILE)
+    for number, values in enumerate(KINDS * 4):
+        names = ("action", "decision", "tags", "rule", "subject", "sender", "recipients")
+        chosen = {**dict(zip(names, values, strict=True)), "message_id": f"<{number}@client.example>"}
+        remember(store, (f"KIND{number:04d}", TENANT_A), verdict=VERDICTS[values[0]], **chosen)
+    store.close()
+    shared.send()
+    return shared
+
+
+def photographed(page: Any, name: str) -> None:
+    if SCREENSHOTS:
+        Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(Path(SCREENSHOTS) / f"console-{name}.png"), full_page=False)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_reads_well_and_fits(browser: Any, filled: World, name: str, look: str) -> None:
+    """axe finds nothing, nothing runs or is asked for elsewhere, and nothing must be scrolled sideways."""
+    with window(browser, filled.console, **LOOKS[look]) as page:
+        page.goto(PAGES[name])
+        if name == "overview":
+            page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+        assert wrong_for_readers(page) == []
+        assert not overflows(page) and "run" not in page.title().split()
+        if name in PICTURED:
+            photographed(page, f"{name}-{look.removesuffix('-wide')}")
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: World, size: dict[str, int]) -> None:
+    """With the keyboard alone."""
+    name = f"kim{size['width']}"
+    filled.console.add_user(name)
+    with window(browser, filled.console, None, viewport=size) as page:
+        page.goto("/mail")
+        assert wrong_for_readers(page) == [] and not overflows(page)
+        if size == WIDE:
+            photographed(page, "sign-in-light")
+        page.keyboard.type(name)
+        page.keyboard.press("Tab")
+        page.keyboard.type(PASSWORD)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Mail", exact=True).wait_for()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.get_by_label("Words of the subject").focus()
+        page.keyboard.type("invoi*")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/mail?*subject=invoi*")
+        rows = page.locator("tbody tr")
+        assert rows.count() == 4 and "zone=Europe" in page.url
+        rows.first.get_by_role("link").focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("decided", exact=True).wait_for()
+        assert "Rule policy.quarantine decided" in page.locator("li.rule").inner_text()
+        page.get_by_role("button", name="Sign out").focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("You are signed out.").wait_for()
+
+
+def test_times_are_in_the_readers_zone_with_the_exact_value(browser: Any, filled: World) -> None:
+    """The title has the zone's time and UTC."""
+    with window(browser, filled.console) as page:
+        page.goto("/mail/MAILA")
+        time = page.locator("li.rule time")
+        assert re.fullmatch(r"\d{1,2} [A-Z][a-z]+,? (at )?\d\d:\d\d:\d\d\.\d{3}", time.inner_text())
+        assert "Central European" in time.get_attribute("title") or "CET" in time.get_attribute("title")
+        assert time.get_attribute("datetime") in time.get_attribute("title")
+
+
+def test_pages_work_without_a_script(browser: Any, filled: World) -> None:
+    """Times are in UTC then, and the overview is as of its loading."""
+    with window(browser, filled.console, java_script_enabled=False) as page:
+        page.goto("/")
+        assert page.get_by_text("These numbers are from when the page was loaded.").is_visible()
+        page.goto("/mail")
+        assert "UTC" in page.locator("time").first.inner_text()
+
+
+def test_the_overview_changes_as_mail_comes(browser: Any, filled: World) -> None:
+    """Without loading the page again; it says so when the session has ended."""
+    with window(browser, filled.console) as page:
+        page.goto("/")
+        page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+        before = page.locator("p.hint", has_text="since the start").inner_text()
+        filled.send()
+        page.wait_for_function(
+            "before => ![...document.querySelectorAll('p.hint')].some(hint => hint.innerText === before)", arg=before
+        )
+        assert "Mail is being accepted, scanned and delivered." in page.locator(".sentence").inner_text()
+
+
+def test_a_link_signs_in_with_one_click(browser: Any, filled: World) -> None:
+    """The page of the link submits itself."""
+    filled.console.add_user("lin", Role.VIEWER)
+    store = filled.console.store
+    token = SignInLinks(store).make("lin")
+    store.close()
+    with window(browser, filled.console, None) as page:
+        page.goto(f"/enter/{token}")
+        page.get_by_role("heading", name="Overview").wait_for()
+        assert "lin" in page.locator(".who").inner_text()
+
+
+def test_the_check_and_the_reload_have_buttons(browser: Any, filled: World) -> None:
+    """Both show their result, and both are in the audit log."""
+    with window(browser, filled.console) as page:
+        page.goto("/settings")
+        page.get_by_role("button", name="Reload the daemon").click()
+        page.get_by_text("The new configuration is in use.").wait_for(timeout=90_000)
+        page.get_by_role("button", name="Check the configuration").click()
+        page.get_by_role("heading", name="What the check found").wait_for(timeout=90_000)
+        assert wrong_for_readers(page) == []
+        page.goto("/audit")
+        shown = page.locator("tbody").inner_text()
+        assert "ran the check" in shown and "reloaded" in shown
+        until(lambda: "the new configuration is in use" in shown, "the result of the reload")
+
+
+def test_pages_print_without_the_menu(browser: Any, filled: World) -> None:
+    """On paper there is the content alone."""
+    with window(browser, filled.console) as page:
+        page.goto("/mail/MAILA")
+        page.emulate_media(media="print")
+        assert not page.locator(".side").is_visible() and page.locator(".timeline").is_visible()

@@ -1,0 +1,113 @@
+"""The console's tables in SQLite and in PostgreSQL: the same behaviour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bridge.console.attempts import MAX_PER_USER, Attempts
+from bridge.console.audit import DONE, Audit
+from bridge.console.database import ConsoleStore, ConsoleStoreError
+from bridge.console.roles import Person, Role
+from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
+from bridge.console.users import UserMistake, Users
+from bridge.runtime.database import Database
+from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+
+ANN = Person("ann", Role.RELEASER, frozenset({"t1", "t2"}))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConsoleStore]:
+    if request.param == "sqlite":
+        made = ConsoleStore(Database.file(tmp_path / "console.sqlite"))
+    else:
+        made = ConsoleStore(Database(fresh_database(request.getfixturevalue("postgresql"))))
+    yield made
+    made.close()
+
+
+def test_users_come_and_go(store: ConsoleStore) -> None:
+    """A hash is stored, never the password."""
+    users = Users(store)
+    users.add("ann", "a long password", Role.RELEASER, ANN.tenants)
+    assert users.verify("ann", "a long password") == ANN
+    assert users.verify("ann", "another") is None and users.verify("bob", "a long password") is None
+    with pytest.raises(UserMistake, match="already"):
+        users.add("ann", "a long password", Role.ADMIN)
+    (listed,) = users.listed()
+    assert listed.person == ANN and listed.seen_at > 0 and listed.has_password
+    users.remove("ann")
+    assert users.listed() == [] and users.verify("ann", "a long password") is None
+
+
+def test_a_user_without_a_password_has_none(store: ConsoleStore) -> None:
+    """Not even the empty one."""
+    users = Users(store)
+    users.add("demo", None, Role.ADMIN)
+    assert users.verify("demo", "") is None and users.verify("demo", "nobody has this password") is None
+
+
+def test_sessions_of_the_same_name_are_told_apart(store: ConsoleStore) -> None:
+    """A local user and a person of the provider may be called the same."""
+    sessions = Sessions(store, SessionLimits(60, 600))
+    other = Person("ann", Role.VIEWER, None, "https://login.example.org")
+    own, others = sessions.begin(ANN, "192.0.2.1", "x"), sessions.begin(other, "192.0.2.2", "y")
+    assert [each.person for each in sessions.listed(ANN)] == [ANN] and len(sessions.listed()) == 2
+    label = sessions.listed(other)[0].label
+    assert sessions.revoke(label, ANN) == "" and sessions.find(others) is not None
+    Users(store).add("ann", "a long password", Role.VIEWER)
+    Users(store).remove("ann")
+    assert sessions.find(own) is None and sessions.find(others) is not None
+    assert sessions.revoke(label) == "ann" and sessions.find(others) is None
+
+
+def test_a_person_has_a_limited_number_of_sessions(store: ConsoleStore) -> None:
+    """The oldest ends."""
+    sessions = Sessions(store, SessionLimits(60, 600))
+    tokens = [sessions.begin(ANN, "192.0.2.1", "x") for _ in range(52)]
+    assert (
+        sessions.find(tokens[0]) is None and sessions.find(tokens[1]) is None and sessions.find(tokens[2]) is not None
+    )
+
+
+def test_a_link_is_used_once_also_by_many_at_the_same_time(store: ConsoleStore) -> None:
+    """One of them signs in."""
+    Users(store).add("ann", None, Role.VIEWER)
+    token = SignInLinks(store).make("ann")
+    with ThreadPoolExecutor(8) as pool:
+        used = list(pool.map(SignInLinks(store).use, [token] * 8))
+    assert sum(person is not None for person in used) == 1
+
+
+def test_many_attempts_at_the_same_time_are_counted(store: ConsoleStore) -> None:
+    """None of them slips through while the others are being tried."""
+    attempts = Attempts(store)
+    with ThreadPoolExecutor(8) as pool:
+        waits = list(pool.map(lambda _: attempts.admit("ann", "192.0.2.1"), range(MAX_PER_USER + 10)))
+    assert sum(wait == 0 for wait in waits) == MAX_PER_USER
+    attempts.succeeded("ann", "192.0.2.1")
+    assert attempts.admit("ann", "192.0.2.1") == 0
+
+
+def test_the_audit_log_is_read_in_pages_and_ends(store: ConsoleStore) -> None:
+    """The newest first; old entries are deleted."""
+    audit = Audit(store)
+    numbers = [audit.write(ANN, "192.0.2.1", "looked", mail=f"M{number}") for number in range(5)]
+    audit.finish(numbers[2], DONE, "x" * 2000)
+    page = audit.find(limit=2)
+    assert [entry.mail for entry in page] == ["M4", "M3"]
+    assert [entry.mail for entry in audit.find(limit=2, before=page[-1].seq)] == ["M2", "M1"]
+    assert audit.find(mail="M2")[0].detail == "x" * 1000
+    assert audit.delete_before(time.time() + 1) == 5 and audit.find() == []
+
+
+def test_a_database_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    """Without its address, which may have a password."""
+    with pytest.raises(ConsoleStoreError, match="cannot be used") as found:
+        Users(ConsoleStore(Database("postgresql://user:secret@127.0.0.1:1/x"), wait_s=0.5)).listed()
+    assert "secret" not in str(found.value)

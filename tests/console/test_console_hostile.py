@@ -1,0 +1,128 @@
+"""Hostile mail in a real Chromium: no script runs, no request leaves, nothing covers or changes the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.console.preview import document, sanitised
+from tests.console.browser_kit import LOOKS, chromium, overflows, window
+from tests.console.console_kit import World
+from tests.console.held_kit import hold
+from tests.console.hostile_mails import MARK, Hostile, corpus
+from tests.console.test_console_quarantine import ids_on
+
+MAILS = {mail.name: mail for mail in corpus()}
+ALLOWED = re.compile(r"</?([a-z0-9]+)((?: [a-z]+=\"[^\"]*\")*)>")
+ATTRIBUTES = {"class", "alt", "colspan", "rowspan"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def besieged(shared: World) -> World:
+    for number, mail in enumerate(MAILS.values()):
+        hold(shared.console.directory, f"EVIL{number:03d}", content=mail.content, sender=mail.sender, tags=mail.tags)
+    return shared
+
+
+def id_of(name: str) -> str:
+    return f"EVIL{list(MAILS).index(name):03d}"
+
+
+@pytest.mark.parametrize("name", MAILS)
+def test_a_hostile_mail_does_nothing(besieged: World, browser: Any, name: str) -> None:
+    """`window` fails if a script fails, the policy is violated or something is asked for elsewhere."""
+    with window(browser, besieged.console, **LOOKS["light-wide"]) as page:
+        page.goto(f"/quarantine/{id_of(name)}")
+        assert page.title() == f"Quarantined mail {id_of(name)} · scanbridge"
+        preview = page.locator("details.preview summary")
+        if preview.count():
+            preview.click()
+            frame = page.locator("iframe").element_handle().content_frame()
+            frame.wait_for_url("**/html")
+            frame.wait_for_load_state()
+            found = frame.evaluate(_WHAT_IS_THERE)
+            assert found == {"bad": 0, "origin": "null", "title": "HTML of the mail"}
+            _nothing_covers(page)
+            _click_all(page, frame)
+        page.goto(f"/quarantine/{id_of(name)}/source")
+        assert page.title() == f"Source of {id_of(name)} · scanbridge"
+        assert len(page.context.pages) == 1 and MARK not in page.title()
+
+
+_WHAT_IS_THERE = """() => ({
+    bad: document.querySelectorAll('script,iframe,object,embed,form,input,button,svg,math,link,base,video,audio,'
+        + 'a,[href],[src],[style],[onclick],[onerror],[onload],body style,meta[http-equiv]').length,
+    origin: window.origin,
+    title: document.title,
+})"""
+
+
+def _nothing_covers(page: Any) -> None:
+    """Whatever is on the page, it is itself that is hit where it is."""
+    for selector in ("h1", ".brand", "[aria-current=page]", "button[data-key=r]"):
+        hit = page.evaluate(
+            """selector => {
+                const element = document.querySelector(selector);
+                element.scrollIntoView({block: 'center'});
+                const box = element.getBoundingClientRect();
+                const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+                return element === hit || element.contains(hit);
+            }""",
+            selector,
+        )
+        assert hit, selector
+
+
+def _click_all(page: Any, frame: Any) -> None:
+    """A reader who clicks everywhere goes nowhere."""
+    before = page.url
+    box = page.locator("iframe").bounding_box()
+    for row in range(4):
+        page.mouse.click(box["x"] + 40 + 20 * row, box["y"] + 20 + 25 * row)
+    assert page.url == before and frame.url.endswith("/html")
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_table_of_hostile_mails(besieged: World, browser: Any, look: str) -> None:
+    """Script in subjects, senders and tags is text, in both themes and at both widths."""
+    with window(browser, besieged.console, **LOOKS[look]) as page:
+        page.goto("/quarantine")
+        assert page.title() == "Quarantine · scanbridge" and not overflows(page)
+        assert page.locator("main script, main img, main [onerror]").count() == 0
+        assert page.get_by_text("<script>document.title").count() > 0
+        page.goto(f"/quarantine/{id_of('fields-script')}")
+        assert not overflows(page)
+        page.goto(f"/quarantine/{id_of('wide')}")
+        assert not overflows(page)
+
+
+def test_no_part_of_a_hostile_mail_is_in_a_link(besieged: World) -> None:
+    """Addresses of pages are kept by browsers and proxies."""
+    browser = besieged.console.signed_in()
+    for mail_id in [*ids_on(browser.get("/quarantine").text)][:40]:
+        for path in ("", "/source"):
+            page = browser.get(f"/quarantine/{mail_id}{path}")
+            links = re.findall(r'(?:href|src|action)="([^"]*)"', page.text)
+            assert page.status == 200 and len(page.body) < 200_000
+            assert all("evil.example" not in link and "script:" not in link for link in links)
+
+
+@pytest.mark.parametrize("mail", MAILS.values(), ids=lambda mail: mail.name)
+def test_what_is_left_of_html(mail: Hostile) -> None:
+    """A short list of tags, and four attributes without addresses; and no more than fits."""
+    html = mail.content.decode("utf-8", "replace")
+    assert len(document(html)) < 200_000
+    for tag, attributes in ALLOWED.findall(sanitised(html)):
+        assert tag not in ("script", "style", "a", "svg", "math", "form", "iframe")
+        assert set(re.findall(r" ([a-z]+)=", re.sub(r'"[^"]*"', '""', attributes))) <= ATTRIBUTES
+    left = ALLOWED.sub("", sanitised(html))
+    assert "<" not in left.replace("&lt;", "")

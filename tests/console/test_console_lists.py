@@ -1,0 +1,211 @@
+"""Lists in the console, with the real service: browsing, searching, adding, deleting, uploading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from bridge.api.lists import ListEntry
+from bridge.console.list_copies import Copy, _line
+from bridge.console.pages.lists import PER_PAGE
+from bridge.console.roles import Role
+from bridge.testing import until
+from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, world
+from tests.console.held_kit import hold, send_file
+from tests.console.test_console_quarantine import wait_for_jobs
+from tests.lists.lists_kit import Service, running_service
+
+OWN = frozenset({TENANT_A})
+
+
+@dataclass
+class Listed:
+    world: World
+    service: Service
+
+    @property
+    def admin(self) -> Browser:
+        return self.world.console.signed_in()
+
+    @property
+    def releaser(self) -> Browser:
+        """Of tenant A."""
+        return self.world.console.signed_in(Role.RELEASER, OWN, name="rita")
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listed]:
+    pytest.importorskip("nh3")
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large"}
+        lists["allow_list"] = "partners"
+        with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
+            yield Listed(made, service)
+
+
+@pytest.fixture
+def empty(listed: Listed) -> Listed:
+    listed.service.clear()
+    return listed
+
+
+def entries_on(answer: Answer) -> list[str]:
+    return re.findall(r'name="entry" value="([^"]+)"', answer.text)
+
+
+def page_with(browser: Browser, path: str, entries: list[str]) -> Answer:
+    """The page, once its copy of the list has them: another one changed the list."""
+    until(lambda: entries_on(browser.get(path)) == entries, f"{path} to have {entries}", 150)
+    return browser.get(path)
+
+
+def test_the_lists_of_all_mail_and_of_a_tenant(empty: Listed) -> None:
+    """People of a tenant see that tenant's lists alone."""
+    page = empty.admin.get("/lists")
+    assert page.status == 200 and "Partners" in page.text and "Who we work with" in page.text
+    own = empty.releaser.get("/lists")
+    assert own.status == 200 and TENANT_B not in own.text and "all mail" not in own.text
+    for scope in ("all", TENANT_B, "x", "../x"):
+        assert empty.releaser.get(f"/lists?tenant={scope}").status == 404
+        assert empty.releaser.get(f"/lists/large?tenant={scope}").status == 404
+        for action, form in (("add", {"entries": "a@b.example"}), ("delete", {"entry": "a@b.example"})):
+            form |= {"list": "large", "tenant": scope}
+            assert empty.releaser.post(f"/lists/actions/{action}", form).status == 404
+        upload = send_file(
+            empty.releaser, "/lists/actions/upload", "x.txt", b"a@b.example\n", list="large", tenant=scope
+        )
+        assert upload.status == 404
+    assert empty.service.entries("large") == {} and empty.service.entries("large", TENANT_B) == {}
+    assert empty.admin.get("/lists/nowhere").status == 404
+
+
+def test_an_entry_is_added_and_deleted(empty: Listed) -> None:
+    """At once on the page, and at the service."""
+    browser = empty.admin
+    assert "The list is empty" in browser.get("/lists/notes").text
+    form = {"list": "notes", "tenant": "all", "entries": " one \n\ntwo\none", "comment": "asked by Jim"}
+    assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all&notice=entries-added"
+    assert empty.service.entries("notes") == {"one": "asked by Jim", "two": "asked by Jim"}
+    page = browser.get("/lists/notes?tenant=all")
+    assert entries_on(page) == ["one", "two"] and "asked by Jim" in page.text
+    assert browser.post("/lists/actions/delete", {"list": "notes", "tenant": "all", "entry": ["one"]}).status == 303
+    assert empty.service.entries("notes") == {"two": "asked by Jim"}
+    assert entries_on(browser.get("/lists/notes")) == ["two"]
+
+
+def test_a_dangerous_entry_is_shown_first(empty: Listed) -> None:
+    """With the warning of the command line; nothing is added before it was confirmed."""
+    form = {"list": "large", "tenant": "all", "entries": "@gmail.com\nok@client.example", "comment": ""}
+    page = empty.admin.post("/lists/actions/add", form)
+    assert page.status == 409 and "gmail.com is a large mail provider" in page.text
+    assert (
+        "a.example is your own domain" in empty.admin.post("/lists/actions/add", {**form, "entries": "@a.example"}).text
+    )
+    assert empty.service.entries("large") == {}
+    assert empty.admin.post("/lists/actions/add", {**form, "sure": "yes"}).status == 303
+    assert set(empty.service.entries("large")) == {"@gmail.com", "ok@client.example"}
+
+
+def test_what_the_service_refuses_is_said(empty: Listed) -> None:
+    """And what is left stays in the form."""
+    form = {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
+    page = empty.admin.post("/lists/actions/add", form)
+    assert page.status == 409 and "is refused" in page.text and ">not an address<" in page.text
+    full = {
+        "list": "partners",
+        "tenant": "all",
+        "entries": "\n".join(f"{number}@client.example" for number in range(4)),
+    }
+    assert empty.admin.post("/lists/actions/add", full).status == 409
+    for entries in ("", "  \n ", "x" * 1001, "\n".join(map(str, range(501))), "a\x1b[31m"):
+        assert empty.admin.post("/lists/actions/add", {**form, "entries": entries}).status == 400
+
+
+def test_a_file_is_compared_before_it_is_applied(empty: Listed) -> None:
+    """The difference is shown; only `apply` changes the list, and only of the person who sent the file."""
+    empty.service.add("large", {"old@client.example": "", "kept@client.example": ""}, TENANT_A)
+    browser, scope = empty.releaser, {"list": "large", "tenant": TENANT_A}
+    content = b"entry,comment\r\nkept@client.example,new comment\r\nnew@client.example,\r\n"
+    page = send_file(browser, "/lists/actions/upload", "file.csv", content, **scope, prune="yes")
+    assert page.status == 200
+    assert "+ new@client.example" in page.text and "~ kept@client.example" in page.text
+    assert "\u2212 old@client.example" in page.text
+    assert set(empty.service.entries("large", TENANT_A)) == {"old@client.example", "kept@client.example"}
+    number = re.search(r'name="upload" value="([^"]+)"', page.text)
+    assert number is not None
+    assert empty.admin.post("/lists/actions/apply", {"upload": number[1]}).status == 404
+    done = browser.post("/lists/actions/apply", {"upload": number[1]})
+    assert done.status == 200 and "2 added or changed, 1 deleted" in done.text
+    assert empty.service.entries("large", TENANT_A) == {"kept@client.example": "new comment", "new@client.example": ""}
+    assert browser.post("/lists/actions/apply", {"upload": number[1]}).status == 404
+    page_with(browser, f"/lists/large?tenant={TENANT_A}", ["kept@client.example", "new@client.example"])
+
+
+def test_a_file_with_dangerous_entries_needs_a_second_look(empty: Listed) -> None:
+    """Its page has the reasons."""
+    page = send_file(empty.admin, "/lists/actions/upload", "f.txt", b"@gmail.com\n", list="large", tenant="all")
+    assert "gmail.com is a large mail provider" in page.text
+    number = re.search(r'name="upload" value="([^"]+)"', page.text)
+    assert number is not None
+    assert empty.admin.post("/lists/actions/apply", {"upload": number[1]}).status == 409
+    assert empty.service.entries("large") == {}
+    assert empty.admin.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 200
+    assert set(empty.service.entries("large")) == {"@gmail.com"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("f.json", b"{"), ("f.txt", b"\xff\xfe"), ("f.txt", b""), ("f.jsonl", b"{\n")]
+)
+def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, content: bytes) -> None:
+    """The page says what is wrong with it."""
+    answer = send_file(empty.admin, "/lists/actions/upload", name, content, list="large", tenant="all")
+    assert answer.status == 400 and 'class="problem"' in answer.text
+
+
+def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> None:
+    """For the tenant of the mail; a large provider's domain only after a warning."""
+    directory = empty.world.console.directory
+    hold(directory, "BLOCKME", sender="spammer@bulk.example")
+    hold(directory, "ALLOWME", sender="friend@partner.example")
+    hold(directory, "GMAIL", sender="someone@gmail.com")
+    browser = empty.releaser
+    assert browser.post("/quarantine/actions/block", {"mail": "BLOCKME"}).status == 303
+    assert browser.post("/quarantine/actions/allow", {"mail": "ALLOWME", "domain": "yes"}).status == 303
+    warned = browser.post("/quarantine/actions/block", {"mail": "GMAIL", "domain": "yes"})
+    assert warned.status == 409 and "gmail.com is a large mail provider" in warned.text
+    said = wait_for_jobs(browser)
+    assert "spammer@bulk.example added to large" in said and "@partner.example added to partners" in said
+    blocked = empty.service.entries("large", TENANT_A)
+    assert list(blocked) == ["spammer@bulk.example"] and "by console:rita" in blocked["spammer@bulk.example"]
+    assert list(empty.service.entries("partners", TENANT_A)) == ["@partner.example"]
+    assert empty.service.entries("large") == {}
+
+
+def copy_of(entries: list[str]) -> Copy:
+    lines = sorted(_line(ListEntry(entry, f"comment of {entry}")) for entry in entries)
+    return Copy(b"".join(lines), len(lines), 0.0, 0.0)
+
+
+def test_a_million_entries_are_searched_quickly() -> None:
+    """Page by page, in any letter case, and never in comments."""
+    copy = copy_of([f"User{number:07d}@Example.org" for number in range(200_000)])
+    found, following = copy.page("", 0, PER_PAGE)
+    assert len(found) == PER_PAGE and found[0].entry == "User0000000@Example.org"
+    more, _ = copy.page("", following, PER_PAGE)
+    assert more[0].entry == f"User{PER_PAGE:07d}@Example.org"
+    assert [entry.entry for entry in copy.page("USER0199999", 0, 5)[0]] == ["User0199999@Example.org"]
+    assert copy.page("comment of", 0, 5) == ([], 0)
+    assert copy.page("nothing like it", 0, 5) == ([], 0)
+
+
+def test_what_was_changed_meanwhile_is_on_the_page() -> None:
+    """Until the list is read again."""
+    copy = copy_of(["a", "b", "c"])
+    copy.added["aa"], copy.added["b"] = "new", "changed"
+    copy.deleted.add("c")
+    assert [(entry.entry, entry.comment) for entry in copy.page("", 0, 10)[0]] == [
+        ("aa", "new"), ("b", "changed"), ("a", "comment of a"),
+    ]  # fmt: skip

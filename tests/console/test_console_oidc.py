@@ -1,0 +1,314 @@
+"""Sign-in with a real OpenID Connect provider, and everything that is refused."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urljoin, urlsplit
+
+import httpx2
+import pytest
+from joserfc import jwt
+from joserfc.jwk import KeySet, RSAKey
+
+from bridge.config.console import Oidc
+from bridge.console.guard import SESSION_COOKIE
+from bridge.console.oidc import LASTS_S, Provider, SignInRefused
+from bridge.console.pages.provider import PROVIDER_COOKIE
+from bridge.console.roles import Role
+from bridge.testing import free_port, until
+from tests.console.console_kit import TENANT_A, Answer, Browser, World, world
+from tests.node_packages import node_and_modules
+
+HERE = Path(__file__).parent
+ROLES: list[dict[str, Any]] = [
+    {"group": "mail-admins", "role": "admin"},
+    {"group": "mail-viewers", "role": "viewer", "tenants": [TENANT_A]},
+]
+SECRET = "a secret of the tests"
+
+
+@contextmanager
+def provider(directory: Path, redirect: str, **variables: str) -> Iterator[str]:
+    """The issuer."""
+    node, modules = node_and_modules(HERE / "node", "console-node")
+    port = free_port()
+    script = shutil.copy(HERE / "node" / "provider.mjs", directory / "provider.mjs")
+    (directory / "node_modules").symlink_to(modules)
+    with (directory / "provider.log").open("wb") as log:
+        process = subprocess.Popen(
+            [node, script, str(port), redirect], stdout=log, stderr=log, cwd=directory, env=variables or None
+        )
+    try:
+        until(lambda: "ready" in (directory / "provider.log").read_text() or process.poll() is not None, "the provider")
+        assert process.poll() is None, (directory / "provider.log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def agree(url: str, name: str) -> str:
+    """Sign in at the provider as a browser would, and agree; returns the address that it sends the browser back to."""
+    with httpx2.Client(timeout=30) as client:
+        answer = client.get(url)
+        for _ in range(12):
+            if answer.is_redirect:
+                target = urljoin(str(answer.url), answer.headers["location"])
+                if "/sign-in/back" in target:
+                    return target
+                answer = client.get(target)
+                continue
+            action = re.search(r'action="([^"]+)"', answer.text)
+            assert action is not None, answer.text
+            prompt = re.search(r'name="prompt" value="(\w+)"', answer.text)
+            form = {"prompt": prompt[1] if prompt else "login", "login": name, "password": "any"}
+            answer = client.post(urljoin(str(answer.url), action[1]), data=form)
+    raise AssertionError(f"no way back: {answer.text[:500]}")
+
+
+def with_parameters(url: str, **changed: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **changed})).geturl()
+
+
+@pytest.fixture(scope="module")
+def signing_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
+    """A console whose people are the provider's."""
+    directory = tmp_path_factory.mktemp("oidc")
+    (directory / "client-secret").write_text(SECRET.replace(" ", "-") + "\n")
+    port = free_port()
+    with provider(directory, f"http://127.0.0.1:{port}/sign-in/back") as issuer:
+        oidc = {"issuer": issuer, "client_id": "public", "roles": ROLES, "label": "the test provider"}
+        with world(directory, {"address": f"127.0.0.1:{port}", "oidc": oidc}) as made:
+            made.console.port = port
+            yield made, issuer
+
+
+def begun(browser: Browser) -> str:
+    """The address at the provider."""
+    answer = browser.get("/sign-in/provider?next=/sessions")
+    assert answer.status == 303, answer.text
+    return answer.target
+
+
+def back(browser: Browser, url: str) -> Answer:
+    parts = urlsplit(url)
+    return browser.get(f"{parts.path}?{parts.query}")
+
+
+def test_a_person_signs_in_with_role_and_tenants_of_their_group(signing_in: tuple[World, str]) -> None:
+    """The code flow with PKCE, state and nonce; the first group that matches counts."""
+    world, issuer = signing_in
+    browser = world.console.browser()
+    assert "Sign in with the test provider" in browser.get("/sign-in").text
+    url = begun(browser)
+    asked = parse_qs(urlsplit(url).query)
+    assert url.startswith(f"{issuer}/auth?") and asked["code_challenge_method"] == ["S256"]
+    assert asked["state"] != asked["nonce"] and "openid" in asked["scope"][0]
+    answer = back(browser, agree(url, "ann"))
+    assert (answer.status, answer.target) == (303, "/sessions")
+    page = browser.get("/sessions").text
+    assert "ann (127.0.0.1" in page and "admin" in page and PROVIDER_COOKIE not in browser.cookies
+    viewer = world.console.browser()
+    back(viewer, agree(begun(viewer), "vic"))
+    assert "viewer, 1 tenant" in viewer.get("/sessions").text
+    assert viewer.get("/audit").status == 403 and viewer.get("/mail/MAILB").status == 404
+
+
+@pytest.mark.parametrize("name", ["zoe", "nobody"])
+def test_a_person_in_no_group_of_ours_is_refused(signing_in: tuple[World, str], name: str) -> None:
+    """Also if the claim is missing altogether."""
+    browser = signing_in[0].console.browser()
+    answer = back(browser, agree(begun(browser), name))
+    assert answer.status == 403 and "in no group that may use this console" in answer.text
+    assert SESSION_COOKIE not in browser.cookies
+
+
+def test_a_wrong_state_is_refused(signing_in: tuple[World, str]) -> None:
+    """An answer that another browser got, or that somebody made up."""
+    world, _ = signing_in
+    browser, other = world.console.browser(), world.console.browser()
+    url = agree(begun(browser), "ann")
+    begun(other)
+    for target in (with_parameters(url, state="x"), with_parameters(url, state=""), url):
+        cookie = dict(other.cookies)
+        answer = back(other, target)
+        assert answer.status == 403 and "does not belong to this sign-in" in answer.text
+        assert SESSION_COOKIE not in other.cookies
+        other.cookies = cookie
+    stranger = world.console.browser()
+    assert "was not begun in this browser" in back(stranger, url).text
+
+
+def test_a_wrong_nonce_is_refused(signing_in: tuple[World, str]) -> None:
+    """The ID token is for another request."""
+    world, _ = signing_in
+    browser = world.console.browser()
+    answer = back(browser, agree(with_parameters(begun(browser), nonce="another"), "ann"))
+    assert answer.status == 403 and "ID token of the provider is not valid" in answer.text
+    assert "invalid_claim: Invalid claim: 'nonce'" in world.console.log and SESSION_COOKIE not in browser.cookies
+
+
+def test_a_code_is_used_once(signing_in: tuple[World, str]) -> None:
+    """Neither the whole answer nor its code alone works again."""
+    world, _ = signing_in
+    browser = world.console.browser()
+    url = agree(begun(browser), "ann")
+    cookies = dict(browser.cookies)
+    assert back(browser, url).status == 303
+    again = world.console.browser()
+    again.cookies = cookies
+    assert "was used before" in back(again, url).text
+    fresh = world.console.browser()
+    state = parse_qs(urlsplit(begun(fresh)).query)["state"][0]
+    answer = back(fresh, with_parameters(url, state=state))
+    assert answer.status == 403 and "did not accept this" in answer.text and SESSION_COOKIE not in fresh.cookies
+
+
+def test_another_verifier_is_refused(signing_in: tuple[World, str]) -> None:
+    """PKCE: a code that was stolen is of no use in another browser."""
+    world, _ = signing_in
+    victim, thief = world.console.browser(), world.console.browser()
+    stolen = parse_qs(urlsplit(agree(begun(victim), "ann")).query)["code"][0]
+    own = agree(begun(thief), "vic")
+    answer = back(thief, with_parameters(own, code=stolen))
+    assert answer.status == 403 and SESSION_COOKIE not in thief.cookies
+
+
+@pytest.mark.parametrize(
+    "changed", [{"iss": "https://evil.example"}, {"code": ""}, {"error": "access_denied"}], ids=lambda c: next(iter(c))
+)
+def test_other_answers_are_refused(signing_in: tuple[World, str], changed: dict[str, str]) -> None:
+    """Of another provider, without a code, and refusals."""
+    browser = signing_in[0].console.browser()
+    answer = back(browser, with_parameters(agree(begun(browser), "ann"), **changed))
+    assert answer.status == 403 and SESSION_COOKIE not in browser.cookies
+
+
+def settings(issuer: str, client: str = "console", **more: Any) -> Oidc:
+    return Oidc.model_validate({"issuer": issuer, "client_id": client, "roles": ROLES, **more})
+
+
+async def whole(used: Provider, name: str) -> Any:
+    made = used.begin("/")
+    url = agree(await used.authorization_url(made), name)
+    return await used.finish(made.cookie, dict(parse_qsl(urlsplit(url).query)))
+
+
+REDIRECT = "http://127.0.0.1:1/sign-in/back"
+
+
+@pytest.mark.parametrize("client", ["console", "posting", "public"])
+async def test_every_kind_of_client_works(tmp_path: Path, client: str) -> None:
+    """With a secret in the header or in the form, and without one."""
+    with provider(tmp_path, REDIRECT) as issuer:
+        used = Provider(settings(issuer, client), REDIRECT, None if client == "public" else SECRET)
+        person, following = await whole(used, "one")
+    assert (person.name, person.role, person.tenants, following) == ("one", Role.VIEWER, frozenset({TENANT_A}), "/")
+
+
+async def test_groups_may_be_at_the_userinfo_endpoint_only(tmp_path: Path) -> None:
+    """As with providers that keep ID tokens small."""
+    with provider(tmp_path, REDIRECT, ONLY_USERINFO="1") as issuer:
+        person, _ = await whole(Provider(settings(issuer), REDIRECT, SECRET), "ann")
+    assert person.role is Role.ADMIN
+
+
+async def test_an_expired_token_is_refused(tmp_path: Path) -> None:
+    """The clock of this provider is an hour late."""
+    with provider(tmp_path, REDIRECT, LATE_S="3600") as issuer, pytest.raises(SignInRefused, match="not valid"):
+        await whole(Provider(settings(issuer), REDIRECT, SECRET), "ann")
+
+
+async def test_a_wrong_secret_and_a_wrong_issuer_are_refused(tmp_path: Path) -> None:
+    """The issuer is compared as it is written."""
+    with provider(tmp_path, REDIRECT) as issuer:
+        with pytest.raises(SignInRefused, match="did not accept this"):
+            await whole(Provider(settings(issuer), REDIRECT, "another secret"), "ann")
+        with pytest.raises(SignInRefused, match="calls itself by another name"):
+            other = Provider(settings(issuer + "/"), REDIRECT, SECRET)
+            await other.authorization_url(other.begin("/"))
+
+
+ISSUER = "https://login.example.org"
+
+
+@cache
+def keys() -> tuple[RSAKey, RSAKey]:
+    """The provider's, and somebody else's."""
+    return RSAKey.generate_key(2048, {"kid": "1"}), RSAKey.generate_key(2048, {"kid": "1"})
+
+
+def token(header: dict[str, Any] | None = None, key: Any = None, **claims: Any) -> str:
+    """A right one; every claim can be changed, or left out with None."""
+    now = int(time.time())
+    right = {"iss": ISSUER, "aud": "console", "sub": "ann", "exp": now + 60, "iat": now, "nonce": "right"}
+    shown = {name: value for name, value in {**right, **claims}.items() if value is not None}
+    used = {"alg": "RS256", "kid": "1", **(header or {})}
+    return jwt.encode(used, shown, key or keys()[0], algorithms=["RS256"])
+
+
+def with_algorithm(name: str, key: bytes = b"") -> str:
+    """Signed with a shared secret, or not at all."""
+    head = base64.urlsafe_b64encode(json.dumps({"alg": name, "kid": "1"}).encode()).rstrip(b"=")
+    text = head + b"." + token().split(".")[1].encode()
+    signature = base64.urlsafe_b64encode(hmac.digest(key, text, "sha256")).rstrip(b"=") if key else b""
+    return (text + b"." + signature).decode()
+
+
+FORGED = {
+    "another nonce": lambda: token(nonce="wrong"),
+    "no nonce": lambda: token(nonce=None),
+    "another audience": lambda: token(aud="another"),
+    "several audiences": lambda: token(aud=["console", "another"]),
+    "no audience": lambda: token(aud=None),
+    "another issuer": lambda: token(iss="https://evil.example"),
+    "no issuer": lambda: token(iss=None),
+    "expired": lambda: token(exp=int(time.time()) - 100),
+    "no end": lambda: token(exp=None),
+    "no beginning": lambda: token(iat=None),
+    "nobody": lambda: token(sub=None),
+    "another party": lambda: token(azp="another"),
+    "another key": lambda: token(key=keys()[1]),
+    "an unknown key": lambda: token({"kid": "2"}, keys()[1]),
+    "from the future": lambda: token(iat=int(time.time()) + 3600),
+    "a public key as secret": lambda: with_algorithm("HS256", keys()[0].as_pem(private=False)),
+    "no signature": lambda: with_algorithm("none"),
+    "no token": lambda: "x.y.z",
+    "empty": lambda: "",
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+async def test_forged_tokens_are_refused(kind: str) -> None:
+    """Wrong claims, wrong keys, no signature."""
+    used = Provider(settings(ISSUER), REDIRECT, SECRET)
+    public = RSAKey.import_key(keys()[0].as_pem(private=False), {"kid": "1"})
+    used._keys = (time.monotonic(), KeySet([public]))
+    assert (await used._verified({}, {"id_token": token()}, "right"))["sub"] == "ann"
+    with pytest.raises(SignInRefused):
+        await used._verified({}, {"id_token": FORGED[kind]()}, "right")
+
+
+def test_a_sign_in_that_takes_too_long_begins_again() -> None:
+    """Ten minutes."""
+    used = Provider(settings(ISSUER), REDIRECT)
+    fresh = used.begin("/")
+    name, begun_at, rest = fresh.cookie.split(".")
+    old = f"{name}.{int(begun_at) - LASTS_S - 1:.0f}.{rest}"
+    with pytest.raises(SignInRefused, match="too long"):
+        used._taken(old, used._derived(old, "/").state)
+    assert used._taken(fresh.cookie, fresh.state) == fresh
+    with pytest.raises(SignInRefused, match="used before"):
+        used._taken(fresh.cookie, fresh.state)

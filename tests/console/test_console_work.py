@@ -1,0 +1,230 @@
+"""Quarantine, lists, scans and statistics in a real Chromium: the jobs of a Monday morning, also without a mouse."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.console.roles import Role
+from bridge.testing import answer, result, until
+from tests.console.browser_kit import LOOKS, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.console_kit import TENANT_A, World, remember, world
+from tests.console.held_kit import held_ids, hold
+from tests.lists.lists_kit import Service, running_service
+
+# With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
+SCREENSHOTS = os.environ.get("SCREENSHOTS")
+INVOICE = (
+    b"Subject: Your invoice 4711 is overdue\r\nFrom: Billing <billing@partner.example>\r\nMIME-Version: 1.0\r\n"
+    b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\nContent-Type: multipart/alternative; boundary=c\r\n\r\n"
+    b"--c\r\nContent-Type: text/plain\r\n\r\nDear customer,\r\n\r\nplease pay invoice 4711 today.\r\n"
+    b"--c\r\nContent-Type: text/html\r\n\r\n<h1>Invoice</h1><p>Please "
+    b"<a href='http://evil.example/pay'>pay <b>now</b></a></p>"
+    b"<img src='http://evil.example/p.gif' alt='logo'><script>alert(1)</script>\r\n--c--\r\n"
+    b'--b\r\nContent-Type: application/pdf; name="invoice.pdf.exe"\r\nContent-Transfer-Encoding: base64\r\n\r\n'
+    b"TVqQAAMAAAAEAAAA\r\n--b--\r\n"
+)
+# Name -> path
+PAGES = {
+    "quarantine": "/quarantine",
+    "quarantine-none": "/quarantine?subject=nothing-like-this",
+    "quarantine-mistake": "/quarantine?since=bogus",
+    "quarantine-mail": "/quarantine/INVOICE",
+    "quarantine-source": "/quarantine/INVOICE/source",
+    "lists": "/lists",
+    "list": "/lists/large",
+    "scan": "/scan",
+    "statistics": "/statistics?period=day",
+    "statistics-month": "/statistics?period=month",
+}
+
+
+PICTURES = {
+    "quarantine": "light-wide",
+    "quarantine-mail": "dark-wide",
+    "scan-result": "light-wide",
+    "statistics": "light-wide",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service")) as running:
+        running.add("large", {f"sender{number:03d}@bulk.example": "campaign of May" for number in range(250)})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[World]:
+    pytest.importorskip("nh3")
+    lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
+    with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
+        directory = made.console.directory
+        for number in range(30):
+            content = f"Subject: Offer {number}: cheap watches for everybody who acts today\r\n\r\nx\r\n".encode()
+            hold(directory, f"OFFER{number:03d}", content=content, sender=f"bounce-{number}@mailing.example")
+        tags = ["malware:eicar", "mime:executable", "url:mismatch", "auth:spf-fail"]
+        hold(directory, "INVOICE", content=INVOICE, sender="billing@partner.example", tags=tags, verdict="malware")
+        history = made.console.history
+        for number, (action, decision) in enumerate([("relay", "deliver")] * 6 + [("quarantine", "quarantine")] * 3):
+            sender = f"sender{number % 4}@client.example"
+            remember(
+                history, (f"S{number}", TENANT_A), action=action, decision=decision, sender=sender, tags="spam:bulk"
+            )
+        history.close()
+        yield made
+
+
+def picture(page: Any, name: str, look: str) -> None:
+    """For the documents: some pages, each in one look."""
+    if SCREENSHOTS and PICTURES.get(name) == look:
+        Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", full_page=False)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_reads_well_and_fits(desk: World, browser: Any, name: str, look: str) -> None:
+    """For readers of the screen, at both widths and in both themes."""
+    with window(browser, desk.console, **LOOKS[look]) as page:
+        page.goto(PAGES[name])
+        for preview in page.locator("details.preview summary").all():
+            preview.click()
+            page.frame_locator("iframe").get_by_text("Please").wait_for()
+        assert not overflows(page)
+        assert wrong_for_readers(page) == []
+        picture(page, name, look)
+
+
+def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> None:
+    """Choose two, release them, take it back; delete one; open another, and come back."""
+    directory = desk.console.directory
+    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+        page.goto("/quarantine?subject=offer")
+        _tab_to(page, "input[form=bulk]")
+        first = page.evaluate("document.activeElement.value")
+        page.keyboard.press("x")
+        page.keyboard.press("j")
+        page.keyboard.press("Space")
+        assert page.get_by_text("2 chosen").is_visible()
+        page.keyboard.press("r")
+        page.wait_for_url("**/quarantine?subject=offer")
+        page.get_by_text("Release 2 mails in").wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "Undo"
+        page.keyboard.press("Enter")
+        page.get_by_text("It was taken back").wait_for()
+        assert not (directory / "state" / "quarantine" / f"{first}.releases").exists()
+        _tab_to(page, "input[form=bulk]")
+        page.keyboard.press("ArrowDown")
+        third = page.evaluate("document.activeElement.value")
+        page.keyboard.press("d")
+        page.get_by_text("Delete 1 mail in").wait_for()
+        page.get_by_text("1 of 1 mail deleted").wait_for(timeout=30_000)
+        assert third not in held_ids(directory)
+        _tab_to(page, "input[form=bulk]")
+        page.keyboard.press("ArrowDown")
+        chosen = page.evaluate("document.activeElement.value")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/quarantine/{chosen}")
+        page.go_back()
+
+
+def _tab_to(page: Any, selector: str) -> None:
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    pytest.fail(f"{selector} cannot be reached with the keyboard")
+
+
+def test_monday_morning(desk: World, browser: Any, service: Service) -> None:
+    """Look through the quarantine, release one, block a campaign: with the mouse."""
+    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+        page.goto("/quarantine")
+        page.get_by_label("Subject").fill("offer")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("Choose all on this page").click()
+        page.get_by_label("whole domain").check()
+        page.get_by_role("button", name="Block sender").click()
+        page.get_by_text(re.compile("Block the domains of [0-9]+ mails")).wait_for()
+        page.goto("/quarantine/INVOICE")
+        page.get_by_role("button", name="Release").click()
+        page.get_by_text("1 of 1 mail released").wait_for(timeout=40_000)
+        until(lambda: "@mailing.example" in service.entries("large", TENANT_A), "the campaign to be blocked")
+        assert any(b"invoice 4711" in bytes(mail.content) for mail in desk.next_hop.mails)
+
+
+def test_a_file_is_scanned_when_it_is_chosen(desk: World, browser: Any, tmp_path: Path) -> None:
+    """Dropping it is the same as choosing it."""
+    tags = ["mime:executable", "mime:double-extension", "url:mismatch", "clamav:Eicar"]
+    desk.scanner.reply = answer(200, result("quarantine", verdict="malware", tags=tags))
+    (tmp_path / "mail.eml").write_bytes(INVOICE)
+    for look, values in LOOKS.items():
+        with window(browser, desk.console, Role.VIEWER, **values) as page:
+            page.goto("/scan")
+            page.locator("input[type=file]").set_input_files(tmp_path / "mail.eml")
+            page.get_by_role("button", name="Scan", exact=True).click()
+            page.get_by_text("The decision is: quarantine.").wait_for()
+            assert page.get_by_text("invoice.pdf.exe").is_visible() and not overflows(page)
+            assert wrong_for_readers(page) == []
+            picture(page, "scan-result", look)
+    with window(browser, desk.console, Role.VIEWER, viewport=WIDE) as page:
+        page.goto("/scan")
+        page.evaluate(
+            """() => {
+                const data = new DataTransfer();
+                data.items.add(new File(['Subject: dropped\\\\r\\\\n\\\\r\\\\nx'], 'dropped.eml'));
+                document.querySelector('[data-drop]').dispatchEvent(new DragEvent('drop', {dataTransfer: data}));
+            }"""
+        )
+        page.get_by_text("The decision is: quarantine.").wait_for()
+
+
+def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, service: Service, tmp_path: Path) -> None:
+    """With the difference on the page before anything is changed."""
+    (tmp_path / "list.txt").write_text("sender001@bulk.example\nfresh@bulk.example\n")
+    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+        page.goto("/lists")
+        page.get_by_role("link", name="large").click()
+        page.get_by_label("Find").fill("SENDER042")
+        page.get_by_role("button", name="Search").click()
+        assert page.get_by_text("sender042@bulk.example").is_visible()
+        page.get_by_label(re.compile("Choose sender042")).check()
+        page.get_by_role("button", name="Delete the chosen entries").click()
+        page.get_by_text("The entries were deleted.").wait_for()
+        page.get_by_text("Add entries, or upload a file").click()
+        page.get_by_label("Entries, one in a line").fill("@gmail.com")
+        page.get_by_role("button", name="Add", exact=True).click()
+        page.get_by_text("gmail.com is a large mail provider").wait_for()
+        assert wrong_for_readers(page) == []
+        page.locator("input[type=file]").set_input_files(tmp_path / "list.txt")
+        page.get_by_role("button", name="Show the difference").click()
+        page.get_by_text("+ fresh@bulk.example").wait_for()
+        assert "fresh@bulk.example" not in service.entries("large") and wrong_for_readers(page) == []
+        page.get_by_role("button", name="Apply").click()
+        page.get_by_text("1 added or changed, 0 deleted.").wait_for()
+    kept = service.entries("large")
+    assert "fresh@bulk.example" in kept and "sender042@bulk.example" not in kept and "@gmail.com" not in kept
+
+
+def test_statistics_in_the_readers_zone(desk: World, browser: Any) -> None:
+    """A link leads to the same numbers; a file can be taken along."""
+    with window(browser, desk.console, Role.VIEWER, viewport=WIDE) as page:
+        page.goto("/statistics")
+        page.get_by_text("Times are in Europe/Zurich").wait_for()
+        page.get_by_role("link", name="Week").click()
+        page.get_by_text("in the last week").wait_for()
+        with page.expect_download() as started:
+            page.get_by_role("link", name="Mails by sender as CSV").click()
+        assert "sender0@client.example" in Path(started.value.path()).read_text()
