@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from tests.console.console_kit import TENANTS, Answer, Browser
 CONTENT = b"From: John <john@client.example>\r\nSubject: hello\r\n\r\nDear Jane,\r\nthis is the text.\r\n"
 
 
+def run(work: Coroutine[Any, Any, object]) -> None:
+    """In a thread of its own: while a browser is open, playwright's event loop runs in the thread of the test."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
+
+
 @contextmanager
 def quarantine(directory: Path) -> Iterator[Quarantine]:
     """That of the configuration in this directory."""
@@ -31,7 +38,7 @@ def quarantine(directory: Path) -> Iterator[Quarantine]:
     try:
         yield opened
     finally:
-        asyncio.run(opened.close())
+        run(opened.close())
 
 
 def hold(
@@ -46,7 +53,7 @@ def hold(
         client = Client("192.0.2.7", "client.example")
         envelope = Envelope(sender, (Recipient(recipient),))
         tx = Transaction(mail_id, Session("s1", "mx", "127.0.0.1", client), envelope, message, now, now + 60)
-        asyncio.run(opened.keep(tx, b"X-Scan-Id: 1\r\n", known))
+        run(opened.keep(tx, b"X-Scan-Id: 1\r\n", known))
     return mail_id
 
 
