@@ -61,18 +61,18 @@ def user() -> None:
 @user.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), required=True, help="What the user may do.")
-@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="See only the mail of this tenant; repeat it.")
+@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="Limit the user to this tenant; repeatable.")
 @config_option
 @click.pass_obj
 def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tuple[str, ...]) -> None:
-    """Add a user. The password is asked for, or read from standard input."""
+    """Add a user. Prompts for the password, or reads it from standard input."""
     from bridge.console.roles import Role
     from bridge.console.users import Users
 
     limited = _tenants(tenants)
     with _open(path or given) as (_, store):
         if Users(store).find(name) is not None:
-            raise click.ClickException(f"there is a user {name} already")
+            raise click.ClickException(f"user {name} already exists")
         Users(store).add(name, _password(), Role.named(role), limited)
     say(f"{name} can sign in now, as {role}", err=True)
 
@@ -113,7 +113,7 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 @config_option
 @click.pass_obj
 def password(given: Path | None, path: Path | None, name: str) -> None:
-    """Change a user's password, and end their sessions. It is asked for, or read from standard input."""
+    """Change a user's password, and end their sessions. Prompts for it, or reads it from standard input."""
     from bridge.console.users import Users
 
     with _open(path or given) as (_, store):
