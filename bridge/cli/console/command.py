@@ -13,7 +13,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import say, say_cells, say_lines
+from bridge.cli.terminal import ask_secret, say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tu
     with _open(path or given) as (_, store):
         if Users(store).find(name) is not None:
             raise click.ClickException(f"user {name} already exists")
-        Users(store).add(name, _password(), Role.named(role), limited)
+        Users(store).add(name, ask_secret("Password"), Role.named(role), limited)
     say(f"{name} can sign in now, as {role}", err=True)
 
 
@@ -119,7 +119,7 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
     with _open(path or given) as (_, store):
         if Users(store).find(name) is None:
             raise click.ClickException(f"there is no user {name}")
-        Users(store).set_password(name, _password())
+        Users(store).set_password(name, ask_secret("Password"))
     say(f"the password of {name} was changed, and all sessions ended", err=True)
 
 
@@ -199,13 +199,6 @@ def _open(path: Path | None) -> Iterator[tuple[Config, ConsoleStore]]:
         raise click.ClickException(str(exc)) from exc
     finally:
         store.close()
-
-
-def _password() -> str:
-    """Never an argument: other users of the machine can read those."""
-    if sys.stdin.isatty():
-        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
 
 
 def _tenants(given: tuple[str, ...]) -> frozenset[str] | None:
