@@ -26,6 +26,7 @@ class HistoryQuery:
 
     id: str = ""  # our id of the mail
     what: str = ""  # one of our ids, a session, a queue id, a Message-ID or a ggrid, written exactly
+    spellings: tuple[str, ...] = ()  # others of `what`
     attempt: str = ""  # the attempts with one mail
     sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
     recipient: str = ""  # an address, a domain or `@domain`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.errors import BridgeError
@@ -12,6 +13,19 @@ from bridge.history.query import By, HistoryQuery, Sum
 
 class HistoryError(BridgeError):
     """The history cannot be written to or read now; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page of a search that may have ended early."""
+
+    entries: list[MailEntry]  # the newest first
+    back_to: float | None = None  # Unix time: mail from before was not looked at; None: everything was
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on, if it ended early."""
+        return "" if self.back_to is None else f"{self.back_to!r}:"
 
 
 class HistoryStore(Protocol):
@@ -36,6 +50,9 @@ class HistoryStore(Protocol):
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
         """The newest first."""
+
+    def find_within(self, query: HistoryQuery, seconds: float) -> Found:
+        """The same, but only as far back as is possible in about this time."""
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
