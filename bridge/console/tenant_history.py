@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bridge.console.roles import Tenants
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
-from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryStore
 
 
@@ -30,6 +30,9 @@ class TenantHistory:
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         return self.store.count(by, replace(query, tenants=self.tenants))
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return self.store.top(by, replace(query, tenants=self.tenants), most)
 
     def oldest(self) -> float | None:
         return self.store.oldest()

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
-from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 from bridge.runtime import database
@@ -152,6 +152,9 @@ class PostgresHistory:
                     mails[name] += int(number)
                     sizes[name] += int(size)
         return ordered_sums(by, mails, sizes)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return Top.of(self.count(by, query), most)
 
     def oldest(self) -> float | None:
         with self._reading() as connection:

@@ -69,6 +69,21 @@ class Sum:
     size: int  # bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The largest sums, and what the others are together."""
+
+    sums: list[Sum]
+    others: int  # how many
+    rest: Sum
+
+    @classmethod
+    def of(cls, ordered: list[Sum], most: int) -> Top:
+        found, left = ordered[:most], ordered[most:]
+        rest = Sum("", sum(one.mails for one in left), sum(one.size for one in left))
+        return cls(found, len(left), rest)
+
+
 def pasted_key(text: str) -> str:
     """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
     found = text.strip().strip("\"'()[],;:").strip()

@@ -24,7 +24,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`text` reads the mail's own row. With an index, `by_index` finds the same mails, and `entries` are to be counted."""
+    """`text` reads the mail's own row. With an index, `by_index` finds the same mails, and `entries` can be counted."""
 
     text: str
     by_index: str = ""

@@ -12,26 +12,23 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.history.entry import MailEntry, storable
-from bridge.history.query import By, HistoryQuery, Sum
-from bridge.history.segment_conditions import add_functions, conditions, on_kinds
+from bridge.history.entry import MailEntry
+from bridge.history.query import By, HistoryQuery, Sum, Top
+from bridge.history.segment_conditions import add_functions
 from bridge.history.segment_plan import read_page
+from bridge.history.segment_sums import OF_MAIL, Statement, SumsFile, has_key, hourly_sums, sums
 from bridge.history.segments import is_damage, is_live, open_for_reading, segment_files, set_aside
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 
-_MAILS = "mail JOIN kind ON kind.number = mail.kind"
-_HOURS = "hourly JOIN kind ON kind.number = hourly.kind"
-_OF_KIND: tuple[By, ...] = ("action", "decision", "rule", "tag", "listener", "tenant")
-_OF_MAIL: tuple[By, ...] = ("client", "sender", "recipient")
 _RETRIES = 50
 _RETRY_S = 0.01
 
 T = TypeVar("T")
-Statement = tuple[str, dict[str, Any]]
 Segment = tuple[float, float, Path]  # the times of its first and last mail
 
 
@@ -52,6 +49,10 @@ class SegmentSearch:
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
         return self._retried(lambda segments: _count(by, query, segments), query)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        """The largest of `count`, and the sum of the others."""
+        return self._retried(lambda segments: _top(by, query, segments, most), query)
 
     def oldest(self) -> float | None:
         """The time of the first mail; None if there is none."""
@@ -113,13 +114,22 @@ def _count(by: By, query: HistoryQuery, segments: list[Segment]) -> list[Sum]:
     sizes: Counter[str] = Counter()
     for first, last, path in segments:
         is_whole = (query.since or 0.0) <= first and last <= (query.until or math.inf)
-        by_hour = is_whole and not is_live(path) and by not in _OF_MAIL and not (_has_key(query) or query.before)
-        statement = _hourly_sums(by, query) if by_hour else _sums(by, query, is_live(path))
+        by_hour = is_whole and not is_live(path) and by not in OF_MAIL and not (has_key(query) or query.before)
+        statement = hourly_sums(by, query) if by_hour else sums(by, query, is_live(path))
         for value, number, size in _read(path, query, statement):
             for label in labels_of(by, value):
                 mails[label] += number
                 sizes[label] += size
     return ordered_sums(by, mails, sizes)
+
+
+def _top(by: By, query: HistoryQuery, segments: list[Segment], most: int) -> Top:
+    if by not in OF_MAIL:  # there are few
+        return Top.of(_count(by, query, segments), most)
+    with SumsFile() as file:
+        for _, _, path in segments:
+            _with(path, query, partial(file.add, by=by, query=query, live=is_live(path)))
+        return file.top(most)
 
 
 class _Changing(Exception):
@@ -146,35 +156,3 @@ def _with(path: Path, query: HistoryQuery, work: Callable[[sqlite3.Connection], 
             set_aside(path)
             raise _Changing(f"{path.name}: {exc}") from exc
         raise HistoryError(f"{path.name}: {exc}") from exc
-
-
-# Statements. Values are never part of the text.
-
-
-def _sums(by: By, query: HistoryQuery, live: bool) -> Statement:
-    asked = conditions(query, live)
-    where, values = asked.by_any_index, asked.values
-    hour = "CAST(mail.at / 3600 AS INTEGER)"
-    label = {"hour": hour, "day": f"{hour} / 24", "tag": "kind.tags", "recipient": "mail.recipients"}.get(
-        by, f"kind.{by}" if by in _OF_KIND else f"mail.{by}"
-    )
-    counted = "sum(mail.mails), sum(mail.size * mail.mails)"
-    chosen = f"SELECT rowid FROM mail WHERE {where}"  # noqa: S608
-    mails = f"{_MAILS} WHERE mail.rowid IN ({chosen})" if where != "1" else _MAILS
-    return f"SELECT {label}, {counted} FROM {mails} GROUP BY 1", values  # noqa: S608
-
-
-def _hourly_sums(by: By, query: HistoryQuery) -> Statement:
-    found, values = on_kinds(query)
-    label = {"hour": "hour", "day": "hour / 24", "tag": "kind.tags"}.get(by, f"kind.{by}")
-    where = " AND ".join(found) or "1"
-    values = {name: storable(value) for name, value in values.items()}
-    return f"SELECT {label}, sum(hourly.mails), sum(hourly.size) FROM {_HOURS} WHERE {where} GROUP BY 1", values  # noqa: S608
-
-
-def _has_key(query: HistoryQuery) -> bool:
-    """Whether more than kinds and times are asked for."""
-    return bool(
-        query.id or query.what or query.attempt or query.sender is not None or query.recipient or query.address
-        or query.client or query.words
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bridge.history import segment_merge, segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
-from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_search import SegmentSearch
 from bridge.history.segments import BUSY_S, MAX_ROWS, SegmentWriter
 from bridge.history.store import Found, HistoryError
@@ -74,6 +74,9 @@ class SqliteHistory:
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         return self._search.count(by, query)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return self._search.top(by, query, most)
 
     def oldest(self) -> float | None:
         return self._search.oldest()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bridge.errors import BridgeError
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
-from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.query import By, HistoryQuery, Sum, Top
 
 
 class HistoryError(BridgeError):
@@ -56,6 +56,9 @@ class HistoryStore(Protocol):
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        """The largest of `count`, up to this number, and the sum of the others."""
 
     def oldest(self) -> float | None:
         """The time of the first mail that is still there; None if there is none."""

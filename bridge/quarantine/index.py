@@ -186,6 +186,10 @@ class Index:
         self._identity: tuple[int, ...] = ()  # device and inode of the open file, and our process id
         self._away_until = 0.0
 
+    def another(self) -> Index:
+        """The same, with a connection of its own: long work does not keep others waiting."""
+        return Index(self._database, self._place, self._busy_s)
+
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
         """Add or replace records. Raises IndexFailed."""
         all_records = {stored.id: stored for stored in stored_records}
@@ -220,7 +224,7 @@ class Index:
         return [record.read(StoredRecord(*row)) for row in ordered]
 
     def _has_recipient(self, connection: Connection, wanted: str) -> ColumnElement[bool]:
-        """If few mails have it, they are looked up. If many, the mails are read in their order until the page is full."""
+        """If few mails have it, they are looked up. If many, mails are read in their order until the page is full."""
         ids = select(recipients.c.id).where(recipients.c.place == self._place)
         ids = ids.where(_is_address(recipients.c.address, wanted))
         some = connection.execute(ids.distinct().limit(_FEW + 1)).scalars().all()

@@ -135,7 +135,7 @@ async def upload(call: Call) -> Response:
         call.audit_failed, call.audit_detail = True, str(exc)
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), _dangers(call, info, additions))
+    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
     number = _keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,

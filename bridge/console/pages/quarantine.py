@@ -26,7 +26,7 @@ from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
 from bridge.runtime import moments
 
-PER_PAGE = 100
+PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
 FIELDS = (
     *("recipient", "sender", "subject", "tag", "state", "since"),
