@@ -32,7 +32,7 @@ FIELDS = (
     *("recipient", "sender", "subject", "tag", "state", "since"),
     *("until", "client", "decision", "tenant", "listener"),
 )
-_REPAIR_S = 600.0  # how often the index is compared with the store
+_REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Choose at least one mail: nothing was done."
 
 
