@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console.call import Call, Refused
 from bridge.console.guard import int_or
 from bridge.console.tokens import new_token
+from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
 from bridge.lists.batches import Tally
@@ -66,7 +68,7 @@ async def overview(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     tenant = _scope(call, call.request.query_params.get("tenant", ""))
-    return await _list_page(call, call.path["name"], tenant)
+    return await _list_page(call, from_part(call.path["name"]), tenant)
 
 
 async def add(call: Call) -> Response:
@@ -133,7 +135,7 @@ async def upload(call: Call) -> Response:
         call.audit_failed, call.audit_detail = True, str(exc)
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), _dangers(call, info, additions))
+    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
     number = _keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
@@ -198,8 +200,8 @@ def _copies(call: Call) -> Any:
 
 async def _infos(call: Call, tenant: str | None) -> list[ListFileInfo]:
     """Raises BridgeError."""
-    async with ListClient(await call.run(call.sources.list_settings)) as client:
-        return await client.lists(tenant)
+    found: list[ListFileInfo] = await _copies(call).infos(tenant)
+    return found
 
 
 async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
@@ -231,8 +233,7 @@ async def _list_page(call: Call, name: str, tenant: str | None, status: int = 20
 
 
 def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
-    path = call.renderer.quoted(f"/lists/{name}")
-    return call.redirect(f"{path}?tenant={tenant or _ALL}", notice=notice)
+    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}", notice=notice)
 
 
 def _used(call: Call) -> Mapping[str, list[str]]:

@@ -26,13 +26,13 @@ from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
 from bridge.runtime import moments
 
-PER_PAGE = 100
+PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
 FIELDS = (
     *("recipient", "sender", "subject", "tag", "state", "since"),
     *("until", "client", "decision", "tenant", "listener"),
 )
-_REPAIR_S = 600.0  # how often the index is compared with the store
+_REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Choose at least one mail: nothing was done."
 
 

@@ -36,10 +36,16 @@ function watch(part) {
   window.addEventListener("pagehide", () => source.close());
 }
 
+function reloadSoon(part) {
+  const isTyping = () => document.activeElement instanceof HTMLInputElement || document.activeElement instanceof HTMLTextAreaElement;
+  window.setTimeout(() => { if (isTyping()) reloadSoon(part); else window.location.reload(); }, Number(part.dataset.reload) * 1000);
+}
+
 showTimes(document);
 document.querySelector(".side nav [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
 fillZones(document);
 document.querySelectorAll("[data-live]").forEach(watch);
+document.querySelectorAll("[data-reload]").forEach(reloadSoon);
 const once = document.querySelector("[data-submit-now] form");
 if (once) once.requestSubmit();
 for (const field of document.querySelectorAll("select[data-submit]")) {
