@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -20,11 +21,12 @@ from bridge.console import database
 from bridge.console.attempts import MAX_PER_ADDRESS
 from bridge.console.audit import Audit, AuditEntry
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
+from bridge.console.jobs import UNDO_S, Job, Jobs, State
 from bridge.console.roles import Role
 from bridge.console.sessions import SessionLimits, Sessions
 from bridge.console.tokens import form_token
 from bridge.console.users import Users
-from bridge.testing import free_port, until
+from bridge.testing import eventually, free_port, until
 from tests.console.console_kit import PASSWORD, TENANT_A, TENANT_B, ConsoleProcess, World, console_process
 from tests.console.held_kit import held_ids, hold
 from tests.console.test_console_quarantine import wait_for_jobs
@@ -309,3 +311,26 @@ def test_finished_actions_are_not_kept_without_end(shared: World) -> None:
         assert job is not None
         assert browser.post("/quarantine/actions/undo", {"job": job[1]}).status == 303
     assert browser.get("/quarantine/jobs").text.count('data-job="undone"') == 30
+
+
+async def test_actions_at_the_end_of_the_process() -> None:
+    """What waits is dropped, and what runs ends with its own result."""
+    jobs, dropped, ended, go_on = Jobs(), [], [], asyncio.Event()
+
+    async def drop(job: Job) -> None:
+        dropped.append(job.id)
+
+    async def work(job: Job) -> None:
+        await go_on.wait()
+        ended.append((job.id, jobs.is_stopping))
+
+    running = jobs.begin("ann", "", ("Delete", "deleted"), ("M1",), work, drop)
+    await eventually(lambda: running.state is State.RUNNING, "the action to run", UNDO_S + 10)
+    waiting = jobs.begin("ann", "", ("Delete", "deleted"), ("M2",), work, drop)
+    await asyncio.sleep(0)  # until it waits
+    stopping = asyncio.create_task(jobs.stop(30))
+    await eventually(lambda: dropped == [waiting.id], "the other one to be dropped")
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert ended == [(running.id, True)] and running.state is State.DONE

@@ -21,6 +21,7 @@ from bridge.console.users import Proven
 _NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
 # Each attempt takes 64 MiB and a tenth of a second: a flood of them must take neither from those who have signed in.
 _attempts = Queue(CapacityLimiter(2), max_waiting=10)
+_links = Queue(CapacityLimiter(2), max_waiting=20)  # of their own: they work while passwords are being tried out
 _WRONG = "The name or the password is not right."
 
 
@@ -78,7 +79,7 @@ async def note_refused(call: Call, action: str, why: str) -> None:
             call.sources.audit.write(None, call.address, action, detail=why, result=audit_log.REFUSED)
         return wait_s
 
-    if wait_s := await call.run_among_few(_attempts, note):
+    if wait_s := await call.run_among_few(_links, note):
         raise _too_many(wait_s)
 
 
@@ -90,7 +91,7 @@ async def link(call: Call) -> Response:
 
 
 async def enter(call: Call) -> Response:
-    person = await call.run_among_few(_attempts, call.sources.links.use, call.form.get("token", ""))
+    person = await call.run_among_few(_links, call.sources.links.use, call.form.get("token", ""))
     if person is None:
         await note_refused(call, "signed in by a link", "used before, too old, or not a link")
         text = "This link was used before, or is too old. The command `scanbridge console link` makes another one."
