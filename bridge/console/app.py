@@ -48,8 +48,10 @@ def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def
     """A page for requests that no row is for."""
     guard = Guard(console, Route("/", handler, role=None))
 
-    async def answer(request: Request, _: Exception) -> Response:
-        return await guard(request)
+    async def answer(request: Request, exc: Exception) -> Response:
+        response = await guard(request)
+        response.headers.update(getattr(exc, "headers", None) or {})  # RFC 9110 15.5.6: Allow
+        return response
 
     return answer
 

@@ -164,12 +164,31 @@ def test_a_file_with_dangerous_entries_needs_a_second_look(empty: Listed) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("f.json", b"{"), ("f.txt", b"\xff\xfe"), ("f.txt", b""), ("f.jsonl", b"{\n")]
+    ("name", "content"),
+    [
+        ("f.json", b"{"),
+        ("f.txt", b"\xff\xfe"),
+        ("f.txt", b""),
+        ("f.jsonl", b"{\n"),
+        ("deep.yml", b"[" * 1_000_000),
+        ("large.yml", b"- a@b.example\n" * 200_000),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, content: bytes) -> None:
     """The page says what is wrong with it."""
     answer = send_file(empty.admin, "/lists/actions/upload", name, content, list="large", tenant="all")
     assert answer.status == 400 and 'class="problem"' in answer.text
+
+
+def test_a_file_is_applied_only_to_a_list_that_is_still_theirs(empty: Listed) -> None:
+    """Somebody who sends a file, and belongs to another tenant when it is applied."""
+    page = send_file(empty.releaser, "/lists/actions/upload", "f.txt", b"z@z.example\n", list="large", tenant=TENANT_A)
+    number = re.search(r'name="upload" value="([^"]+)"', page.text)
+    assert number is not None
+    moved = empty.world.console.signed_in(Role.RELEASER, frozenset({TENANT_B}), name="rita")
+    assert moved.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 404
+    assert empty.releaser.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 200
 
 
 def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> None:

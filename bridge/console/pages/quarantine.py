@@ -170,12 +170,19 @@ async def _begin(
     """Do it in ten seconds. The audit log has the order now, and the result of each mail then."""
     mails = mails or await chosen(call)
     person, address, who, audit = call.person, call.address, by(call), call.sources.audit
+    jobs, sessions = call.console.jobs, call.sources.sessions
 
     def write(mail_id: str, detail: str, result: str) -> None:
         audit.write(person, address, words[1], mail=mail_id, detail=detail, result=result)
 
     async def run(job: Job) -> None:
-        for mail in mails:  # one by one: a page of a mail shows its state, and a failure concerns one mail
+        for number, mail in enumerate(mails):  # one by one: a page shows its state, and a failure concerns one mail
+            why = await hindrance(job)
+            if why:
+                left = [one.id for one in mails[number:]]
+                job.fail(f"{_mails(left)}: {why}", len(left))
+                await asyncio.to_thread(write, "", f"not done, {why}: {_mails(left)}", audit_log.FAILED)
+                return
             try:
                 results = await asyncio.to_thread(work, [mail], who)
             except BridgeError as exc:
@@ -188,12 +195,19 @@ async def _begin(
                 else:
                     job.fail(f"{mail.id}: {result.text}")
 
+    async def hindrance(job: Job) -> str:
+        if jobs.is_stopping:
+            return "the console stopped"
+        if job.session and not await asyncio.to_thread(sessions.is_there, job.session):
+            return "the session was ended"
+        return ""
+
     async def dropped(job: Job) -> None:
         await asyncio.to_thread(write, "", f"not done, the console stopped: {_mails(job.mails)}", audit_log.FAILED)
 
     ids = tuple(mail.id for mail in mails)
     try:
-        call.console.jobs.begin(owner(call), words, ids, run, dropped)
+        jobs.begin(owner(call), call.session_label, words, ids, run, dropped)
     except TooManyJobs:
         raise Refused(429, "Too many actions", "Wait until the earlier ones are done. Nothing was done.", 10) from None
     call.audit_detail = f"in 10 seconds: {_mails(ids)}"
@@ -286,7 +300,7 @@ def _next(call: Call, asked: Search, found: list[MailRecord]) -> str:
 
 def _back(call: Call, notice: str = "") -> Response:
     """To the page of the table from which the action came; only our own fields are kept."""
-    given = dict(parse_qsl(call.form.get("back", "")[:8000], max_num_fields=50))
+    given = dict(parse_qsl(call.form.get("back", "")[:8000]))
     kept = {name: given[name] for name in (*FIELDS, "before") if given.get(name)}
     query = urlencode(kept)
     return call.redirect(f"/quarantine?{query}" if query else "/quarantine", notice=notice)
