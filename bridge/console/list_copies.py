@@ -114,9 +114,11 @@ class ListCopies:
         if known is None:
             return
         for entry in added:
+            known.count += not _has(known, entry.entry)
             known.added[entry.entry] = entry.comment
             known.deleted.discard(entry.entry)
         for gone in deleted:
+            known.count -= _has(known, gone)
             known.added.pop(gone, None)
             known.deleted.add(gone)
 
@@ -162,6 +164,10 @@ def _sorted(lines: list[bytes]) -> bytes | mmap.mmap:
 def _directory() -> Path | None:
     place = os.environ.get("RUNTIME_DIRECTORY") or os.environ.get("CACHE_DIRECTORY")
     return Path(place) if place else None
+
+
+def _has(copy: Copy, name: str) -> bool:
+    return any(entry.entry == name for entry in copy.page(name, 0, 100)[0])
 
 
 def _noted(task: asyncio.Task[Copy]) -> None:

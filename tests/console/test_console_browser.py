@@ -79,7 +79,7 @@ def test_every_page_reads_well_and_fits(browser: Any, filled: World, name: str, 
     with window(browser, filled.console, **LOOKS[look]) as page:
         page.goto(PAGES[name])
         if name == "overview":
-            page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+            page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
         assert wrong_for_readers(page) == []
         assert not overflows(page) and "run" not in page.title().split()
         if name in PICTURED:
@@ -141,7 +141,7 @@ def test_the_overview_changes_as_mail_comes(browser: Any, filled: World) -> None
     """Without loading the page again; it says so when the session has ended."""
     with window(browser, filled.console) as page:
         page.goto("/")
-        page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+        page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
         before = page.locator("p.hint", has_text="since the start").inner_text()
         filled.send()
         page.wait_for_function(

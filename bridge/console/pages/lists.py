@@ -66,6 +66,7 @@ async def overview(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     tenant = _scope(call, call.request.query_params.get("tenant", ""))
+    call.audit_detail = f"{call.path['name']} of {tenant or 'the deployment'}"
     return await _list_page(call, call.path["name"], tenant)
 
 
