@@ -103,12 +103,15 @@ def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: 
         page.get_by_role("heading", name="Mail", exact=True).wait_for()
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        if size == NARROW:  # where the search is folded
+            page.locator("[data-finder] > summary").focus()
+            page.keyboard.press("Enter")
         page.get_by_label("Words of the subject").focus()
         page.keyboard.type("invoi*")
         page.keyboard.press("Enter")
-        page.wait_for_url("**/mail?*subject=invoi*")
+        page.wait_for_url("**/mail?subject=invoi*")  # without the fields that are empty: the link can be sent on
         rows = page.locator("tbody tr")
-        assert rows.count() == 4 and "zone=Europe" in page.url
+        assert rows.count() == 4
         rows.first.get_by_role("link").focus()
         page.keyboard.press("Enter")
         page.get_by_text("decided", exact=True).wait_for()

@@ -33,6 +33,7 @@ INVOICE = (
 PAGES = {
     "quarantine": "/quarantine",
     "quarantine-none": "/quarantine?subject=nothing-like-this",
+    "quarantine-groups": "/quarantine?view=groups",
     "quarantine-mistake": "/quarantine?since=bogus",
     "quarantine-mail": "/quarantine/INVOICE",
     "quarantine-source": "/quarantine/INVOICE/source",
@@ -46,6 +47,7 @@ PAGES = {
 
 PICTURES = {
     "quarantine": "light-wide",
+    "quarantine-groups": "light-wide",
     "quarantine-mail": "dark-wide",
     "scan-result": "light-wide",
     "statistics": "light-wide",
