@@ -1,14 +1,15 @@
-"""What quarantined mails have in common: their senders and the reasons why they are held, the largest group first.
+"""What quarantined mails have in common: the reasons why they are held, their senders and the domains of these.
 
-People review groups first and single mails last. A group is named by the id of its newest mail, so that a link to it
-has no address in it. Knows records only; which mails are looked at is the page's choice.
+People review groups first and single mails last. A group has at least two mails, and is named by the id of its newest
+one, so that a link to it has no address in it. Knows records only; which mails are looked at is the page's choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from bridge.mail.address import comparable_domain
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.severity import worst_first
 
@@ -20,29 +21,44 @@ class Group:
     name: str
     newest: MailRecord
     mails: int = 0
-    recipients: int = 0
-    subjects: int = 0
+    senders: set[str] = field(default_factory=set)
+    recipients: set[str] = field(default_factory=set)
+    subjects: set[str] = field(default_factory=set)
 
 
-def by_sender(mails: Iterable[MailRecord]) -> list[Group]:
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The largest first."""
+
+    reasons: list[Group]  # by the worst tag; mail without tags is in no group
+    domains: list[Group]  # of several senders
+    senders: list[Group]
+
+
+def group(mails: Sequence[MailRecord], scores: Mapping[str, float]) -> Groups:
     """`mails` are the newest first."""
-    return _largest(mails, lambda mail: [mail.envelope.sender])
+    domains = _largest(mails, lambda mail: _domain(mail.envelope.sender))
+    return Groups(
+        reasons=_largest(mails, lambda mail: next(iter(worst_first(mail.tags, scores)), None)),
+        domains=[each for each in domains if len(each.senders) > 1],
+        senders=_largest(mails, lambda mail: mail.envelope.sender),
+    )
 
 
-def by_reason(mails: Iterable[MailRecord], scores: Mapping[str, float]) -> list[Group]:
-    """By the worst tag; mail without tags is in no group."""
-    return _largest(mails, lambda mail: worst_first(mail.tags, scores)[:1])
+def _domain(sender: str) -> str | None:
+    domain = comparable_domain(sender.rpartition("@")[2])
+    return f"@{domain}" if domain else None
 
 
-def _largest(mails: Iterable[MailRecord], names: Callable[[MailRecord], list[str]]) -> list[Group]:
+def _largest(mails: Iterable[MailRecord], name_of: Callable[[MailRecord], str | None]) -> list[Group]:
     found: dict[str, Group] = {}
-    recipients: dict[str, set[str]] = {}
-    subjects: dict[str, set[str]] = {}
     for mail in mails:
-        for name in names(mail):
-            found.setdefault(name, Group(name, mail)).mails += 1
-            recipients.setdefault(name, set()).update(mail.envelope.addresses)
-            subjects.setdefault(name, set()).add(mail.subject)
-    for name, group in found.items():
-        group.recipients, group.subjects = len(recipients[name]), len(subjects[name])
-    return sorted(found.values(), key=lambda group: -group.mails)[:MAX_SHOWN]
+        name = name_of(mail)
+        if name is None:
+            continue
+        each = found.setdefault(name, Group(name, mail))
+        each.mails += 1
+        each.senders.add(mail.envelope.sender)
+        each.recipients.update(mail.envelope.addresses)
+        each.subjects.add(mail.subject)
+    return sorted((each for each in found.values() if each.mails > 1), key=lambda each: -each.mails)[:MAX_SHOWN]

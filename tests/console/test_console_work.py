@@ -138,7 +138,7 @@ def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> No
         page.keyboard.press("ArrowDown")
         chosen = page.evaluate("document.activeElement.value")
         page.keyboard.press("Enter")
-        page.wait_for_url(f"**/quarantine/{chosen}")
+        page.wait_for_url(f"**/quarantine/{chosen}?back=subject%3Doffer")
         page.go_back()
 
 

@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.responses import Response
 
 from bridge.console import audit as audit_log
-from bridge.console import quarantine_groups as groups
 from bridge.console.call import Call, Refused
 from bridge.console.jobs import Job, TooManyJobs
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.console.pages.mail import DECISIONS, reader_zone
+from bridge.console.quarantine_groups import group
 from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
 from bridge.errors import BridgeError
@@ -48,7 +48,7 @@ class Search:
     wanted: dict[str, Any] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
     before: str = ""
-    like: str = ""  # the id of a mail: mail of its sender, without the address in the link
+    like: str = ""  # the id of a mail: mail of its sender, without the address in the link; with @, of its domain
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -122,14 +122,12 @@ async def quarantine(call: Call) -> Response:
 async def _grouped(call: Call, asked: Search) -> Response:
     """What the mails have in common: the first step of a review."""
     found = await call.run(_look, call, asked, MAX_GROUPED)
-    scores = call.sources.tag_scores
     return call.page(
         "quarantine_groups.html",
         asked=asked,
         number=len(found),
         is_all=len(found) < MAX_GROUPED,
-        senders=groups.by_sender(found),
-        reasons=groups.by_reason(found, scores),
+        groups=await call.run(group, found, call.sources.tag_scores),
         total=await _total(call),
     )
 
@@ -292,7 +290,7 @@ def read(given: Mapping[str, str]) -> Search:
     typed = {name: given.get(name, "").strip()[:1000] for name in FIELDS}
     zone = reader_zone(given.get("zone", ""))
     like = given.get("like", "")
-    asked = Search(typed, before=given.get("before", "")[:100], like=like if is_mail_id(like) else "")
+    asked = Search(typed, before=given.get("before", "")[:100], like=like if is_mail_id(like.removeprefix("@")) else "")
     for name, text in typed.items():
         if not text:
             continue
@@ -332,11 +330,14 @@ async def _like(call: Call, asked: Search) -> None:
     """Search for the sender of a mail that a link names."""
     if not asked.like:
         return
-    mail = await call.run(call.sources.held, asked.like, call.tenants)
+    mail = await call.run(call.sources.held, asked.like.removeprefix("@"), call.tenants)
     if mail is None:
         asked.mistakes["like"] = "the mail of this link is no longer in the quarantine; search again"
         return
-    asked.wanted["sender"], asked.typed["sender"] = mail.envelope.sender, mail.envelope.sender or "<>"
+    sender = mail.envelope.sender
+    if asked.like.startswith("@"):
+        sender = f"@{sender.rpartition('@')[2]}"
+    asked.wanted["sender"], asked.typed["sender"] = sender, sender or "<>"
 
 
 def _look(call: Call, asked: Search, limit: int = PER_PAGE + 1) -> list[MailRecord]:
