@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
 from bridge import __version__
 from bridge.console.roles import Role
+from bridge.console.url_part import to_part
 from bridge.history.rule_words import ACTIONS
 from bridge.runtime.visible_text import visible, visible_lines
 
@@ -74,7 +75,7 @@ class Renderer:
         self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
         self._jinja.filters |= {"exact": show_exact, "iso": show_iso, "browser": show_browser}
         self._jinja.globals |= {
-            "url": self.url, "quoted": self.quoted, "static": self._static, "version": __version__, "Role": Role,
+            "url": self.url, "part": to_part, "static": self._static, "version": __version__, "Role": Role,
             "ACTIONS": ACTIONS, "tone": lambda word: TONES.get(str(word), "open"),
         }  # fmt: skip
 
@@ -82,10 +83,6 @@ class Renderer:
         """A link to a page of ours; parameters that are empty are left out."""
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return f"{self._root_path}{path}" + (f"?{urlencode(given)}" if given else "")
-
-    def quoted(self, path: str) -> str:
-        """A path with a name in it that is not ours, such as that of a list."""
-        return quote(path, safe="/")
 
     def page(self, template: str, status: int, values: Mapping[str, Any]) -> Response:
         return HTMLResponse(self._jinja.get_template(template).render(values), status_code=status)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from bridge.console.roles import Tenants
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
-from bridge.history.query import By, HistoryQuery, Sum
-from bridge.history.store import HistoryStore
+from bridge.history.query import By, HistoryQuery, Sum, Top
+from bridge.history.store import Found, HistoryStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,14 @@ class TenantHistory:
     def find(self, query: HistoryQuery) -> list[MailEntry]:
         return self.store.find(replace(query, tenants=self.tenants))
 
+    def find_within(self, query: HistoryQuery, seconds: float) -> Found:
+        return self.store.find_within(replace(query, tenants=self.tenants), seconds)
+
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         return self.store.count(by, replace(query, tenants=self.tenants))
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return self.store.top(by, replace(query, tenants=self.tenants), most)
 
     def oldest(self) -> float | None:
         return self.store.oldest()

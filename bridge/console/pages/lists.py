@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console.call import Call, Refused
 from bridge.console.guard import int_or
 from bridge.console.tokens import new_token
+from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
 from bridge.lists.batches import Tally
@@ -66,8 +68,9 @@ async def overview(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     tenant = _scope(call, call.request.query_params.get("tenant", ""))
-    call.audit_detail = f"{call.path['name']} of {tenant or 'the deployment'}"
-    return await _list_page(call, call.path["name"], tenant)
+    name = from_part(call.path["name"])
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}"
+    return await _list_page(call, name, tenant)
 
 
 async def add(call: Call) -> Response:
@@ -134,7 +137,7 @@ async def upload(call: Call) -> Response:
         call.audit_failed, call.audit_detail = True, str(exc)
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), _dangers(call, info, additions))
+    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
     number = _keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
@@ -232,8 +235,7 @@ async def _list_page(call: Call, name: str, tenant: str | None, status: int = 20
 
 
 def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
-    path = call.renderer.quoted(f"/lists/{name}")
-    return call.redirect(f"{path}?tenant={tenant or _ALL}", notice=notice)
+    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}", notice=notice)
 
 
 def _used(call: Call) -> Mapping[str, list[str]]:

@@ -20,6 +20,7 @@ from bridge.console.pages.mail import DECISIONS, reader_zone
 from bridge.console.quarantine_groups import group
 from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
+from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, PAGE, value_of
 from bridge.quarantine.index import Query
@@ -27,7 +28,7 @@ from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
 from bridge.runtime import moments
 
-PER_PAGE = 100
+PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
 MAX_GROUPED = 1000  # mails in which groups are looked for
 FIELDS = (
@@ -198,8 +199,7 @@ async def _list_senders(call: Call, what: str) -> Response:
     verb = f"{what.capitalize()} the {'domains' if listing.whole_domain else 'senders'} of"
     done = f"{what}ed" + (" (domain)" if listing.whole_domain else " (sender)")
     tenants = {tenant for _, tenant in plan.entries}
-    path = call.renderer.quoted(f"/lists/{plan.list_name}")
-    see = f"{path}?tenant={tenants.pop() or 'all'}" if len(tenants) == 1 else "/lists"
+    see = f"/lists/{to_part(plan.list_name)}?tenant={tenants.pop() or 'all'}" if len(tenants) == 1 else "/lists"
     return await _begin(call, (verb, done), work, mails, see)
 
 

@@ -70,6 +70,11 @@ function foldSearch() {
   if (finder && !("used" in finder.dataset) && window.matchMedia("(max-width: 44rem)").matches) finder.open = false;
 }
 
+function reloadSoon(part) {
+  const isTyping = () => document.activeElement instanceof HTMLInputElement || document.activeElement instanceof HTMLTextAreaElement;
+  window.setTimeout(() => { if (isTyping()) reloadSoon(part); else window.location.reload(); }, Number(part.dataset.reload) * 1000);
+}
+
 showTimes(document);
 foldSearch();
 document.querySelector(".side nav [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
@@ -78,6 +83,7 @@ document.querySelectorAll("[data-live]").forEach(watch);
 document.querySelectorAll("form[role=search]").forEach((form) => form.addEventListener("submit", () => tidy(form)));
 document.addEventListener("submit", busy);
 window.addEventListener("pageshow", (event) => { if (event.persisted) restore(); });
+document.querySelectorAll("[data-reload]").forEach(reloadSoon);
 const once = document.querySelector("[data-submit-now] form");
 if (once) once.requestSubmit();
 for (const field of document.querySelectorAll("select[data-submit]")) {
