@@ -12,6 +12,7 @@ from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
 from bridge.console.live import Live
+from bridge.console.pages import quarantine
 from bridge.console.render import Renderer
 from bridge.console.route import Route
 from bridge.console.routes import ROUTES
@@ -19,7 +20,8 @@ from bridge.console.sources import Sources
 
 
 def create_console(sources: Sources) -> Console:
-    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin))
+    words = tuple(sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS)))
+    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin), audit_words=words)
 
 
 def create_app(console: Console) -> ASGIApp:

@@ -119,6 +119,7 @@ class Call:
             "form_token": form_token(self.session) if self.session else "",
             "navigation": navigation(self.person_or_none, here),
             "here": here,
+            "tenant_name": self.sources.tenant_name,
             "notice": NOTICES.get(self.request.query_params.get("notice", ""), ""),
         }
         return self.renderer.page(template, status, {**common, **values})

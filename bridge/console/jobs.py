@@ -50,6 +50,7 @@ class Job:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended_at: float = 0.0
+    see: str = ""  # the page that shows the result
 
     @property
     def wait_s(self) -> float:
@@ -61,7 +62,7 @@ class Job:
 
     def succeeded(self, note: str = "") -> None:
         self.done += 1
-        if note and len(self.notes) < MAX_PROBLEMS:
+        if note and note not in self.notes and len(self.notes) < MAX_PROBLEMS:
             self.notes.append(note)
 
     def fail(self, problem: str, mails: int = 1) -> None:
@@ -85,14 +86,21 @@ class Jobs:
         self.is_stopping = False
 
     def begin(
-        self, owner: str, session: str, words: tuple[str, str], mails: tuple[str, ...], work: Work, dropped: OnDropped
+        self,
+        owner: str,
+        session: str,
+        words: tuple[str, str],
+        mails: tuple[str, ...],
+        work: Work,
+        dropped: OnDropped,
+        see: str = "",
     ) -> Job:
         """Do `work` after ten seconds, unless it is taken back; `dropped` if the console stops before. Must run in the
         event loop. Raises TooManyJobs."""
         self._forget()
         if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
             raise TooManyJobs
-        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S, session)
+        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S, session, see=see)
         self._jobs[job.id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, work, dropped))
         return job

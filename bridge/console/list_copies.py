@@ -229,7 +229,10 @@ class ListCopies:
     ) -> None:
         """The service has made these changes. A copy that is being made may lack them, too."""
         added, deleted = list(added), list(deleted)
-        for one in (self._copies.get((name, tenant)), self._reading.get((name, tenant))):
+        if (known := self._copies.get((name, tenant))) is not None:
+            known.count += sum(not _has(known, entry.entry) for entry in added)
+            known.count -= sum(_has(known, gone) for gone in deleted)
+        for one in (known, self._reading.get((name, tenant))):
             if one is not None:
                 one.changes.note(added, deleted)
 
@@ -300,6 +303,10 @@ async def _read(client: ListClient, key: Key, reading: Reading) -> Maker:
 def _directory() -> Path | None:
     place = os.environ.get("RUNTIME_DIRECTORY") or os.environ.get("CACHE_DIRECTORY")
     return Path(place) if place else None
+
+
+def _has(copy: Copy, name: str) -> bool:
+    return any(entry.entry == name for entry in copy.page(name, 0, 100)[0])
 
 
 def _noted(task: asyncio.Task[Copy]) -> None:

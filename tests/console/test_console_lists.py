@@ -203,7 +203,7 @@ def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> N
     warned = browser.post("/quarantine/actions/block", {"mail": "GMAIL", "domain": "yes"})
     assert warned.status == 409 and "gmail.com is a large mail provider" in warned.text
     said = wait_for_jobs(browser)
-    assert "spammer@bulk.example added to large" in said and "@partner.example added to partners" in said
+    assert "spammer@bulk.example was added to large" in said and "@partner.example was added to partners" in said
     blocked = empty.service.entries("large", TENANT_A)
     assert list(blocked) == ["spammer@bulk.example"] and "by console:rita" in blocked["spammer@bulk.example"]
     assert list(empty.service.entries("partners", TENANT_A)) == ["@partner.example"]

@@ -115,4 +115,4 @@ def test_columns_fit_into_the_plot() -> None:
     """The largest number reaches the top, and an hour without mail has no height."""
     found = columns([("2026-01-31 12:00", 0, 0), ("2026-01-31 13:00", 10, 0), ("2026-01-31 14:00", 5, 0)])
     assert [column.height for column in found] == [0, 150, 75] and found[1].y == 8 and found[1].parity == "even"
-    assert found[0].mark == "31 12:00" and columns([]) == []
+    assert found[0].mark == "Sat 12:00" and columns([]) == []

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from email.message import EmailMessage
 from email.policy import SMTP
+from email.utils import formatdate, make_msgid
 from typing import Any, TypeVar
 
 from bridge.cli.quarantine.releasing import release_one
@@ -142,7 +143,7 @@ class ConsoleMailActions:
     async def _report_one(self, session: Session, mail: MailRecord, relay: Relay, to: str) -> Result:
         try:
             content = beginning(session.quarantine.chunks(mail.id), _MAX_REPORTED)[mail.head_size :]
-            reply = await _send(relay, _report_of(mail, content, to), to)
+            reply = await _send(relay, _report_of(mail, content, to, session.by, wiring.hostname(session.config)), to)
         except (BridgeError, OSError) as exc:
             return Result(mail.id, f"not reported: {exc}", is_done=False)
         session.note_report(mail, reply)
@@ -153,15 +154,18 @@ def _listed(each: Addition, list_name: str) -> Result:
     if each.problem or not (each.added or each.is_there):
         why = each.problem or "another entry is dangerous"
         return Result(each.mail.id, f"not added to {list_name}: {why}", is_done=False)
-    return Result(each.mail.id, f"{each.entry} {'added to' if each.added else 'already on'} {list_name}")
+    scope = f" for the tenant {each.tenant}" if each.tenant else ""
+    return Result(each.mail.id, f"{each.entry} {'was added to' if each.added else 'was already on'} {list_name}{scope}")
 
 
-def _report_of(mail: MailRecord, content: bytes, to: str) -> bytes:
+def _report_of(mail: MailRecord, content: bytes, to: str, by: str, host: str) -> bytes:
     """The mail as an attachment that nothing opens by itself."""
     report = EmailMessage(policy=SMTP)
-    report["To"], report["Subject"] = to, f"Not spam: {mail.id}"
+    report["From"], report["To"], report["Subject"] = f"scanbridge@{host}", to, f"Not spam: {mail.id}"
+    report["Date"], report["Message-ID"] = formatdate(), make_msgid(domain=host)
+    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by itself
     ggrid = str(mail.facts.get("ggrid") or "")
-    report.set_content(f"A person says that this mail is not spam.\n\nid: {mail.id}\nggrid: {ggrid}\n")
+    report.set_content(f"{by} reports that this mail is not spam.\n\nid: {mail.id}\nggrid: {ggrid}\n")
     report.add_attachment(content, "application", "octet-stream", filename=f"{mail.id}.eml")
     return report.as_bytes()
 

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from bridge.console.call import Call, Queue, Refused
 from bridge.console.guard import int_or
-from bridge.console.pages.quarantine import owner
+from bridge.console.pages.quarantine import own_query, owner
 from bridge.console.preview import document
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
@@ -52,6 +52,7 @@ async def held(call: Call) -> Response:
     return call.page(
         "held_mail.html",
         mail=mail,
+        back=own_query(call.request.query_params.get("back", "")),
         content=content,
         problem=problem,
         tags=[(tag, scores.get(tag)) for tag in worst_first(mail.tags, scores)],

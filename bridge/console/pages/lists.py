@@ -72,7 +72,9 @@ async def overview(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     tenant = _scope(call, call.request.query_params.get("tenant", ""))
-    return await _list_page(call, from_part(call.path["name"]), tenant)
+    name = from_part(call.path["name"])
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}"
+    return await _list_page(call, name, tenant)
 
 
 async def add(call: Call) -> Response:

@@ -75,7 +75,8 @@ async def _scan(call: Call) -> Response:
         "parts": parts,
         "took_s": took_s,
     }
-    return _page(call, 200, typed=typed, size=len(content), **values)
+    name = (file.filename or "") if file is not None else ""
+    return _page(call, 200, typed=typed, size=len(content), file_name=name, **values)
 
 
 def by_analyzer(tags: tuple[str, ...], scores: Mapping[str, float]) -> Iterator[Analyzer]:
@@ -130,5 +131,6 @@ def _page(call: Call, status: int = 200, **more: Any) -> Response:
         "analyzers": [],
         "parts": None,
         "took_s": 0.0,
+        "file_name": "",
     }
     return call.page("scan.html", status, **{**values, "size": 0, "tenants": _tenants(call), **more})

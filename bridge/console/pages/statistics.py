@@ -37,6 +37,7 @@ _FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
 _MAX_KEPT = 60
 _TOP = 10
 _EXPORTED = 10_000  # lines of one file
+_HOURS_SHOWN = 48  # with more hours, days are marked
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 44, 22
 FORMATS = {"csv": "text/csv; charset=utf-8", "json": "application/json", "svg": "image/svg+xml"}
 
@@ -165,7 +166,7 @@ def columns(lines: list[Line]) -> list[Column]:
     """Where the bars of the plot are."""
     most = max((mails for _, mails, _ in lines), default=0) or 1
     step = (_WIDTH - _LEFT) / max(len(lines), 1)
-    every = -(-len(lines) // 8) or 1
+    marks = _marks([label for label, _, _ in lines])
     room = _HEIGHT - _BOTTOM - 8
     return [
         Column(
@@ -175,16 +176,28 @@ def columns(lines: list[Line]) -> list[Column]:
             height=round(room * mails / most, 2),
             label=label,
             mails=mails,
-            mark=_mark(label) if number % every == 0 and _LEFT + number * step < _WIDTH - 60 else "",
-            parity="even" if number // every % 2 else "odd",
+            mark=marks.get(number, ("", ""))[0] if _LEFT + number * step < _WIDTH - 40 else "",
+            parity=marks.get(number, ("", ""))[1],
         )
         for number, (label, mails, _) in enumerate(lines)
     ]
 
 
-def _mark(label: str) -> str:
-    """`2026-01-31 12:00` as `31 12:00`, and `2026-01-31` as `01-31`."""
-    return label[8:] if " " in label else label[5:]
+def _marks(labels: list[str]) -> dict[int, tuple[str, str]]:
+    """What is written below which column: hours of a day, the first hour of each day of a week, some days of a month.
+
+    With `odd` or `even`: every second one is left out on narrow screens.
+    """
+    if not labels or " " not in labels[0]:  # days
+        chosen, form = list(range(0, len(labels), -(-len(labels) // 8) or 1)), "%d %b"
+    elif len(labels) <= _HOURS_SHOWN:
+        chosen, form = list(range(0, len(labels), -(-len(labels) // 8))), "%a %H:%M"
+    else:
+        chosen, form = [number for number, label in enumerate(labels) if label.endswith(" 00:00")], "%a %d"
+    return {
+        number: (datetime.fromisoformat(labels[number]).strftime(form), "even" if place % 2 else "odd")
+        for place, number in enumerate(chosen)
+    }
 
 
 def _count(counted: Counted, history: TenantHistory, period: str) -> None:
