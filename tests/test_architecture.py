@@ -63,7 +63,7 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "nats": {"events"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console", "lists"},
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon", "console"},
     "jinja2": {"console"},

@@ -15,6 +15,7 @@ from bridge.daemon import certificates, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
+from bridge.daemon.personal_wiring import personal_filter
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
@@ -86,6 +87,7 @@ class Components:
             late=core.late,
             limit=self.limit,
             envelope_lists=wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
+            personal=personal_filter(self.config, core.personal),
         )
 
     @property

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import personal_wiring, resources, wiring
 from bridge.daemon.events import Events
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
+from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.daemon.reload import ReloadHistory
 from bridge.daemon.workers.worker_context import WorkerContext
 from bridge.filter.admission import Admission
@@ -45,6 +46,7 @@ class Core:
     spool: Spool
     late: LateDecisions | None
     list_refresh: ListRefresh
+    personal: PersonalRefresh
     mail_log: MailLog
     recent: RecentMails
     history: Recorder | None
@@ -92,6 +94,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         spool=worker.spool(*wiring.spool_settings(conf)),
         late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
+        personal=personal_wiring.refresh(conf, state),
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         recent=RecentMails(),
         history=wiring.recorder(

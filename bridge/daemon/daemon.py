@@ -268,7 +268,13 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     await _listen(running)
     background = (
         *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
-        *(core.lag.watch(), core.list_refresh.watch(), MallocTrim().watch(), view.publish_regularly()),
+        *(
+            core.lag.watch(),
+            core.list_refresh.watch(),
+            core.personal.watch(),
+            MallocTrim().watch(),
+            view.publish_regularly(),
+        ),
         *(watch_next_hops(running), watch_event_sources(running)),
     )
     for work in background:
@@ -285,6 +291,8 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
     if not core.worker.has_supervisor:  # otherwise the supervisor has done it
         quarantine_upkeep.clean(running.components.quarantine)
     await core.list_refresh.start()
+    ending.callback(core.personal.close)
+    await core.personal.start()
 
 
 async def _listen(running: Running) -> None:
