@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from bridge.config.model import Config
 from bridge.daemon import personal_wiring, resources, wiring
 from bridge.daemon.events import Events
+from bridge.daemon.feedback import Feedback
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
 from bridge.daemon.personal_refresh import PersonalRefresh
@@ -52,6 +53,7 @@ class Core:
     history: Recorder | None
     tracing: Tracing | None
     events: Events
+    feedback: Feedback
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
 
@@ -102,6 +104,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         ),
         tracing=wiring.tracing(conf),
         events=Events(metrics, is_ours=lambda: worker.is_first),
+        feedback=Feedback(metrics),
     )
 
 
