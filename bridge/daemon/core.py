@@ -104,7 +104,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         ),
         tracing=wiring.tracing(conf),
         events=Events(metrics, is_ours=lambda: worker.is_first),
-        feedback=Feedback(metrics),
+        feedback=Feedback(state, metrics, is_ours=lambda: worker.is_first),
     )
 
 

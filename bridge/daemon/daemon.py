@@ -280,7 +280,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
             MallocTrim().watch(),
             view.publish_regularly(),
         ),
-        *(watch_next_hops(running), watch_event_sources(running), core.feedback.watch(running)),
+        *(watch_next_hops(running), watch_event_sources(running), core.feedback.watch(lambda: running.config)),
     )
     for work in background:
         tasks.start(work)

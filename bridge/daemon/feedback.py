@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, history_place
@@ -21,9 +21,6 @@ from bridge.feedback.report import ReportKind, ReportState
 from bridge.feedback.store import ReportStore, Totals, Waiting
 from bridge.history.entry import LaterEvent
 from bridge.observe.metrics import Metrics
-
-if TYPE_CHECKING:
-    from bridge.daemon.running import Running
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +34,9 @@ Rows = Iterable[tuple[tuple[str, ...], float]]
 class Feedback:
     """`watch` until cancelled."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
+        self._state = state
+        self._is_ours = is_ours
         self.totals = Totals({})
         self.problem = ""
         self._not_before = 0.0
@@ -46,11 +45,12 @@ class Feedback:
         metrics.reports.read = self._rows
         metrics.reports_waiting.read = lambda: [((), float(self.totals.waiting))]
 
-    async def watch(self, running: Running) -> None:
+    async def watch(self, config: Callable[[], Config]) -> None:
+        """`config`: the configuration at this moment."""
         while True:
-            if running.core.worker.is_first:
+            if self._is_ours():
                 try:
-                    await asyncio.to_thread(self._work, running.config, running.core.state)
+                    await asyncio.to_thread(self._work, config(), self._state)
                 except BridgeError as exc:
                     self._fail(str(exc))
                 except Exception:  # the next turn may succeed

@@ -43,6 +43,7 @@ from bridge.matching import spelling
 from bridge.runtime import database, durable_files
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
+from bridge.runtime.visible_text import visible
 
 FILE = "personal.sqlite"
 MAX_ENTRIES = 200
@@ -255,7 +256,7 @@ def normal_recipient(text: str) -> str:
     try:
         return _short(spelling.address(text.strip().strip("<>")))
     except ValueError as exc:
-        raise BadEntry(f"the recipient is {exc}") from exc
+        raise BadEntry(_said(text, exc)) from exc
 
 
 def normal_sender(text: str) -> str:
@@ -264,10 +265,15 @@ def normal_sender(text: str) -> str:
     try:
         normal = _short(spelling.normalise("sender", text))
     except ValueError as exc:
-        raise BadEntry(f"the sender is {exc}" if str(exc).startswith("not ") else str(exc)) from exc
+        raise BadEntry(_said(text, exc)) from exc
     if normal.startswith("@") and "." not in normal:
         raise BadEntry(f"{normal[1:]} is no domain of one sender: write one such as example.org")
     return normal
+
+
+def _said(text: str, exc: ValueError) -> str:
+    shown = visible(text[:_MAX_ADDRESS]) or "an empty text"
+    return f"{shown} is {exc}" if str(exc).startswith("not ") else f"{shown}: {exc}"
 
 
 def _short(text: str) -> str:
