@@ -137,7 +137,9 @@ class Reporter:
         except LearningUnavailable as exc:
             self._store.wait(mail.key, by, mail.content)
             return ReportState.WAITING, f"rspamd will learn it later ({exc})"
-        return ReportState.LEARNED, "learned by rspamd" if is_new else "rspamd had learned it before"
+        if not is_new:
+            return ReportState.KNOWN, "rspamd knew it already"
+        return ReportState.LEARNED, "learned by rspamd"
 
     def _send(self, kind: ReportKind, mail: ReportedMail) -> str:
         """Raises BridgeError."""
@@ -190,7 +192,7 @@ def _mail_about(kind: ReportKind, mail: ReportedMail, to: str) -> bytes:
     """The mail as an attachment that nothing opens by itself."""
     report = EmailMessage(policy=SMTP)
     name = mail.id.replace(":", "-")
-    report["To"], report["Subject"] = to, f"{kind.words.capitalize()}: {mail.id}"
+    report["To"], report["Subject"] = to, f"{kind.words.capitalize()}: {mail.id[:40]}"
     report["Auto-Submitted"] = "auto-generated"
     report.set_content(f"A person says that this mail is {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
     report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")

@@ -124,18 +124,18 @@ class Feedback:
 def _learn(learning: Learning, waiting: Waiting) -> ReportState:
     """Raises LearningUnavailable."""
     try:
-        learning.learn(waiting.kind, waiting.content)
+        is_new = learning.learn(waiting.kind, waiting.content)
     except LearningRefused as exc:
         log.info("feedback: %s: %s", waiting.mail, exc)
         return ReportState.REFUSED
-    return ReportState.LEARNED
+    return ReportState.LEARNED if is_new else ReportState.KNOWN
 
 
 def _note(conf: Config, state: Path, waiting: Waiting, result: ReportState) -> None:
     """In the history, if the mail is in it; without one, nothing is lost but this line."""
     if ":" in waiting.mail or not conf.history.enabled:
         return
-    event = f"learned as {waiting.kind.words}" if result is ReportState.LEARNED else "not learned"
+    event = "not learned" if result is ReportState.REFUSED else f"learned as {waiting.kind.words}"
     try:
         store = history_place.history(conf, state)
         try:

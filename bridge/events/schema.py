@@ -121,9 +121,9 @@ REPORTED: dict[str, Schema] = {
     "by": _text("Who reported it."),
     "kind": _text("What the person says that it is.", enum=["spam", "ham"]),
     "result": _text(
-        "`learned`: rspamd has learned it. `noted`: there is nobody to learn it. `refused`: rspamd cannot learn from "
-        "this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
-        enum=["learned", "noted", "refused", "waiting"],
+        "`learned`: rspamd has learned it. `known`: rspamd knew it already. `noted`: there is nobody to learn it. "
+        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
+        enum=["learned", "known", "noted", "refused", "waiting"],
     ),
 }
 LIST: dict[str, Schema] = {

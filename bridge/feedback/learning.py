@@ -21,6 +21,7 @@ from bridge.runtime.visible_text import visible
 _PATHS = {ReportKind.SPAM: "/learnspam", ReportKind.HAM: "/learnham"}
 _MAX_ANSWER = 64 * 1024
 _LEARNED_BEFORE = 208  # rspamd's answer to a mail that it knows
+_RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its statistics are sure about already
 
 
 class LearningUnavailable(BridgeError):
@@ -58,7 +59,7 @@ class Learning:
         self._http.close()
 
     def learn(self, kind: ReportKind, content: bytes) -> bool:
-        """False if rspamd had learned it before. Raises LearningUnavailable, LearningRefused."""
+        """False if rspamd knew it already. Raises LearningUnavailable, LearningRefused."""
         if len(content) > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"
@@ -77,7 +78,7 @@ class Learning:
 def _read(status: int, body: bytes, phrase: str) -> bool:
     said, is_success = _said(body)
     said = said or phrase  # of a 204, which has no body
-    if status == _LEARNED_BEFORE:
+    if status == _LEARNED_BEFORE or _RECOGNISED in said:
         return False
     if status == 200 and is_success:
         return True

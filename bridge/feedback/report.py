@@ -18,6 +18,7 @@ class ReportKind(StrEnum):
 
 class ReportState(StrEnum):
     LEARNED = "learned"  # rspamd has learned from it
+    KNOWN = "known"  # rspamd had learned it before, or recognises such mail already
     NOTED = "noted"  # nobody is configured to learn; it is in the history, and was mailed if there is an address
     REFUSED = "refused"  # noted, but rspamd cannot learn from this mail
     WAITING = "waiting"  # rspamd could not be reached; the daemon tries again

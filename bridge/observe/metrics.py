@@ -312,7 +312,7 @@ class Metrics(Collector):
         self.reports = Gauge(
             "scanbridge_reports",
             "Mails that people reported as `spam` or `ham` (not spam), since the database was made: learned by rspamd, "
-            "only noted, or refused by rspamd.",
+            "known to it already, refused by it, or only noted.",
             ("kind", "result"),
         )
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
