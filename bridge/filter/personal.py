@@ -45,8 +45,7 @@ _WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
 class Table(Protocol):
     """The entries of all recipients; addresses are in the spelling of entries."""
 
-    @property
-    def is_empty(self) -> bool: ...
+    is_empty: bool
 
     def has(self, recipient: str) -> bool: ...
 
@@ -90,7 +89,10 @@ class PersonalLists:
         table = self.source.table
         if table.is_empty:
             return False
-        return any(table.has(comparable_address(recipient.address)) for recipient in envelope.recipients)
+        for recipient in envelope.recipients:  # noqa: SIM110 - `any` takes twice the time
+            if table.has(comparable_address(recipient.address)):
+                return True
+        return False
 
     def fates(
         self, envelope: Envelope, head: bytes, tenant: str | None, rule: Rule, result: AnalysisResult | None

@@ -1,7 +1,7 @@
 """The personal lists in memory: whether a recipient has entries, and which of them match a sender. No I/O.
 
-Holds hashes, 8 bytes for an entry and 8 for a recipient: a million entries must not cost every worker 100 MB. Python's
-hash of a text depends on a secret of the process, so nobody can choose an address that collides with another one.
+Holds hashes, 8 bytes for an entry and some 70 for a recipient: a million entries must not cost every worker 100 MB.
+Python's hash of a text depends on a secret of the process, so nobody can choose an address that collides with another.
 
 A table never changes: `after` makes another one, in a thread, and mail in processing continues with the old one.
 """
@@ -21,21 +21,22 @@ _MERGE_AT = 1000  # changes that are kept apart until the sorted array is made a
 class PersonalTable:
     """`is_empty` is all that a mail looks at while nobody has entries."""
 
-    def __init__(self, recipients: _Hashes, entries: _Hashes) -> None:
+    __slots__ = ("_entries", "_recipients", "is_empty")
+
+    def __init__(self, recipients: set[int], entries: _Hashes) -> None:
         self._recipients = recipients
         self._entries = entries
+        self.is_empty = not entries.size
 
     @classmethod
     def of(cls, entries: Iterable[Change]) -> PersonalTable:
-        table = cls(_Hashes(), _Hashes())
+        recipients: set[int] = set()
+        found = _Hashes()
         for entry in entries:
-            table._add(entry)
-        table._merge()
-        return table
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._entries.size
+            recipients.add(hash(entry.recipient))
+            found.put(_key(entry.kind, entry.recipient, entry.sender))
+        found.merge()
+        return cls(recipients, found)
 
     def __len__(self) -> int:
         return self._entries.size
@@ -50,23 +51,16 @@ class PersonalTable:
 
     def after(self, changes: Iterable[Change]) -> PersonalTable:
         """The table with these changes. A recipient whose last entry is removed is only looked up in vain."""
-        table = PersonalTable(self._recipients.copy(), self._entries.copy())
+        recipients, entries = set(self._recipients), self._entries.copy()
         for change in changes:
             for kind in Kind:
-                table._entries.discard(_key(kind, change.recipient, change.sender))
+                entries.discard(_key(kind, change.recipient, change.sender))
             if change.kind:
-                table._add(change)
-        if table._entries.is_due or table._recipients.is_due:
-            table._merge()
-        return table
-
-    def _add(self, entry: Change) -> None:
-        self._recipients.put(hash(entry.recipient))
-        self._entries.put(_key(entry.kind, entry.recipient, entry.sender))
-
-    def _merge(self) -> None:
-        self._entries.merge()
-        self._recipients.merge()
+                recipients.add(hash(change.recipient))
+                entries.put(_key(change.kind, change.recipient, change.sender))
+        if entries.is_due:
+            entries.merge()
+        return PersonalTable(recipients, entries)
 
 
 class _Senders:
