@@ -13,10 +13,8 @@ applies to everybody.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisResult, Decision
@@ -26,18 +24,13 @@ from bridge.mail.action import Action
 from bridge.mail.address import comparable_address
 from bridge.mail.envelope import Envelope
 from bridge.mail.list_match import ListAction, ListMatch
+from bridge.matching.dangerous_tags import has_danger
 from bridge.matching.match import address
 from bridge.mime.authors import addresses_in_from
 
 LIST = "personal"  # the name under which matches are logged and counted
 BLOCK, ALLOW = "block", "allow"
 
-# An allow never delivers mail with one of these tags: of what the scanner is sure that it is dangerous, or forged.
-NEVER_ALLOWED = (
-    *("malware:*", "*phish*", "list:blocked-*", "list:*block*", "incomplete", "failed:*", "limit:*"),
-    *("mime:*", "clamav:*", "auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-fail", "auth:spf-fail"),
-)
-_NEVER_ALLOWED = re.compile("|".join(map(translate, NEVER_ALLOWED)), re.IGNORECASE)
 _AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is who he says
 _WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
 
@@ -127,7 +120,7 @@ def _may_allow(rules: PersonalRules, result: AnalysisResult | None) -> bool:
         result is not None
         and result.decision in _WITHHELD
         and result.verdict.lower() in rules.allow_verdicts
-        and not any(map(_NEVER_ALLOWED.match, result.tags))
+        and not has_danger(result.tags)
     )
 
 
