@@ -42,7 +42,7 @@ function onKey(event) {
   else if (key === "x") { box.checked = !box.checked; showChosen(); }
   else if (key === "Enter") box.closest("tr").querySelector(".subject a").click();
   else if (key === "u") { const undo = document.querySelector("[data-undo]"); if (undo) undo.click(); }
-  else if (!"rdnba".includes(key) || !act(box, key)) return;
+  else if (!"rdnsba".includes(key) || !act(box, key)) return;
   event.preventDefault();
 }
 
