@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from bridge.api.changes import Changes
 from bridge.runtime.value import value
 
 SUBMIT_PATH = "/v1/messageQueue/submitEmail"
@@ -53,10 +54,13 @@ class BorderMtaData:
 
 @value
 class AnalysisRequest:
-    """MessageAnalysisRequest: the `parameters` part."""
+    """MessageAnalysisRequest: the `parameters` part, and facts that only other dialects can carry."""
 
     border: BorderMtaData
     tenant_uid: str | None = None
+    queue_id: str | None = None  # the mail server's, else ours
+    client_name: str | None = None  # the verified host name
+    login: str | None = None  # the authenticated user
 
     def to_json(self) -> bytes:
         """Valid JSON whatever a client put into HELO: everything beyond ASCII is written as \\uXXXX.
@@ -101,6 +105,7 @@ class AnalysisResult:
     tags: tuple[str, ...] = ()
     created: str = ""
     completed: str = ""
+    changes: Changes | None = None  # never read from this interface's own answers
 
     def to_dict(self) -> dict[str, Any]:
         return {
