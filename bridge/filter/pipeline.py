@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, assert_never
 from zlib import crc32
 
-from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
+from bridge.api.scanning import AnalysisResult
 from bridge.errors import AmbiguousMail, Saturated, ScanError, ScanRefused, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.actions import Actions
@@ -47,6 +47,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.filter.released import ReleasedMail
+from bridge.filter.scan_request import request_for
 from bridge.filter.slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
@@ -55,7 +56,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client, Session
+from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
@@ -294,6 +295,7 @@ class Filter:
         if is_shadow:
             self._note_would_be(record, rule, is_refused)
             rule = _SHADOW
+            result = replace(result, changes=None) if result is not None and result.changes else result
         return await self._actions.carry_out(record, why, rule, result)
 
     # The steps.
@@ -433,7 +435,7 @@ class Filter:
         try:
             async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
-                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
+                    request_for(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
                 )
         except ScanGoesOn as exc:
             assert late is not None
@@ -473,24 +475,6 @@ def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
     if isinstance(exc, ScanRefused):
         log.error("the scanner refused the request: %s", exc)
     return case_of_error(exc)
-
-
-def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
-    """Names the client only if we were told who it is: otherwise it is our own mail server."""
-    session = tx.session
-    client = session.client if session.is_told else _UNKNOWN
-    return AnalysisRequest(
-        BorderMtaData(
-            envelope_from=tx.envelope.sender,
-            envelope_recipients=tx.envelope.addresses,
-            remote_address=client.address,
-            sender_helo=client.helo,
-        ),
-        tenant,
-    )
-
-
-_UNKNOWN = Client()
 
 
 def _rare_doubts(message: Message) -> list[str]:
