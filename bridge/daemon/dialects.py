@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from bridge import __version__
 from bridge.config.model import Config
 from bridge.config.scanner import Rspamd as RspamdConfig
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
+from bridge.scanner.dialects.mta_hooks import HooksSettings, MtaHooks
 from bridge.scanner.dialects.rspamd import Rspamd, RspamdSettings
 
 
@@ -22,6 +24,8 @@ def dialect(conf: Config) -> MakeDialect:
             settings = RspamdSettings(own.settings_id, own.actions, allowed, conf.headers.prefix)
             return lambda url, secret: Rspamd(url, secret, settings)
         case "mta-hooks":
-            raise NotImplementedError
+            patience_s = max(listener.deadline for listener in conf.listeners)
+            hooks = HooksSettings(__version__, patience_s, allowed, conf.headers.prefix)
+            return lambda url, secret: MtaHooks(url, secret, hooks)
         case unknown:
             assert_never(unknown)

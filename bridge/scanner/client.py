@@ -364,7 +364,8 @@ class Scanner:
         """Request the status of one host. Raises ScanError."""
         deadline = self._loop.time() + timeout_s
         try:
-            status = await self._ask_status(host, deadline)
+            async with host.asking(deadline):
+                status = await self._ask_status(host, deadline)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
@@ -378,7 +379,7 @@ class Scanner:
         return status
 
     async def _ask_status(self, host: Host, deadline: float) -> QueueStatus:
-        """Raises _NotReached, DeadlinePassed, ScanError."""
+        """Raises _NotReached, DeadlinePassed, ScanError. The caller holds `host.asking`."""
         for _ in range(_MAX_STEPS):
             answer = await self._exchange(host, STATUS, deadline)
             host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
@@ -391,12 +392,9 @@ class Scanner:
 
     async def _introduce(self, host: Host, deadline: float) -> None:
         """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""
-        try:
-            async with asyncio.timeout_at(deadline), host.introducing:
-                if not host.dialect.is_ready:
-                    await self._ask_status(host, deadline)
-        except TimeoutError:
-            raise DeadlinePassed(None) from None
+        async with host.asking(deadline):
+            if not host.dialect.is_ready:
+                await self._ask_status(host, deadline)
 
     async def watch(self) -> None:
         """Poll the status of every host until cancelled, each with its own jitter."""

@@ -9,6 +9,8 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
-from bridge.scanner.http import Answer, ScannerConnection, SharedByConnections
+from bridge.scanner.http import Answer, DeadlinePassed, ScannerConnection, SharedByConnections
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class Host:
         self._idle: list[ScannerConnection] = []
         self._shared: SharedByConnections | None = None
         self._closed = False
-        self.introducing = asyncio.Lock()  # see `Scanner._introduce`
+        self._asking = asyncio.Lock()
 
     def begin(self) -> bool:
         """A mail is about to be sent; returns whether it is the circuit's probe. The caller must call `end`."""
@@ -175,6 +177,19 @@ class Host:
         self._asked_at = now
         self.unanswered = 0
         self._has_status = True
+
+    @asynccontextmanager
+    async def asking(self, deadline: float) -> AsyncIterator[None]:
+        """For status requests, one at a time: each may be a step of an introduction. Raises DeadlinePassed."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._asking.acquire()
+        except TimeoutError:
+            raise DeadlinePassed(None) from None
+        try:
+            yield
+        finally:
+            self._asking.release()
 
     def give_up_late(self) -> None:
         """Close the connections of scans whose deadline has passed; they end with ConnectionLost."""

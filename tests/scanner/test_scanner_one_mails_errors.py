@@ -13,6 +13,8 @@ from bridge.scanner.circuit import State
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
 
+pytestmark = pytest.mark.usefixtures("each_dialect")
+
 BAD = b"Subject: bad\r\n\r\nbad\r\n"
 LARGE = BAD + b"x" * 40 * 1024 * 1024
 
@@ -22,7 +24,7 @@ def fails_on_bad(ending: bytes | Callable[[Call], Awaitable[None]]) -> Callable[
 
     async def script(call: Call) -> None:
         assert call.request is not None
-        if b"Subject: bad" not in call.request.body:
+        if b"Subject: bad" not in call.request.content:
             call.say(answer())
         elif isinstance(ending, bytes):
             call.say(ending)
@@ -89,7 +91,7 @@ async def test_a_mail_that_ends_the_scanner_is_a_case_of_its_own() -> None:
 
     async def die(call: Call) -> None:
         nonlocal dead
-        dead = dead or b"Subject: bad" in call.request.body
+        dead = dead or b"Subject: bad" in call.request.content
         if dead:
             call.reset()
         else:
@@ -116,7 +118,7 @@ async def test_two_mails_that_end_the_scanner_together_are_both_suspects() -> No
     first_down = asyncio.Event()
 
     async def die(call: Call) -> None:
-        if b"Subject: bad 2" in call.request.body:
+        if b"Subject: bad 2" in call.request.content:
             await first_down.wait()
         call.reset()
 
@@ -136,7 +138,7 @@ async def test_a_mail_that_ends_the_scanner_over_an_idle_connection_is_a_case_of
     server_ends = asyncio.Event()
 
     async def end(call: Call) -> None:
-        if b"Subject: bad" in call.request.body:
+        if b"Subject: bad" in call.request.content:
             listening.close()
             server_ends.set()
             call.reset()
@@ -263,7 +265,7 @@ async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself(
     """A real outage keeps its own case."""
 
     async def script(call: Call) -> None:
-        await call.until_gone() if b"Subject: bad" in call.request.body else call.say(answer(500, b""))
+        await call.until_gone() if b"Subject: bad" in call.request.content else call.say(answer(500, b""))
 
     async with faults(script) as server, scanner_of(server) as scanner:
         with pytest.raises(ScanTimeout) as caught:
@@ -298,7 +300,7 @@ async def test_a_host_that_is_busy_when_it_is_asked_is_not_blamed() -> None:
     """The mail fails, and our own mail is not answered in time: nothing is known about the host."""
 
     async def script(call: Call) -> None:
-        call.say(answer(500, b"")) if b"Subject: bad" in call.request.body else await call.until_gone()
+        call.say(answer(500, b"")) if b"Subject: bad" in call.request.content else await call.until_gone()
 
     async with faults(script) as server, scanner_of(server, connect_timeout_s=0.1) as scanner:
         for _ in range(4):
