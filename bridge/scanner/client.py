@@ -392,9 +392,14 @@ class Scanner:
 
     async def _introduce(self, host: Host, deadline: float) -> None:
         """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""
-        async with host.asking(deadline):
-            if not host.dialect.is_ready:
-                await self._ask_status(host, deadline)
+        try:
+            async with host.asking(deadline):
+                if not host.dialect.is_ready:
+                    await self._ask_status(host, deadline)
+        except DeadlinePassed as exc:
+            if exc.late is not None:  # an answer to the introduction is not one to the mail
+                exc.late.abandon()
+            raise DeadlinePassed(None) from None
 
     async def watch(self) -> None:
         """Poll the status of every host until cancelled, each with its own jitter."""

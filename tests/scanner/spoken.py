@@ -91,7 +91,8 @@ class SpokenByHooks(Spoken):
         return str(json.loads(body)["envelope"]["from"]["address"])
 
     def content(self, body: bytes) -> bytes:
-        return base64.b64decode(json.loads(body)["rawMessage"], validate=True) if body.startswith(b"{") else body
+        told = json.loads(body) if body.startswith(b"{") else {}
+        return base64.b64decode(told["rawMessage"], validate=True) if "rawMessage" in told else body
 
     def introduction(self, line: str) -> tuple[int, bytes] | None:
         if line.startswith(f"GET {DISCOVERY} "):

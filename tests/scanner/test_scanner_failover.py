@@ -175,7 +175,7 @@ async def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) ->
 
 async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() -> None:
     """It may be frozen; if there is no other host, it is tried."""
-    async with faults(Call.until_gone) as a, faults() as b, scanner_of(a, b) as scanner:
+    async with faults(Call.until_gone, introduces=False) as a, faults() as b, scanner_of(a, b) as scanner:
         with pytest.raises(ScanTimeout):
             await scanner.status(scanner.hosts[0], 0.05)
         prefer(scanner, 0)
@@ -304,7 +304,7 @@ async def test_late_scans_of_a_frozen_host_are_given_up_if_there_is_another_host
 
 async def test_a_host_that_never_answered_a_status_request_is_not_frozen() -> None:
     """Its scans may take as long as they need."""
-    async with faults(Call.until_gone) as a, faults(green()) as b, scanner_of(a, b) as scanner:
+    async with faults(Call.until_gone, introduces=False) as a, faults(green()) as b, scanner_of(a, b) as scanner:
         await scanner.status(scanner.hosts[1], 1.0)
         for _ in range(4):
             with pytest.raises(ScanTimeout):

@@ -84,7 +84,7 @@ async def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
     async with faults(before=lose) as a, faults() as b, scanner_of(a, b) as scanner:
         scanner.hosts[1].in_flight = 1
         assert (await submit(scanner, LARGE, memory_per_mail=0)).decision is Decision.DELIVER
-        assert len(b.requests) == 1 and len(b.requests[0].body) > len(LARGE)
+        assert len(b.requests) == 1 and len(b.requests[0].body) >= len(LARGE)
 
 
 @each_dialect
