@@ -21,6 +21,7 @@ KINDS = (ADD, REMOVE, SUBJECT, REPLY_TEXT)
 MAX_FIELDS = 100  # of each kind in one answer
 _MAX_VALUE = 8192
 _MAX_LINE = 998  # RFC 5322 2.1.1
+_MAX_SUBJECT = 900
 _MAX_REPLY = 200
 
 _NAME = re.compile(r"[!-9;-~]{1,76}")
@@ -67,11 +68,10 @@ class Wishes:
     def subject(self, value: Any) -> None:
         if SUBJECT not in self._allowed or not isinstance(value, str):
             return
-        text = _one_line(value)[:_MAX_VALUE]
-        if not text.isascii():
+        text = _one_line(value)[:_MAX_SUBJECT]
+        if not text.isascii():  # RFC 2047, several words on lines of their own
             text = Header(text, "utf-8", maxlinelen=76, header_name="Subject").encode(linesep="\r\n")
-            text = text.replace("\r\n ", "\r\n\t")
-        self._subject = text if _has_short_lines(text) else None
+        self._subject = text
 
     def reply_text(self, value: Any) -> None:
         if REPLY_TEXT in self._allowed and isinstance(value, str):
@@ -102,7 +102,7 @@ def _field_value(value: Any) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 def _has_short_lines(text: str) -> bool:
