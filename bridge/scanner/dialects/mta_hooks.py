@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from pydantic_core import from_json
-
+from bridge.api.json_answer import read_json
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanUnavailable
 from bridge.mail.message import Message
@@ -109,7 +108,7 @@ class MtaHooks:
             return AnalysisResult(Decision.DELIVER, verdict="accept")
         need_decision(self._url, answer, self._token)
         try:
-            return self._read(from_json(answer.body))
+            return self._read(read_json(answer.body))
         except (ValueError, RecursionError) as exc:
             raise unreadable(self._url, answer, self._token) from exc
 
@@ -191,10 +190,10 @@ class MtaHooks:
         try:
             if self._asked is _OFFER or offer is None:
                 need_status(self._url, answer)
-                self._offer = self._read_offer(from_json(answer.body))
+                self._offer = self._read_offer(read_json(answer.body))
                 return None
             need_status(self._url, answer, 201)
-            self._registration = self._read_registration(from_json(answer.body), offer)
+            self._registration = self._read_registration(read_json(answer.body), offer)
         except (ValueError, RecursionError) as exc:
             raise ScanMalformed(f"{self._url}: {self._asked} cannot be read: {exc!s:.100}") from exc
         if not self.is_ready:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
 from bridge.api.changes import Changes
+from bridge.api.json_answer import read_json
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
@@ -165,9 +164,9 @@ def _value(text: str) -> str:
 def _decoded(body: bytes) -> Any:
     """rspamd repeats bytes of the mail, which need not be UTF-8."""
     try:
-        return from_json(body)
+        return read_json(body)
     except ValueError:
-        return from_json(body.decode("utf-8", "replace"))
+        return read_json(body.decode("utf-8", "replace"))
 
 
 def _items(found: Any) -> Iterable[tuple[Any, Any]]:
