@@ -59,7 +59,9 @@ def need_status(url: str, answer: Answer, expected: int = 200) -> None:
     if answer.status in (401, 403):
         raise TokenRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != expected:
-        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
+        server = answer.headers.get(b"server", b"")
+        hint = "; it is rspamd: set scanner.dialect: rspamd" if server.startswith(b"rspamd/") else ""
+        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}{hint}")
 
 
 def read_status(url: str, answer: Answer) -> QueueStatus:
