@@ -1,6 +1,6 @@
 /* A scanning service that answers "deliver" after a fixed time: scanner PORT [MILLISECONDS].
- * Its cost is next to nothing, so that the peer's own is seen. A question in rspamd's words is answered in them, and as
- * with rspamd the connection ends with the answer, unless the peer asks to keep it (rspamd's own proxy does). */
+ * Its cost is next to nothing, so that the peer's own is seen. A question in rspamd's words is answered in them; below
+ * the path /close the connection ends with the answer, as rspamd does it. */
 #include "net.h"
 
 static const char BODY[] = "{\"ggrid\":\"00000000-0000-4000-8000-000000000000\",\"verdict\":\"clean\",\"decision\":\"deliver\",\"tags\":[],"
@@ -64,7 +64,7 @@ static int take(conn *c, double delay) {
         char *length = strcasestr(head, "\r\ncontent-length:");
         r->left = length ? strtoul(length + 17, NULL, 10) : 0;
         r->answer = strstr(head, "/checkv2") ? RSPAMD : strncmp(head, "POST", 4) == 0 ? BODY : strstr(head, "status") ? STATUS : PING;
-        r->is_last = r->answer == RSPAMD && !strcasestr(head, "connection: keep-alive");
+        r->is_last = r->answer == RSPAMD && strstr(head, "/close/");
         r->in_body = 1;
         consume(&c->in, end + 4 - head);
     }

@@ -84,11 +84,16 @@ class Actions:
         tx = record.tx
         if result is None:
             record.unscanned = unscanned.partition(" ")[0]
-        stamp = self._headers.stamp(tx.id, result, unscanned) + _added(result)
-        if self._relay is None:
-            return Outcome(Action.RELAY, accepted(tx.id), result, stamp, (), _edits(tx, result))
+        stamp = self._headers.stamp(tx.id, result, unscanned)
+        edits: tuple[FieldEdit, ...] = ()
         if result is not None and result.changes is not None:
-            tx = _changed(tx, result.changes)
+            stamp += result.changes.add
+            if self._relay is None:
+                edits = _edits(tx, result)
+            else:
+                tx = _changed(tx, result.changes)
+        if self._relay is None:
+            return Outcome(Action.RELAY, accepted(tx.id), result, stamp, (), edits)
         record.relay_at = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)

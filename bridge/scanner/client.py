@@ -208,10 +208,10 @@ class Scanner:
             host.checked_at = self._loop.time()
             host.check = asyncio.create_task(self._check(host, tenant, limit_s))
 
-    def _check_if_slow(self, host: Host, since: float, tenant: str | None, limit_s: float) -> None:
+    def _check_if_slow(self, host: Host, since: float, request: Request, limit_s: float) -> None:
         """A mail comes close to its deadline: is the host slow, or the mail?"""
         if host.decided_since <= since:
-            self._start_check(host, tenant, limit_s)
+            self._start_check(host, request.tenant_uid, limit_s)
 
     async def _check(self, host: Host, tenant: str | None, limit_s: float) -> bool | None:
         loop = self._loop
@@ -342,7 +342,7 @@ class Scanner:
     ) -> tuple[float, Callable[[], None]]:
         """When the mail counts as slow, and what to do then."""
         check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
-        on_slow = partial(self._check_if_slow, host, now, request.tenant_uid, check_s)
+        on_slow = partial(self._check_if_slow, host, now, request, check_s)
         return deadline - check_s * _CHECK_LEAD, on_slow
 
     async def _connect(self, host: Host, deadline: float) -> ScannerConnection:

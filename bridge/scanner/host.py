@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -233,7 +232,6 @@ class Host:
             ssl=self.tls,
             server_hostname=self.name if self.tls else None,
         )
-        _enable_keepalive(transport.get_extra_info("socket"))
         if self.tls is not None:
             self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return connection
@@ -245,10 +243,3 @@ class Host:
             self.check.cancel()
         while self._idle:
             self._idle.pop().close()
-
-
-def _enable_keepalive(sock: socket.socket) -> None:
-    """Detect a vanished machine within a minute: a late scan may wait much longer than that."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -8,6 +8,7 @@ it is there. If the table is wrong, mail that rspamd rejects is delivered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,10 @@ DECISIONS: Mapping[str, Decision] = {
 _INSTEAD_OF_REJECT = {"discard": Decision.DROP, "quarantine": Decision.QUARANTINE}  # milter.reject
 
 _SPAM_FIELD = "X-Spam"  # as rspamd's proxy writes it for `add header`
+_SUBJECT_ONLY = frozenset([wishes.SUBJECT])
 _MAX_SYMBOLS = 256
 _MAX_WORD = 100
+_ORDINARY = re.compile(r"(?:[A-Z0-9_]{1,100}(?: (?=.)|$))*")  # the names of symbols, joined by spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,9 @@ class Rspamd:
                 decision = Decision.DELIVER
         else:
             milter = {}
-        verdict = next(wishes.names((action,), 1, _MAX_WORD))
-        changes = self._changes(action, found, milter) if self._allowed else None
+        verdict = action if action in DECISIONS else next(wishes.names((action,), 1, _MAX_WORD))
+        may_change = self._allowed and (self._allowed != _SUBJECT_ONLY or action == "rewrite subject")
+        changes = self._changes(action, found, milter) if may_change else None
         return AnalysisResult(decision, "", verdict, _tags(found), changes=changes)
 
     def _changes(self, action: str, found: dict[str, Any], milter: dict[str, Any]) -> Changes | None:
@@ -178,11 +182,11 @@ def _tags(found: dict[str, Any]) -> tuple[str, ...]:
     symbols = found.get("symbols")
     names: Iterable[Any] = symbols if isinstance(symbols, dict) else ()
     if isinstance(symbols, dict) and len(symbols) > _MAX_SYMBOLS:
-        names = sorted(symbols, key=lambda name: -abs(_number(symbols[name], "score")))
-    tags = [_score(found), *wishes.names(names, _MAX_SYMBOLS, _MAX_WORD)]
-    if found.get("is_skipped") is True:
-        tags.append("skipped")
-    return tuple(tags)
+        names = sorted(symbols, key=lambda name: -abs(_number(symbols[name], "score")))[:_MAX_SYMBOLS]
+    if not _ORDINARY.fullmatch(" ".join(names)):
+        names = wishes.names(names, _MAX_SYMBOLS, _MAX_WORD)
+    skipped = ("skipped",) if found.get("is_skipped") is True else ()
+    return (_score(found), *names, *skipped)
 
 
 def _score(found: dict[str, Any]) -> str:
