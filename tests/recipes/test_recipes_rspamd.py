@@ -12,6 +12,7 @@ import pytest
 
 from tests.chain import dialogue, until
 from tests.recipes.recipe_kit import Case, Setting, agree, mail, play, sent
+from tests.recipes.test_recipes_haraka import Forwarding, Haraka
 from tests.recipes.test_recipes_postfix import PostfixOf
 from tests.recipes.test_recipes_roots import EximOf
 from tests.requirements import need
@@ -71,11 +72,11 @@ ACTIONS = ["no action", "greylist", "add header", "rewrite subject", "soft rejec
 DELIVERED = ("no action", "add header", "rewrite subject")
 
 
-def check(seen: dict[str, tuple[str, bytes]], accepted: str = "250") -> None:
+def check(seen: dict[str, tuple[str, bytes]], deferred: str = "451 4.7.1") -> None:
     codes = {action: reply[:9] if reply[0] != "2" else reply[:3] for action, (reply, _) in seen.items()}
     assert codes == {
-        **dict.fromkeys(("no action", "add header", "rewrite subject", "discard", "quarantine"), accepted),
-        **dict.fromkeys(("greylist", "soft reject"), "451 4.7.1"),
+        **dict.fromkeys(("no action", "add header", "rewrite subject", "discard", "quarantine"), "250"),
+        **dict.fromkeys(("greylist", "soft reject"), deferred),
         "reject": "550 5.7.1",
     }
     for action in ("soft reject", "greylist", "reject"):
@@ -109,6 +110,13 @@ def test_every_action_behind_exim(tmp_path: Path, rspamd: RealRspamd) -> None:
     """The same; Exim passes the refusals on."""
     with Setting("exim", tmp_path, rspamd, scanner(rspamd)) as setting, EximOf(setting) as exim:
         check(playing(setting, exim))
+        assert setting.quarantined("X-Mark: quarantine")
+
+
+def test_every_action_behind_haraka(tmp_path: Path, rspamd: RealRspamd) -> None:
+    """The same; Haraka's own code for a deferred mail is 450."""
+    with Forwarding("haraka", tmp_path, rspamd, scanner(rspamd)) as setting, Haraka(setting) as haraka:
+        check(playing(setting, haraka), "450 4.7.1")
         assert setting.quarantined("X-Mark: quarantine")
 
 
