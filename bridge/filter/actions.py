@@ -58,7 +58,7 @@ class Actions:
                     return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
                 case Action.HOLD if self._relay is None:
                     stamp = self._headers.stamp(tx.id, result, str(why)) + _added(result)
-                    return Outcome(action, accepted(tx.id), result, stamp, (), _edits(tx, result))
+                    return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
                 case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
                     await self._store(record, why, result)
                     return Outcome(Action.QUARANTINE, accepted(tx.id), result)
@@ -118,7 +118,7 @@ class Actions:
             else:
                 tx = _changed(tx, result.changes)
         if self._relay is None:
-            return Outcome(Action.RELAY, accepted(tx.id), result, stamp, (), edits)
+            return Outcome(Action.RELAY, accepted(tx.id), result, stamp, edits=edits)
         record.relay_at = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
