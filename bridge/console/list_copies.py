@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from bridge.api.lists import ListEntry
+from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.errors import BridgeError
 from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.sync import with_rereads
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 _FRESH_S = 60.0
 _WAIT_S = 0.05  # a page waits for a short list; a long one is not there in this time
+_INFOS_S = 30.0
 _MAX_COPIES = 20
+_TURN_S = 0.005
 _BLOCK = 1 << 20  # bytes that are searched at once
 _PAGE_BYTES = 25_000  # of entries: those of some lists are long, and a page is to stay small
 _SHOWN = 100  # entries of a list that is still being read
@@ -82,7 +84,7 @@ class Copy:
     def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
         """Entries that contain the text, in any letter case, from this place on; and where to go on, or 0."""
         found = self.changes.found(wanted) if start == 0 else []
-        size = 0
+        size, start = 0, self._whole(start)
         for line, following in self._lines(wanted.lower().encode("utf-8", "replace"), start):
             entry = self._entry(line)
             if not self.changes.has(entry.entry):
@@ -91,6 +93,10 @@ class Copy:
             if len(found) >= limit or size > _PAGE_BYTES:
                 return found, following if following < len(self.names) else 0
         return found, 0
+
+    def _whole(self, start: int) -> int:
+        """Where a line begins: the place comes out of a link, and the list may have been read again since."""
+        return start if start == 0 else self.names.find(b"\n", start - 1) + 1 or len(self.names)
 
     def _lines(self, text: bytes, start: int) -> Iterator[tuple[bytes, int]]:
         """Each line that has the text, and where the next one begins."""
@@ -198,6 +204,7 @@ class ListCopies:
         self._copies: dict[Key, Copy] = {}
         self._running: dict[Key, asyncio.Task[Copy]] = {}
         self._reading: dict[Key, Reading] = {}
+        self._infos: dict[str | None, tuple[float, list[ListFileInfo]]] = {}
 
     async def get(self, name: str, tenant: str | None) -> Copy | Reading:
         """Raises BridgeError, if there is no copy yet and none can be fetched."""
@@ -205,14 +212,17 @@ class ListCopies:
         known = self._copies.get(key)
         if known is not None and time.time() - known.at < max(_FRESH_S, 20 * known.took_s):
             return known
-        if key not in self._running:
+        is_new = key not in self._running
+        if is_new:
             self._reading[key] = Reading()
             self._running[key] = asyncio.create_task(self._fetch(key))
             self._running[key].add_done_callback(_noted)
         if known is not None:
             return known
-        await asyncio.wait([running := self._running[key]], timeout=_WAIT_S)
-        return running.result() if running.done() else self._reading[key]
+        running, reading = self._running[key], self._reading[key]
+        if is_new:
+            await asyncio.wait([running], timeout=_WAIT_S)
+        return running.result() if running.done() else reading
 
     def changed(
         self, name: str, tenant: str | None, added: Iterable[ListEntry] = (), deleted: Iterable[str] = ()
@@ -226,6 +236,14 @@ class ListCopies:
             if one is not None:
                 one.changes.note(added, deleted)
 
+    async def infos(self, tenant: str | None) -> list[ListFileInfo]:
+        """The lists of a tenant: kept for a while, because the service may be busy. Raises BridgeError."""
+        known = self._infos.get(tenant)
+        if known is None or time.monotonic() - known[0] > _INFOS_S:
+            async with ListClient(await asyncio.to_thread(self._settings)) as client:
+                known = self._infos[tenant] = (time.monotonic(), await client.lists(tenant))
+        return known[1]
+
     def forget(self, name: str, tenant: str | None) -> None:
         """Much has changed: fetch it again."""
         self._copies.pop((name, tenant), None)
@@ -233,15 +251,9 @@ class ListCopies:
             reading.is_outdated = True
 
     async def _fetch(self, key: Key) -> Copy:
-        began, reading = time.monotonic(), self._reading[key]
+        reading = self._reading[key]
         try:
-            async with ListClient(await asyncio.to_thread(self._settings)) as client:
-                maker = await with_rereads(lambda: self._read(client, key))
-                while reading.is_outdated:
-                    maker.close()
-                    reading.is_outdated = False
-                    maker = await with_rereads(lambda: self._read(client, key))
-            copy = await asyncio.to_thread(maker.copy, began)
+            copy = await asyncio.to_thread(self._copied, key, reading)
             copy.changes = reading.changes
             self._copies.pop(key, None)
             while len(self._copies) >= _MAX_COPIES:
@@ -251,19 +263,41 @@ class ListCopies:
         finally:
             del self._running[key], self._reading[key]
 
-    async def _read(self, client: ListClient, key: Key) -> Maker:
-        maker, reading = Maker(), self._reading[key]
-        reading.count, reading.first = 0, []
-        try:
-            async with aclosing(client.entry_chunks(*key)) as chunks:
-                async for chunk in chunks:
-                    maker.add(chunk)
-                    reading.count += len(chunk)
-                    reading.first += chunk[: _SHOWN - len(reading.first)]
-        except BaseException:
-            maker.close()
-            raise
-        return maker
+    def _copied(self, key: Key, reading: Reading) -> Copy:
+        """In a thread, with a loop of its own: pages do not wait for it."""
+        began = time.monotonic()
+        maker = asyncio.run(self._made(key, reading))
+        return maker.copy(began)
+
+    async def _made(self, key: Key, reading: Reading) -> Maker:
+        async with ListClient(self._settings()) as client:
+            maker = await with_rereads(lambda: _read(client, key, reading))
+            while reading.is_outdated:
+                maker.close()
+                reading.is_outdated = False
+                maker = await with_rereads(lambda: _read(client, key, reading))
+            return maker
+
+
+async def _read(client: ListClient, key: Key, reading: Reading) -> Maker:
+    """At half speed: threads of Python take turns."""
+    maker = Maker()
+    reading.count, reading.first = 0, []
+    try:
+        async with aclosing(client.entry_chunks(*key)) as chunks:
+            began = time.monotonic()
+            async for chunk in chunks:
+                maker.add(chunk)
+                reading.count += len(chunk)
+                reading.first += chunk[: _SHOWN - len(reading.first)]
+                now = time.monotonic()
+                if now - began > _TURN_S:
+                    await asyncio.sleep(now - began)
+                    began = time.monotonic()
+    except BaseException:
+        maker.close()
+        raise
+    return maker
 
 
 def _directory() -> Path | None:

@@ -214,6 +214,8 @@ def test_a_long_list_is_searched_page_by_page() -> None:
         if not at:
             break
     assert walked == copy.count == 60_000
+    for start in (1, 33, 10**9):  # a link from an older copy
+        assert all(entry.entry.startswith("User") for entry in copy.page("", start, 5)[0])
     assert copy.page("comment of", 0, 5) == ([], 0)
     assert copy.page("nothing like it", 0, 5) == ([], 0)
 
@@ -269,7 +271,7 @@ def list_server(names: list[str]) -> Iterator[tuple[str, dict[str, dict[str, str
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None: ...
+        def log_message(self, *args: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -304,12 +306,13 @@ def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
     pytest.importorskip("nh3")
     with list_server(ODD_NAMES) as (url, held):
         key = tmp_path / "key"
-        key.write_text("secret\n")
+        key.write_text("secret-key\n")
         (tmp_path / "console").mkdir()
         with world(tmp_path / "console", lists={"url": url, "api_key_file": str(key)}) as made:
             browser = made.console.signed_in()
-            links = re.findall(r'href="(/lists/[^"]+)"', browser.get("/lists").text)
-            assert len(links) == len(ODD_NAMES)
+            first = browser.get("/lists")
+            links = re.findall(r"href=\"(/lists/[^\"]+)\"", first.text)
+            assert len(links) == len(ODD_NAMES), first.text
             for name, link in zip(ODD_NAMES, links, strict=True):
                 held[name] = {"one@client.example": ""}
                 page = page_with(browser, html.unescape(link), ["one@client.example"])

@@ -202,8 +202,8 @@ def _copies(call: Call) -> Any:
 
 async def _infos(call: Call, tenant: str | None) -> list[ListFileInfo]:
     """Raises BridgeError."""
-    async with ListClient(await call.run(call.sources.list_settings)) as client:
-        return await client.lists(tenant)
+    found: list[ListFileInfo] = await _copies(call).infos(tenant)
+    return found
 
 
 async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:

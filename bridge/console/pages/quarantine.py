@@ -37,7 +37,7 @@ FIELDS = (
 )
 DONE_WORDS = ("released", "deleted", "reported as not spam")
 _MAX_IN_LINKS = 200
-_REPAIR_S = 600.0  # how often the index is compared with the store
+_REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Choose at least one mail: nothing was done."
 
 

@@ -32,7 +32,7 @@ _DAY = 86400.0
 PERIODS = {"day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
 _COUNTED: tuple[By, ...] = ("action", "decision", "hour")
 _LISTED: dict[By, str] = {"sender": "Senders", "recipient": "Recipients", "tag": "Tags", "client": "Clients"}
-_WAIT_S = 0.08  # for what was not counted before
+_WAIT_S = 0.05  # for what was not counted before
 _FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
 _MAX_KEPT = 60
 _TOP = 10
@@ -80,6 +80,7 @@ class Counter:
         self._kept: dict[tuple[Tenants, str], Counted] = {}
         self._running: dict[tuple[Tenants, str], asyncio.Task[None]] = {}
         self._growing: dict[tuple[Tenants, str], Counted] = {}
+        self._one_at_a_time = asyncio.Semaphore(1)
 
     async def count(self, call: Call, period: str) -> Counted:
         key = (call.tenants, period)
@@ -87,13 +88,15 @@ class Counter:
         fresh_s = max(_FRESH[period], 20 * known.took_s) if known else 0.0
         if known is not None and time.time() - known.at < fresh_s:
             return known
-        if key not in self._running:
+        is_new = key not in self._running
+        if is_new:
             self._growing[key] = Counted()
             self._running[key] = asyncio.create_task(self._work(key, call.history))
         if known is not None:
             return known
         running, counted = self._running[key], self._growing[key]
-        await asyncio.wait([running], timeout=_WAIT_S)
+        if is_new:
+            await asyncio.wait([running], timeout=_WAIT_S)
         if running.done():
             running.result()  # raises what went wrong
         return counted
@@ -101,7 +104,8 @@ class Counter:
     async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> None:
         counted = self._growing[key]
         try:
-            await asyncio.to_thread(_count, counted, history, key[1])
+            async with self._one_at_a_time:
+                await asyncio.to_thread(_count, counted, history, key[1])
             while len(self._kept) >= _MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = counted
