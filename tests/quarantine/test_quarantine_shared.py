@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings, Query
@@ -169,3 +170,23 @@ def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines
         assert code == 0
     log = first.bridge.directory / "state-second" / "quarantine" / "actions.log"
     assert [json.loads(line)["action"] for line in log.read_text().splitlines()] == ["released"]
+
+
+async def test_mail_of_the_second_version_is_found_by_client_and_tag(tmp_path: Path, database: Database) -> None:
+    """It had neither column: both are filled in when the index is opened."""
+    quarantine = Quarantine(QuarantineSettings(tmp_path, database))
+    mail_id = await keep(quarantine)
+    await quarantine.close()
+    engine = database.engine(wait_s=5)
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX IF EXISTS quarantine_search"))
+        for name in ("client", "tags"):
+            connection.execute(text(f"ALTER TABLE quarantine DROP COLUMN {name}"))
+        connection.execute(text("UPDATE quarantine_schema SET version = 1"))
+    engine.dispose()
+    index = Index(database)
+    address = quarantine.read(mail_id).client.address
+    for query in (Query(client=str(address)), Query(tag="spam"), Query(tag="sp*"), Query(client="0.0.0.0/0")):
+        assert [mail.id for mail in index.search(query)] == [mail_id], query
+    assert index.search(Query(client="198.51.100.0/24")) == [] == index.search(Query(tag="spa"))
+    index.close()
