@@ -162,16 +162,21 @@ def huge_forms(world: World) -> None:
 def streams(world: World) -> None:
     """Event streams that are begun and never read."""
     held: list[socket.socket] = []
-    head = f"Host: 127.0.0.1:{world.ports['console']}\r\nCookie: {SESSION_COOKIE}={world.token}"
-    request = f"GET /live HTTP/1.1\r\n{head}\r\n\r\n"
     while not world.stop.wait(0.005):
         with suppress(OSError):
-            held.append(socket.create_connection(("127.0.0.1", world.ports["console"]), 2))
-            held[-1].sendall(request.encode())
+            held.append(stream(world))
         while len(held) > 400:
             held.pop(0).close()
     for one in held:
         one.close()
+
+
+def stream(world: World) -> socket.socket:
+    """The connection of a browser that watches the overview."""
+    head = f"Host: 127.0.0.1:{world.ports['console']}\r\nCookie: {SESSION_COOKIE}={world.token}"
+    made = socket.create_connection(("127.0.0.1", world.ports["console"]), 2)
+    made.sendall(f"GET /live HTTP/1.1\r\n{head}\r\n\r\n".encode())
+    return made
 
 
 def searches(world: World) -> None:
@@ -191,11 +196,9 @@ def nothing(world: World) -> None: ...
 
 def watched(world: World) -> None:
     """One browser with the overview, one that looks through mail every second."""
-    watcher = threading.Thread(target=world.ask, args=("GET", "/live", b"", f"{SESSION_COOKIE}={world.token}", "", 3))
-    watcher.start()
-    while not world.stop.wait(1.0):
-        world.ask("GET", "/mail", cookie=f"{SESSION_COOKIE}={world.token}")
-    watcher.join()
+    with stream(world):
+        while not world.stop.wait(1.0):
+            world.ask("GET", "/mail", cookie=f"{SESSION_COOKIE}={world.token}")
 
 
 def busy_program(world: World) -> None:
