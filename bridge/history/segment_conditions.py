@@ -149,7 +149,8 @@ def _wide(network: IPv4Network | IPv6Network, values: Values) -> str:
     if network.version == 6:
         return "instr(client, ':') AND in_network(client)"
     values |= {"client_from": network.network_address.packed[0], "client_to": network.broadcast_address.packed[0]}
-    return "client GLOB '[0-9]*.*' AND CAST(client AS INTEGER) BETWEEN :client_from AND :client_to"
+    is_address = "client NOT GLOB '*[^0-9.]*' AND client GLOB '[0-9]*.*'"
+    return f"{is_address} AND CAST(client AS INTEGER) BETWEEN :client_from AND :client_to"
 
 
 def _of_subject(query: HistoryQuery, values: Values, live: bool) -> Iterator[Condition]:

@@ -75,8 +75,7 @@ class SegmentSearch:
 
     def _segments(self, query: HistoryQuery) -> list[Segment]:
         """Those that may have mails of the time in question."""
-        cursor = query.cursor
-        until = min(query.until or math.inf, cursor[0] if cursor else math.inf)
+        until = _newest(query)
         try:
             segments = segment_files(self._directory)
         except OSError as exc:
@@ -84,12 +83,19 @@ class SegmentSearch:
         return [segment for segment in segments if segment[0] <= until and segment[1] >= (query.since or 0.0)]
 
 
+def _newest(query: HistoryQuery) -> float:
+    """No mail in question is newer."""
+    cursor = query.cursor
+    return min(query.until or math.inf, cursor[0] if cursor else math.inf)
+
+
 def _find(query: HistoryQuery, segments: list[Segment], end: float) -> Found:
     found: list[MailEntry] = []
+    newest = _newest(query)
     for number, (_, last, path) in enumerate(segments):
         if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
             break
-        if number and time.monotonic() > end and last < math.inf:
+        if number and time.monotonic() > end and last < newest:  # otherwise, to go on would find the same again
             return Found([entry for entry in found if entry.row.at >= last], last)
         found += map(MailEntry.of, _page(path, query))
         found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
