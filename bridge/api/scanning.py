@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any
+from typing import Any, Protocol
 
 from bridge.api.changes import Changes
 from bridge.api.json_answer import read_json
@@ -51,15 +51,43 @@ class BorderMtaData:
     sender_helo: str | None = None
 
 
+class KnownClient(Protocol):
+    """What else is known about the client, see `bridge/mail/session.py`."""
+
+    @property
+    def name(self) -> str | None:
+        """The verified host name."""
+
+    @property
+    def ident(self) -> str | None:
+        """The mail server's queue id."""
+
+    @property
+    def login(self) -> str | None:
+        """The authenticated user."""
+
+
 @value
 class AnalysisRequest:
     """MessageAnalysisRequest: the `parameters` part, and facts that only other dialects can carry."""
 
     border: BorderMtaData
     tenant_uid: str | None = None
-    queue_id: str | None = None  # the mail server's, else ours
-    client_name: str | None = None  # the verified host name
-    login: str | None = None  # the authenticated user
+    mail_id: str | None = None  # ours
+    client: KnownClient | None = None
+
+    @property
+    def queue_id(self) -> str | None:
+        """The mail server's, else ours."""
+        return (self.client.ident if self.client is not None else None) or self.mail_id
+
+    @property
+    def client_name(self) -> str | None:
+        return self.client.name if self.client is not None else None
+
+    @property
+    def login(self) -> str | None:
+        return self.client.login if self.client is not None else None
 
     def to_json(self) -> bytes:
         """Valid JSON whatever a client put into HELO: everything beyond ASCII is written as \\uXXXX.

@@ -21,7 +21,6 @@ def request_for(tx: Transaction, tenant: str | None) -> AnalysisRequest:
             sender_helo=client.helo,
         ),
         tenant,
-        client.ident or tx.id,
-        client.name,
-        client.login,
+        tx.id,
+        client,
     )

@@ -23,8 +23,7 @@ class BadGateway(ScanUnavailable):
 
 def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     """The decision in an answer. Raises ScanError or Saturated; the token is masked in their text."""
-    if answer.status != 200 or answer.early or b"content-encoding" in answer.headers:  # hardly ever
-        need_decision(url, answer, token)
+    need_decision(url, answer, token)
     try:
         return AnalysisResult.from_json(answer.body)
     except (ValueError, RecursionError) as exc:

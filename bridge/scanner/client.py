@@ -64,7 +64,6 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 _CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
 _MAX_STEPS = 4  # requests until a host that has to know us first reports its status
-_NO_CHECK = (math.inf, None)
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -299,8 +298,9 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        slow_at, on_slow = self._slow_check(host, request, now, deadline) if is_mail else _NO_CHECK
-        waiting = connection.ask(content, deadline, request_id, slow_at, on_slow)
+        check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
+        on_slow = partial(self._check_if_slow, host, now, request, check_s) if is_mail else None
+        waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
         try:
             answer = await waiting
         except WrongAnswer:
@@ -336,14 +336,6 @@ class Scanner:
         except _NotReached as exc:
             exc.was_sent = True  # or else the request was its end
             raise
-
-    def _slow_check(
-        self, host: Host, request: Request, now: float, deadline: float
-    ) -> tuple[float, Callable[[], None]]:
-        """When the mail counts as slow, and what to do then."""
-        check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
-        on_slow = partial(self._check_if_slow, host, now, request, check_s)
-        return deadline - check_s * _CHECK_LEAD, on_slow
 
     async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
         loop = self._loop

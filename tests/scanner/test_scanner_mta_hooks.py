@@ -88,7 +88,7 @@ async def test_a_mail_arrives_as_the_draft_says() -> None:
         content = bytes(range(256)) * (size // 256 + 1)
         async with serving(hooks) as server, scanner_of(server) as scanner:
             await submit(
-                scanner, content[:size], request=AnalysisRequest(border, queue_id="Q1"), memory_per_mail=500_000
+                scanner, content[:size], request=AnalysisRequest(border, mail_id="Q1"), memory_per_mail=500_000
             )
             request = server.requests[-1]
         told = json.loads(request.body)

@@ -16,6 +16,7 @@ from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData, Decision, QueueStatus
 from bridge.errors import ScanError, ScanMalformed, ScanRefused, ScanUnavailable
 from bridge.mail.message import Message, Spool
+from bridge.mail.session import Client
 from bridge.scanner.dialects.rspamd import DECISIONS, Rspamd, RspamdSettings
 from bridge.scanner.dialects.wishes import KINDS
 from bridge.scanner.http import Answer
@@ -56,7 +57,7 @@ def request_bytes(request: AnalysisRequest, made: RspamdSettings = EVERYTHING, p
 def test_the_envelope_is_in_header_fields() -> None:
     """All that is known about the client, and the mail as the body."""
     border = BorderMtaData("a@example.org", ("b@example.org", "c@example.org"), "192.0.2.1", "client.example")
-    request = AnalysisRequest(border, None, "4X1Y", "mx.client.example", "alice")
+    request = AnalysisRequest(border, None, "ours", Client(ident="4X1Y", name="mx.client.example", login="alice"))
     head, _, body = request_bytes(request, RspamdSettings("mine"), "secret").partition(b"\r\n\r\n")
     assert body == MAIL
     assert head.decode().split("\r\n") == [
@@ -79,8 +80,11 @@ def test_unknown_facts_are_left_out() -> None:
 @settings(max_examples=300, deadline=None)
 def test_no_client_can_add_a_field_to_the_request(said: str) -> None:
     """Whatever a client puts into HELO, its addresses or its host name."""
-    plain = request_bytes(AnalysisRequest(BorderMtaData("a", ("b",), "c", "d"), None, "e", "f", "g"))
-    odd = request_bytes(AnalysisRequest(BorderMtaData(said, (said,), said, said), None, said, said, said))
+    plain = request_bytes(AnalysisRequest(BorderMtaData("a", ("b",), "c", "d"), None, "e", Client(name="f", login="g")))
+    request = AnalysisRequest(
+        BorderMtaData(said, (said,), said, said), None, said or "e", Client(name=said, login=said)
+    )
+    odd = request_bytes(request)
     heads = [sent.partition(b"\r\n\r\n")[0] for sent in (plain, odd)]
     names = [[line.partition(b":")[0] for line in head.split(b"\r\n")] for head in heads]
     assert names[0] == names[1] and b"\0" not in heads[1] and heads[1].count(b"\n") == heads[0].count(b"\n")

@@ -51,6 +51,11 @@ class EmailScanning:
         return message.size + sum(map(len, form(_parameters(request), b"x" * BOUNDARY_BYTES)))
 
     def result(self, answer: Answer) -> AnalysisResult:
+        if answer.status == 200 and not answer.early and b"content-encoding" not in answer.headers:
+            try:
+                return AnalysisResult.from_json(answer.body)
+            except (ValueError, RecursionError):  # `read_result` names it
+                pass
         return read_result(self._url, answer, self._token)
 
     def has_forgotten_us(self, answer: Answer) -> bool:
