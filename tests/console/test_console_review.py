@@ -119,7 +119,7 @@ def test_mail_is_reported_to_an_address_as_an_attachment(desk: World) -> None:
     before = len(desk.next_hop.mails)
     browser = desk.console.signed_in(Role.RELEASER, name="rita")
     assert browser.post("/quarantine/actions/report", {"mail": "REPORTED"}).status == 303
-    assert "reported to not-spam@lab.example" in wait_for_jobs(browser)
+    assert "reported as not spam: sent to not-spam@lab.example" in wait_for_jobs(browser)
     (sent,) = desk.next_hop.mails[before:]
     report = message_from_bytes(bytes(sent.content), policy=policy.default)
     assert (report["To"], report["Subject"]) == ("not-spam@lab.example", "Not spam: REPORTED")
@@ -165,7 +165,7 @@ def test_a_campaign_is_blocked_and_deleted(desk: World, browser: Any, service: S
         page.get_by_text("1 earlier action", exact=True).click()
         page.get_by_role("link", name="Show the list").click()
         page.get_by_role("cell", name=sender, exact=True).wait_for()
-        assert "1 entry for tenant a.example" in page.locator(".lead").inner_text()
+        page.locator(".lead", has_text="1 entry for tenant a.example").wait_for()
         page.get_by_label(f"Choose {sender}").check()
         page.get_by_role("button", name="Delete the chosen entries").click()
         page.get_by_text("The list is empty for tenant a.example").wait_for()
