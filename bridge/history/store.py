@@ -28,25 +28,8 @@ class Found:
         return "" if self.back_to is None else f"{self.back_to!r}:"
 
 
-class HistoryStore(Protocol):
+class HistoryReader(Protocol):
     """Every method may raise HistoryError, and may take seconds."""
-
-    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
-        """All of them or none."""
-
-    def note(self, events: Sequence[LaterEvent]) -> None:
-        """What happened to mails later."""
-
-    def settle(self) -> None:
-        """Make what this process wrote ready to be deleted in its time, even if no mail comes any more."""
-
-    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
-        """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""
-
-    def size(self) -> int:
-        """Bytes on disk."""
-
-    def close(self) -> None: ...
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
         """The newest first."""
@@ -65,3 +48,24 @@ class HistoryStore(Protocol):
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""
+
+
+class HistoryStore(HistoryReader, Protocol):
+    """A home of the history. Every method may raise HistoryError, and may take seconds."""
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        """All of them or none."""
+
+    def note(self, events: Sequence[LaterEvent]) -> None:
+        """What happened to mails later."""
+
+    def settle(self) -> None:
+        """Make what this process wrote ready to be deleted in its time, even if no mail comes any more."""
+
+    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""
+
+    def size(self) -> int:
+        """Bytes on disk."""
+
+    def close(self) -> None: ...

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, tzinfo
+from dataclasses import replace
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from starlette.responses import Response
 
 from bridge.console.call import Call
+from bridge.console.search import DECISIONS, Search, reader_zone
 from bridge.console.tenant_history import TenantHistory
 from bridge.explain.kept import kept
 from bridge.explain.surroundings import surroundings
 from bridge.history.hidden import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
-from bridge.history.parameters import FILTERS, PAGE, value_of
+from bridge.history.parameters import FILTERS, value_of
 from bridge.history.query import ACTIONS, STAGES, may_be_address, pasted_key
 from bridge.history.store import Found
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, tell
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import MailNotFound
-from bridge.runtime import moments
 
 PER_PAGE = 50
 _SEARCH_S = 0.1  # a page goes back as far as is possible in this time, and offers to search further
-DECISIONS = ("deliver", "quarantine", "bounce", "drop", "undecided")
 FIELDS = (
     *("what", "recipient", "sender", "subject", "action", "since", "until", "client", "tag", "decision", "rule"),
     *("stage", "tenant", "listener"),
 )
-_ZONE = re.compile(r"[A-Za-z0-9_+/-]{1,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What was typed, what it means, and what is wrong with it."""
-
-    typed: Mapping[str, str]
-    wanted: dict[str, Any] = field(default_factory=dict)
-    mistakes: dict[str, str] = field(default_factory=dict)
-    before: str = ""
-
-    @property
-    def has_more_fields(self) -> bool:
-        """Whether one of the fields that are folded away is used."""
-        return any(self.typed[name] for name in FIELDS[7:])
+_VISIBLE = 7  # of these fields
 
 
 async def search(call: Call) -> Response:
@@ -79,34 +60,10 @@ async def story(call: Call) -> Response:
 
 
 def read(given: Mapping[str, str]) -> Search:
-    """From the query string. A mistake is kept with its field, so that the page can show both."""
-    typed = {name: given.get(name, "").strip() for name in FIELDS}
-    zone = reader_zone(given.get("zone", ""))
-    asked = Search(typed, before=given.get("before", ""))
-    for name, text in typed.items():
-        if not text:
-            continue
-        try:
-            if name in ("since", "until"):
-                asked.wanted[name] = moments.parse(text[:100], zone=zone)
-            else:
-                asked.wanted[name] = value_of(name, text, FILTERS[name])
-        except ValueError as exc:
-            asked.mistakes[name] = str(exc)
-    try:
-        if asked.before:
-            value_of("before", asked.before, PAGE["before"])
-    except ValueError:
-        asked.mistakes["before"] = "the link to this page is damaged; search again"
+    """From the query string."""
+    asked = Search({name: given.get(name, "").strip() for name in FIELDS}, _VISIBLE, given.get("before", ""))
+    asked.interpret(lambda name, text: value_of(name, text, FILTERS[name]), reader_zone(given.get("zone", "")))
     return asked
-
-
-def reader_zone(name: str) -> tzinfo:
-    """The reader's time zone; a script fills it in."""
-    try:
-        return ZoneInfo(name) if _ZONE.fullmatch(name) else UTC
-    except (ValueError, OSError, KeyError):
-        return UTC
 
 
 def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Found:
@@ -134,12 +91,8 @@ def _as_far(one: Found, other: Found) -> Found:
 
 
 def _next(call: Call, asked: Search, cursor: str) -> str:
-    """The page after this one. Moments are written out: `2h` means something else by then."""
-    typed = dict(asked.typed)
-    for name in ("since", "until"):
-        if name in asked.wanted:
-            typed[name] = datetime.fromtimestamp(asked.wanted[name], UTC).isoformat()
-    return call.renderer.url("/mail", **typed, before=cursor)
+    """The page after this one."""
+    return call.renderer.url("/mail", **asked.for_next_page(asked.typed), before=cursor)
 
 
 def _whole(call: Call) -> Mail:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -16,17 +15,16 @@ from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.jobs import Job, TooManyJobs
 from bridge.console.mail_actions import Listing, ListPlan, Result
-from bridge.console.pages.mail import DECISIONS, reader_zone
 from bridge.console.quarantine_groups import group
 from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
+from bridge.console.search import DECISIONS, Search, reader_zone
 from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
-from bridge.history.parameters import FILTERS, PAGE, value_of
+from bridge.history.parameters import FILTERS, value_of
 from bridge.quarantine.index import Query
 from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
-from bridge.runtime import moments
 
 PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
@@ -36,19 +34,16 @@ FIELDS = (
     *("until", "client", "decision", "tenant", "listener"),
 )
 DONE_WORDS = ("released", "deleted", "reported as not spam")
+_VISIBLE = 6  # of the fields
 _MAX_IN_LINKS = 200
 _REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Choose at least one mail: nothing was done."
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What was typed, what it means, and what is wrong with it."""
+class HeldSearch(Search):
+    """A search in the quarantine."""
 
-    typed: dict[str, str]
-    wanted: dict[str, Any] = field(default_factory=dict)
-    mistakes: dict[str, str] = field(default_factory=dict)
-    before: str = ""
     like: str = ""  # the id of a mail: mail of its sender, without the address in the link; with @, of its domain
 
     @property
@@ -60,11 +55,6 @@ class Search:
     @property
     def is_filtered(self) -> bool:
         return bool(self.parameters)
-
-    @property
-    def has_more_fields(self) -> bool:
-        """Whether one of the fields that are folded away is used."""
-        return any(self.typed[name] for name in FIELDS[6:])
 
     @property
     def query(self) -> str:
@@ -120,7 +110,7 @@ async def quarantine(call: Call) -> Response:
     )
 
 
-async def _grouped(call: Call, asked: Search) -> Response:
+async def _grouped(call: Call, asked: HeldSearch) -> Response:
     """What the mails have in common: the first step of a review."""
     found = await call.run(_look, call, asked, MAX_GROUPED)
     return call.page(
@@ -307,33 +297,20 @@ def by(call: Call) -> str:
 # Reading what was asked
 
 
-def read(given: Mapping[str, str]) -> Search:
-    """From the query string. A mistake is kept with its field, so that the page can show both."""
+def read(given: Mapping[str, str]) -> HeldSearch:
+    """From the query string."""
     typed = {name: given.get(name, "").strip()[:1000] for name in FIELDS}
-    zone = reader_zone(given.get("zone", ""))
-    like = given.get("like", "")
-    asked = Search(typed, before=given.get("before", "")[:100], like=like if is_mail_id(like.removeprefix("@")) else "")
-    for name, text in typed.items():
-        if not text:
-            continue
-        try:
-            asked.wanted[name] = _value(name, text, zone)
-        except ValueError as exc:
-            asked.mistakes[name] = str(exc)
-    try:
-        if asked.before:
-            value_of("before", asked.before, PAGE["before"])
-            at, _, mail_id = asked.before.partition(":")
-            asked.wanted["before"] = (float(at), mail_id)
-    except ValueError:
-        asked.mistakes["before"] = "the link to this page is damaged; search again"
+    like = given.get("like", "") if is_mail_id(given.get("like", "").removeprefix("@")) else ""
+    asked = HeldSearch(typed, _VISIBLE, given.get("before", "")[:100], like=like)
+    asked.interpret(_value, reader_zone(given.get("zone", "")))
+    if asked.before and "before" not in asked.mistakes:
+        at, _, mail_id = asked.before.partition(":")
+        asked.wanted["before"] = (float(at), mail_id)
     return asked
 
 
-def _value(name: str, text: str, zone: Any) -> Any:
+def _value(name: str, text: str) -> Any:
     """Raises ValueError."""
-    if name in ("since", "until"):
-        return moments.parse(text[:100], zone=zone)
     if name == "state":
         if text not in STATES:
             raise ValueError(f"expected one of {', '.join(STATES)}")
@@ -348,7 +325,7 @@ def _value(name: str, text: str, zone: Any) -> Any:
     return text
 
 
-async def _like(call: Call, asked: Search) -> None:
+async def _like(call: Call, asked: HeldSearch) -> None:
     """Search for the sender of a mail that a link names."""
     if not asked.like:
         return
@@ -362,17 +339,13 @@ async def _like(call: Call, asked: Search) -> None:
     asked.wanted["sender"], asked.typed["sender"] = sender, sender or "<>"
 
 
-def _look(call: Call, asked: Search, limit: int = PER_PAGE + 1) -> list[MailRecord]:
+def _look(call: Call, asked: HeldSearch, limit: int = PER_PAGE + 1) -> list[MailRecord]:
     return call.sources.quarantine.look(Query(**asked.wanted, tenants=call.tenants, limit=limit))
 
 
-def _next(call: Call, asked: Search, found: list[MailRecord]) -> str:
-    """The page after this one. Moments are written out: `2h` means something else by then."""
-    typed = asked.parameters
-    for name in ("since", "until"):
-        if name in asked.wanted:
-            typed[name] = datetime.fromtimestamp(asked.wanted[name], UTC).isoformat()
-    last = found[-1]
+def _next(call: Call, asked: HeldSearch, found: list[MailRecord]) -> str:
+    """The page after this one."""
+    typed, last = asked.for_next_page(asked.parameters), found[-1]
     return call.renderer.url("/quarantine", **typed, before=f"{last.time.timestamp()!r}:{last.id}")
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.pages.mail import reader_zone
 from bridge.console.roles import Tenants
+from bridge.console.search import reader_zone
 from bridge.console.tenant_history import TenantHistory
 from bridge.history.lines import TIMES, Line, cut, lines_of
 from bridge.history.query import BY, By, HistoryQuery, Sum, Top
