@@ -17,7 +17,7 @@ from bridge.console.database import ConsoleStore
 WINDOW_S = 900.0
 MAX_PER_USER = 10
 MAX_PER_ADDRESS = 30
-_IPV6_BITS = 64  # one customer has at least so many addresses
+_IPV6_BITS = 64  # the smallest network that a customer gets: /64
 _LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
 _a = database.attempts.c
 
@@ -53,7 +53,7 @@ def _of(name: str) -> str:
 
 
 def _from(address: str) -> str:
-    """The network of an IPv6 client: whoever has one address there has all of them."""
+    """The network of an IPv6 client, who can use every address in it."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a unix socket

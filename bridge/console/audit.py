@@ -50,7 +50,7 @@ class Audit:
         self, person: Person | None, address: str, action: str, *, mail: str = "", detail: str = "", result: str = DONE,
         name: str = "",
     ) -> int:  # fmt: skip
-        """Returns the number of the entry. `name`: what somebody who did not sign in called themselves."""
+        """Returns the number of the entry. `name`: the name that was typed, if nobody is signed in."""
         values = {
             "at": time.time(),
             "name": _cut(person.shown if person else name, 100),

@@ -47,7 +47,7 @@ class Queue:
     def place(self) -> Iterator[None]:
         """Raises Refused if many wait already."""
         if self.waiting >= self.max_waiting:
-            raise Refused(503, "Busy", "Many people ask for this at the same moment. Try again.", 5)
+            raise Refused(503, "Busy", "Too many people are using this at the moment. Try again.", 5)
         self.waiting += 1
         try:
             yield

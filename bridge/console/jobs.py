@@ -76,7 +76,7 @@ OnDropped = Callable[[Job], Awaitable[None]]
 
 
 class TooManyJobs(Exception):
-    """This person has too many actions under way."""
+    """This person has too many pending actions."""
 
 
 class Jobs:
@@ -111,7 +111,7 @@ class Jobs:
         return [job for job in reversed(self._jobs.values()) if job.owner == owner]
 
     def undo(self, owner: str, job_id: str) -> Job | None:
-        """Take it back; None if it is too late, or not theirs."""
+        """Undo a waiting job; None if it is too late, or if the job belongs to someone else."""
         job = self._jobs.get(job_id)
         if job is None or job.owner != owner or job.state is not State.WAITING:
             return None
@@ -153,7 +153,7 @@ class Jobs:
             await work(job)
         except Exception:
             log.exception("console: an action failed")
-            job.fail("an unexpected error occurred; the log of the console has the details")
+            job.fail("an unexpected error occurred; the console's log has the details")
         finally:
             job.state, job.ended_at = State.DONE, time.time()
             self._tasks.pop(job.id, None)

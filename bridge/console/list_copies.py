@@ -264,7 +264,7 @@ class ListCopies:
             del self._running[key], self._reading[key]
 
     def _copied(self, key: Key, reading: Reading) -> Copy:
-        """In a thread, with a loop of its own: pages do not wait for it."""
+        """Runs in a thread with its own event loop, so that pages do not wait for it."""
         began = time.monotonic()
         maker = asyncio.run(self._made(key, reading))
         return maker.copy(began)

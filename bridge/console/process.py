@@ -33,7 +33,7 @@ async def run(
     *,
     ends_with_input: bool = False,
 ) -> None:
-    """Answer until SIGTERM or SIGINT, or until standard input ends: then whoever started us is gone."""
+    """Answer until SIGTERM or SIGINT, or until standard input ends: that means that our parent process is gone."""
     sys.setswitchinterval(_SWITCH_S)
     if os.nice(0) <= 0:  # the unit may have done it
         os.nice(_NICE)

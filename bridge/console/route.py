@@ -34,7 +34,7 @@ class Route:
     max_files: int = 0
     is_live: bool = False  # the page asks by itself: that does not keep a session alive
     has_frame: bool = False  # the page shows a preview
-    is_preview: bool = False  # content of a mail: a policy of its own
+    is_preview: bool = False  # content of a mail, with its own security policy
 
     def __post_init__(self) -> None:
         """A row that contradicts itself is a mistake in the program."""

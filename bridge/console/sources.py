@@ -43,7 +43,7 @@ class Sources:
     store: ConsoleStore
     provider: Provider | None  # for sign-in
     command: tuple[str, ...]  # `scanbridge`
-    is_shared: bool  # other machines have a part of the history, and a quarantine of their own
+    is_shared: bool  # other machines have parts of the history, and their own quarantines
     tag_scores: Mapping[str, float]  # what the included service's tags count
     mail_actions: MailActions
     scan: Scans

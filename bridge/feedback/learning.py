@@ -26,7 +26,7 @@ _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its
 
 
 class LearningUnavailable(BridgeError):
-    """rspamd cannot learn anything now: not reachable, a wrong password, an error of its own."""
+    """rspamd cannot learn anything now: it is unreachable, refuses the password, or reports an error."""
 
 
 class LearningRefused(BridgeError):

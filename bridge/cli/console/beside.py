@@ -1,4 +1,4 @@
-"""The console beside the embedded default of `scanbridge run`: a process of its own, which ends with the daemon.
+"""The console beside the embedded default of `scanbridge run`: a separate process that ends with the daemon.
 
 It makes its own sign-in link, so that nothing of the console is in the daemon's process, and no token in `ps`. If it
 cannot start, it says why, and mail is not affected.
