@@ -191,13 +191,13 @@ def _failed(mail_id: str, kind: ReportKind, why: str) -> Reported:
 
 
 def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: str) -> bytes:
-    """The mail as an attachment that nothing opens by itself."""
+    """The mail as an attachment that no program opens automatically."""
     report = EmailMessage(policy=SMTP)
     name = mail.id.replace(":", "-")
     report["From"], report["To"] = f"scanbridge@{host}", to
     report["Subject"] = f"{kind.words.capitalize()}: {mail.id[:40]}"
     report["Date"], report["Message-ID"] = formatdate(), make_msgid(domain=host)
-    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by itself
+    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic replies
     report.set_content(f"{by} reported this mail as {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
     report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")
     return report.as_bytes()

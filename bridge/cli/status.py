@@ -105,7 +105,7 @@ def _list(copy: dict[str, Any]) -> str:
 
 
 def _people(personal: dict[str, Any], feedback: dict[str, Any]) -> list[str]:
-    """What users have said; nothing as long as nobody has said anything."""
+    """What users have reported; nothing until there is a report."""
     lines = []
     if personal.get("entries") or personal.get("problem"):
         problem = f" ({personal['problem']})" if personal["problem"] else ""

@@ -1,6 +1,6 @@
-"""Failed sign-ins, counted for each user and each client address, so that passwords cannot be tried out.
+"""Failed sign-ins, counted for each user and each client address, so that passwords cannot be guessed.
 
-Counted in the database, so that a restart or a second console does not forgive them. A user who is being attacked
+Counted in the database, so that a restart or a second console does not reset the counts. A user who is being attacked
 cannot sign in with a password for a while; a sign-in link still works.
 """
 
@@ -29,7 +29,7 @@ class Attempts:
     def admit(self, name: str | None, address: str) -> float:
         """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
 
-        The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
+        An attempt counts as a failure until it succeeds, so parallel attempts do not get around the limit.
         """
         now = time.time()
         keys = [(_from(address), MAX_PER_ADDRESS), *([] if name is None else [(_of(name), MAX_PER_USER)])]

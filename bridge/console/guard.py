@@ -2,7 +2,7 @@
 
 In this order: the host that was asked for, the session, the origin and the form token of a change, the role, the
 tenant, the mail that is meant. Then the audit log, the page, and the header fields of its answer. No page can forget
-any of it. If this is wrong, a page is open to people it is not for, or to other sites.
+any of it. If this is wrong, a page is open to the wrong people, or to other sites.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _too_large(limit: int) -> Refused:
 
 
 def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
-    """Count what comes, because a client may not say how much it will be."""
+    """Counts the bytes as they arrive, because a client need not announce their number."""
     count = 0
 
     async def counted() -> Message:

@@ -1,9 +1,9 @@
 """Sign-in with an OpenID Connect provider: the code flow with PKCE, state and nonce.
 
 What a sign-in must remember is in a cookie of ten minutes: a random value, from which state, nonce and verifier are
-derived with a key that only this process has. So nothing is stored before somebody has signed in. Each value is used
-once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, somebody signs in as
-another person.
+derived with a key that only this process has. So nothing is stored before the sign-in is complete. Each value is used
+once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, people can sign in as
+someone else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEEWAY_S = 30
 _TIMEOUT_S = 10.0  # for one whole answer
 _METADATA_S = 3600.0
 _AGAIN_S = 5.0  # a provider that failed is asked again after this time
-_KEYS_S = 60.0  # unknown keys are asked for at most so often
+_KEYS_S = 60.0  # unknown keys are requested at most this often
 _MAX_ANSWER = 1024 * 1024
 _MAX_USED = 10_000
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -224,7 +224,7 @@ class Provider:
     # The provider
 
     async def _discovered(self) -> dict[str, Any]:
-        """Asked for once for all who wait: anybody can begin a sign-in."""
+        """Requested once for all waiting sign-ins, because anyone can start one."""
         async with self._discovering:
             if self._metadata is not None and time.monotonic() - self._metadata[0] < _METADATA_S:
                 return self._metadata[1]

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _LIMITS = HttpLimits(max_head_bytes=32 * 1024, head_timeout_s=15.0, max_connections=500, unread_timeout_s=30.0)
 _UPKEEP_S = 3600.0
 _NICE = 5  # mail comes first, whatever people ask for
-_SWITCH_S = 0.001  # threads take turns so often: a page does not wait long for one that counts or reads a list
+_SWITCH_S = 0.001  # threads switch this often, so that pages do not wait long for one that counts or reads a list
 _DRAIN_S = 5.0
 _JOBS_S = 15.0  # with the time before, less than TimeoutStopSec of the unit
 

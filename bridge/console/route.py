@@ -14,7 +14,7 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}")
 
 
 class About(Enum):
-    """What the `{id}` in the path names. The guard finds it, and refuses what is not one of the person's tenants."""
+    """What the `{id}` in the path names. The guard finds it, and refuses what belongs to other tenants."""
 
     NOTHING = "nothing"
     MAIL = "mail"  # a mail in the history: `Call.mails`

@@ -1,8 +1,8 @@
-"""Sessions: from a sign-in to its end, and the links that sign somebody in once.
+"""Sessions: from a sign-in to its end, and the links that sign a user in once.
 
 A session ends when it is not used for a while, after a fixed time in any case, when it is revoked, and when its user
-is removed or changed. The browser has the id, the database its hash. If this is wrong, somebody stays signed in who
-should not.
+is removed or changed. The browser has the id, the database its hash. If this is wrong, people stay signed in who
+should not be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_tex
 from bridge.console.tokens import hash_of, is_token, new_token
 
 LINK_S = 900.0  # how long a sign-in link may be used
-_TOUCH_S = 30.0  # so seldom, the time of the last use is written
+_TOUCH_S = 30.0  # the time of the last use is written no more often than this
 _MAX_PER_PERSON = 50  # the oldest is ended
 IsAllowed = Callable[[Connection], bool]
 _s, _l = database.sessions.c, database.links.c

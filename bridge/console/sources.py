@@ -1,7 +1,7 @@
 """What the console reads and changes: the history, the daemon's admin address, its own tables.
 
-Built by the command, which knows where everything of a configuration is. Nothing here is an object of the daemon: the
-console runs while the daemon does not, and the other way round.
+Built by the command, which knows where everything of a configuration is. Nothing here is an object of the daemon:
+either can run without the other.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def enter_url(conf: Config, token: str) -> str:
 
 
 def run_console(path: Path | None, *, beside: bool = False) -> None:
-    """`beside`: the embedded default has started it: print a sign-in link, and end with the standard input."""
+    """`beside`: started by the embedded default: print a sign-in link, and exit when standard input is closed."""
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)

@@ -1,7 +1,7 @@
 """Lists: what is in them, adding and deleting with the warnings of the command line, and files that replace them.
 
-A list belongs to one tenant or to the whole deployment. People of named tenants see and change the lists of their
-tenants alone.
+A list belongs to one tenant or to the whole deployment. Users of named tenants can see and change only their
+tenants' lists.
 """
 
 from __future__ import annotations

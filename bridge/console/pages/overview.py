@@ -16,7 +16,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.live import Picture
 from bridge.history.query import HistoryQuery
 
-_CHECK_S = 10.0  # how often a stream looks whether its session lasts
+_CHECK_S = 10.0  # how often a stream checks that its session is still valid
 _QUIET_S = 15.0  # a sign of life for proxies
 _STREAMS = 6  # of one session
 _OWN_S = 3600.0  # what people of one tenant see counted

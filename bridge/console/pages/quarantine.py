@@ -1,4 +1,4 @@
-"""Quarantine: the mail that is held, page by page, and what is done with many of them at once."""
+"""Quarantine: the mail in it, page by page, and actions on many mails at once."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def _begin(
     mails: Sequence[MailRecord] = (),
     see: str = "",
 ) -> Response:
-    """Do it in ten seconds. The audit log has the order now, and the result of each mail then.
+    """Do it in ten seconds. The audit log records the request now, and the result for each mail later.
 
     `see` is the page of a list, if senders are added to it.
     """

@@ -1,4 +1,4 @@
-"""Signing in with a name and a password or by a link, and signing out.
+"""Signing in with a name and a password or with a link, and signing out.
 
 Every sign-in begins a new session with a new id, and ends the one that the browser had.
 """
@@ -19,7 +19,7 @@ from bridge.console.tokens import is_token, new_token
 from bridge.console.users import Proven
 
 _NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
-# Each attempt takes 64 MiB and a tenth of a second: a flood of them must take neither from those who have signed in.
+# Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
 _attempts = Queue(CapacityLimiter(2), max_waiting=10)
 _links = Queue(CapacityLimiter(2), max_waiting=20)  # separate, so that links work while passwords are being guessed
 _WRONG = "The name or the password is wrong."
@@ -51,7 +51,7 @@ async def sign_in(call: Call) -> Response:
 
 
 def _attempt(call: Call, name: str, password: str) -> tuple[float, Proven | None]:
-    """How long to wait before another one, or who it is; None if nobody."""
+    """How long to wait before the next attempt, or the person; None if the sign-in failed."""
     sources = call.sources
     if wait_s := sources.attempts.admit(name, call.address):
         return wait_s, None

@@ -1,4 +1,4 @@
-"""What a scanner may wish for beside its decision, made safe: header fields, a subject, the words of a refusal.
+"""Changes that a scanner requests along with its decision, made safe: header fields, subject, text of a refusal.
 
 Only what the operator allows is kept (`scanner.allow_changes`). A scanner repeats what a sender wrote, so a value is
 checked as if the sender had written it: nothing in it can end a line, hide another field, or change how the body is
