@@ -146,7 +146,7 @@ def test_pages_work_without_a_script(browser: Any, filled: World) -> None:
     """Times are in UTC then, and the overview is as of its loading."""
     with window(browser, filled.console, java_script_enabled=False) as page:
         page.goto("/")
-        assert page.get_by_text("These numbers are from when the page was loaded.").is_visible()
+        assert page.get_by_text("These numbers were current when the page was loaded.").is_visible()
         page.goto("/mail")
         assert "UTC" in page.locator("time").first.inner_text()
 

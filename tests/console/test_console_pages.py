@@ -330,5 +330,5 @@ def test_a_damaged_database_is_explained(tmp_path: Path) -> None:
             file.write_bytes(b"nonsense" * 1000)
         until(lambda: browser.get("/mail").status == 503, "the console to notice")
         answer = browser.get("/mail")
-        assert "own database cannot be used at this moment" in answer.text and "sqlite" not in answer.text.lower()
+        assert "own database cannot be used at the moment" in answer.text and "sqlite" not in answer.text.lower()
         assert "the console's database cannot be used: " in console.log
