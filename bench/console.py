@@ -3,10 +3,10 @@
 
     python bench/console.py [--place DIRECTORY] [--requests 60] [--only pages|mail] [--out docs/evidence/console.md]
 
-Fills a history, a quarantine, a list and an audit log, starts a console, and asks for each page as somebody who has
-signed in does: with every filter, with values that are found and values that are not, on the first page and far behind
-it, as people of all mail, of a large tenant and of one with a few mails. Server time is the time from the request to
-the last byte on loopback, one request at a time. `bench/console_mail.py` measures the mail.
+Fills a history, a quarantine, a list and an audit log, starts a console, and requests each page as a signed-in user
+would: with every filter, with values that match and values that do not, on the first page and on later ones, for users
+who see all mail, the mail of a large tenant, and that of a tenant with a few mails. Server time is the time from the
+request to the last byte on loopback, one request at a time. `bench/console_mail.py` measures the mail.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def pages(state: Path, total: int) -> Iterator[Page]:
     yield Page("sessions", ["/sessions"], EVERYBODY)
     yield Page("audit", ["/audit"], ("admin",))
     yield Page("audit, far behind", ["/audit?before=1000", f"/audit?before={100_000}"], ("admin",))
-    audit = {"name": "person7", "action": "ordered a release", "mail": samples[0].row.id}
+    audit = {"name": "person7", "action": "requested a release", "mail": samples[0].row.id}
     for name, value in audit.items():
         paths = [link("/audit", **{name: value}), link("/audit", **{name: f"no {value}"})]
         yield Page(f"audit by {name}", paths, ("admin",))

@@ -109,7 +109,7 @@ def fill_audit(state: Path, total: int) -> None:
         rows = [
             {
                 "at": now - total + number, "name": f"person{number % 40}", "role": "releaser", "address": "192.0.2.9",
-                "action": ("looked through mail", "ordered a release", "signed in")[number % 3],
+                "action": ("looked through mail", "requested a release", "signed in")[number % 3],
                 "mail": mail_id(number, now) if number % 3 == 1 else "", "detail": f"recipient: r{number}@example.org",
                 "result": "done",
             }
@@ -122,7 +122,7 @@ def fill_audit(state: Path, total: int) -> None:
 
 @contextmanager
 def list_service(place: Path, entries: int) -> Iterator[str]:
-    """The scanning service with a list of so many entries; yields its address. Its key is in `place / "key"`."""
+    """The scanning service, with a list of `entries` entries; yields its address. Its key is in `place / "key"`."""
     directory = place / "service"
     is_new = not directory.exists()
     directory.mkdir(exist_ok=True)

@@ -39,7 +39,7 @@ from bridge.runtime.database import Database
 from bridge.testing import until
 
 RATE, SECONDS, ROUNDS = 150, 6.0, 3
-LATER = 5  # the console gives itself this priority, and so do the attackers, which have machines of their own
+LATER = 5  # the console sets itself this nice value; attackers get it, too, because in reality they use other machines
 MAILS, HELD = 40_000, 5_000
 CONFIG = """\
 scanner: {{urls: ["http://127.0.0.1:{scanner}"], token_file: token}}
@@ -150,7 +150,7 @@ def slow_requests(world: World) -> None:
 
 
 def huge_forms(world: World) -> None:
-    """Of 64 MiB, to every page that takes one, by somebody who has signed in."""
+    """A signed-in user sends forms of 64 MiB to every page that takes one."""
     block, cookie = b"a" * (64 << 20), f"{SESSION_COOKIE}={world.token}"
     kind = "multipart/form-data; boundary=x"
     while not world.stop.is_set():

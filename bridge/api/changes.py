@@ -1,7 +1,7 @@
-"""Changes to a mail that a scanner asks for beside its decision: header fields, the subject, the words of a refusal.
+"""Changes to a mail that a scanner requests along with its decision: header fields, subject, text of a refusal.
 
 The scanner's dialect has checked them (`bridge/scanner/dialects/wishes.py`): each is one that the operator allows, and
-none can end a line where it must not. Whoever hands the mail on carries them out.
+none can end a line where it must not. They are applied when the mail is passed on.
 """
 
 from __future__ import annotations

@@ -24,14 +24,16 @@ _KIND = click.Choice(["spam", "ham"])
 @config_option
 @click.argument("kind", type=_KIND)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--by", "person", metavar="NAME", default="", help="Who says so. Default: the user at the terminal.")
+@click.option(
+    "--by", "person", metavar="NAME", default="", help="Who reports the mail. Default: the user at the terminal."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as_json: bool) -> None:
-    """Report mail as spam, or as ham: not spam.
+    """Report mail as spam, or as ham (not spam).
 
-    FILES are mails saved by a mail program (.eml); `-` is standard input. What is done with them is in the
-    configuration: rspamd learns them (feedback.rspamd), an address gets them (feedback.report_to). A mail that is
-    reported twice by the same person is learned once. Exit code 1 if any file could not be reported.
+    FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration says what
+    happens to them: rspamd learns them (feedback.rspamd), or they are sent to an address (feedback.report_to), or both.
+    If the same person reports a mail twice, it is learned only once. Exit code 1 if any file could not be reported.
     """
     from bridge.cli.quarantine.session import Session
     from bridge.cli.reporting import MAX_REPORTED, Reporter
@@ -98,7 +100,7 @@ def _field(head: bytes, name: str) -> str:
 
 
 def _known_id(session: Session, own_id: str, message_id: str) -> str:
-    """Our id of the mail; "" if the history does not know it. A field of the mail is believed only if both agree."""
+    """Our id of the mail; "" if the history does not know it. A field of the mail is trusted only if both agree."""
     from bridge.daemon import history_place
     from bridge.history.query import HistoryQuery
 

@@ -95,7 +95,7 @@ class Reporter:
                 chunks = self._session.quarantine.chunks(mail.id)
                 content = beginning(chunks, MAX_REPORTED + mail.head_size)[mail.head_size :]
         except MailNotFound:
-            return _failed(mail.id, kind, "the mail is not in the quarantine any more")
+            return _failed(mail.id, kind, "the mail is no longer in the quarantine")
         except (BridgeError, OSError) as exc:
             return _failed(mail.id, kind, str(exc))
         ggrid = str(mail.facts.get("ggrid") or "")
@@ -139,7 +139,7 @@ class Reporter:
             self._store.wait(mail.key, by, mail.content)
             return ReportState.WAITING, f"rspamd will learn it later ({exc})"
         if not is_new:
-            return ReportState.KNOWN, "rspamd knew it already"
+            return ReportState.KNOWN, "rspamd already knew it"
         return ReportState.LEARNED, "learned by rspamd"
 
     def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
@@ -191,13 +191,13 @@ def _failed(mail_id: str, kind: ReportKind, why: str) -> Reported:
 
 
 def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: str) -> bytes:
-    """The mail as an attachment that nothing opens by itself."""
+    """The mail as an attachment that no program opens automatically."""
     report = EmailMessage(policy=SMTP)
     name = mail.id.replace(":", "-")
     report["From"], report["To"] = f"scanbridge@{host}", to
     report["Subject"] = f"{kind.words.capitalize()}: {mail.id[:40]}"
     report["Date"], report["Message-ID"] = formatdate(), make_msgid(domain=host)
-    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by itself
-    report.set_content(f"{by} reports that this mail is {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
+    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic replies
+    report.set_content(f"{by} reported this mail as {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
     report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")
     return report.as_bytes()

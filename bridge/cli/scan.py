@@ -56,7 +56,7 @@ def scan(
 
     conf = load_or_exit(path)
     if tenant and conf.scanner.dialect != "email-scanning":
-        raise click.UsageError(f"--tenant: a scanner with the dialect {conf.scanner.dialect} knows no tenants")
+        raise click.UsageError(f"--tenant: the dialect {conf.scanner.dialect} does not support tenants")
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
     request = AnalysisRequest(BorderMtaData(sender, recipients, remote_address, helo), tenant_uid)
     try:

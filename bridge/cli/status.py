@@ -54,7 +54,7 @@ def table(state: dict[str, Any]) -> str:
     if wanted > 1 or len(state["workers"]) > 1:
         lines += [f"worker         {_worker(worker)}" for worker in state["workers"]]
     if "\n" in state["reload"].get("problem", ""):  # the warning above has the first line of it
-        lines.append(f"configuration  the failed reload, all problems: {state['reload']['problem']}")
+        lines.append(f"configuration  all problems of the failed reload: {state['reload']['problem']}")
     lines += [
         f"listener       {listener['name']}: {listener['protocol']} on {listener['address']}"
         for listener in state["listeners"]
@@ -105,7 +105,7 @@ def _list(copy: dict[str, Any]) -> str:
 
 
 def _people(personal: dict[str, Any], feedback: dict[str, Any]) -> list[str]:
-    """What users have said; nothing as long as nobody has said anything."""
+    """What users have reported; nothing until there is a report."""
     lines = []
     if personal.get("entries") or personal.get("problem"):
         problem = f" ({personal['problem']})" if personal["problem"] else ""

@@ -26,22 +26,25 @@ class OidcRole(Section):
 
 
 class Oidc(Section):
-    issuer: str = Field(description="The provider's issuer URL, as its discovery document has it.")
+    issuer: str = Field(description="The provider's issuer URL, as in its discovery document.")
     client_id: str = Field(min_length=1, max_length=200, description="Our client id at the provider.")
     client_secret_file: SecretFile | None = Field(
         None, description=f"File with our client secret; none for a public client. {FILE_LOOKUP}"
     )
     ca_file: str | None = Field(None, description=CA_FILE)
     scopes: list[str] = Field(
-        ["openid", "profile", "email"], description="The scopes that are asked for; `openid` is always one of them."
+        ["openid", "profile", "email"], description="Scopes to request; `openid` is always included."
     )
     group_claim: str = Field(
-        "groups", min_length=1, max_length=100, description="The claim of the ID token that has the person's groups."
+        "groups",
+        min_length=1,
+        max_length=100,
+        description="The claim of the ID token that contains the person's groups.",
     )
     roles: list[OidcRole] = Field(
         min_length=1,
-        description="Groups and what their members may do. The first entry that matches counts; a person in none of "
-        "these groups is refused.",
+        description="Groups and what their members may do. The first entry that matches applies; a person in none "
+        "of these groups is refused.",
     )
     label: str = Field(
         "single sign-on", min_length=1, max_length=60, description="What the button on the sign-in page says."
@@ -60,17 +63,17 @@ class Oidc(Section):
 
 
 class Console(Section):
-    address: AddressField = Field(Endpoint("127.0.0.1", 9083), description="Where `scanbridge console` answers.")
+    address: AddressField = Field(Endpoint("127.0.0.1", 9083), description="Where `scanbridge console` listens.")
     public_url: str | None = Field(
         None,
         validate_default=True,
         description="The URL that people type, if a reverse proxy is in front: `https://mail.example.org/scanbridge/`. "
-        "Its path may be passed on or removed by the proxy. Requests for another host and forms of another origin are "
-        "refused. Required if the address is not loopback.",
+        "Its path may be passed on or removed by the proxy. Requests for another host and forms from another origin "
+        "are refused. Required if the address is not loopback.",
     )
     trusted_proxies: list[Network] = Field(
         ["127.0.0.0/8", "::1/128"],
-        description="Networks of reverse proxies, whose X-Forwarded-For is believed if `public_url` is set.",
+        description="Networks of reverse proxies whose X-Forwarded-For is trusted if `public_url` is set.",
     )
     session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
     session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
@@ -79,10 +82,11 @@ class Console(Section):
         None,
         pattern=r"^[^\s@<>]+@[^\s@<>]+$",
         max_length=254,
-        description="Mail address that gets mail which people report, if `feedback.report_to` is not set.",
+        description="Mail address to which reported mail is sent, if `feedback.report_to` is not set.",
     )
     oidc: Oidc | None = Field(
-        None, description="Sign-in with an OpenID Connect provider, beside the users of `scanbridge console user`."
+        None,
+        description="Sign-in through an OpenID Connect provider, as well as by the users of `scanbridge console user`.",
     )
 
     @field_validator("public_url")
@@ -91,7 +95,7 @@ class Console(Section):
         address = info.data.get("address")
         if url is None:
             if address is not None and (address.path or address.systemd):
-                raise ValueError(f"{address} is for a reverse proxy: write the URL here under which people reach it")
+                raise ValueError(f"{address} is for a reverse proxy: write here the URL at which people reach it")
             if address is not None and not address.is_local:
                 raise ValueError(
                     f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "

@@ -34,12 +34,12 @@ class Feedback(Section):
         None,
         pattern=r"^[^\s@<>]+@[^\s@<>]+$",
         max_length=254,
-        description="Mail address that gets reported mail, each as an attachment, through `relay.next_hop`. Default: "
-        "`console.report_to`.",
+        description="Mail address to which each reported mail is sent, as an attachment, through `relay.next_hop`. "
+        "Default: `console.report_to`.",
     )
     rspamd: Learning | None = Field(None, description="Have this rspamd learn reported mail.")
     retention: Duration = Field(
         90 * 86400.0,
         ge=86400,
-        description="How long we remember who has reported which mail, so that no report is learned twice.",
+        description="How long reports are remembered, so that no report is learned twice.",
     )

@@ -298,7 +298,7 @@ class Config(Section):
     admin: Admin = Admin()
     api: Api = Api()
     console: Console | None = Field(
-        None, description="The [web console](../operate/console.md), a process of its own: `scanbridge console`."
+        None, description="The [web console](../operate/console.md), a separate process: `scanbridge console`."
     )
     workers: Workers = Field(
         1,

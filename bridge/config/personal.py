@@ -17,20 +17,20 @@ AllowedBy = Literal["users", "administrators", "nobody"]
 class PersonalLists(Section):
     block: Literal["quarantine", "discard"] = Field(
         "quarantine",
-        description="What happens to mail from a sender that its recipient has blocked, for this recipient alone.",
+        description="What happens to mail from a sender that its recipient has blocked, for this recipient only.",
     )
     allow_by: AllowedBy = Field(
         "administrators",
-        description="Who may add entries that have mail delivered: `users` themselves; only `administrators`, also at "
-        "a user's request; `nobody`, and existing entries do nothing.",
+        description="Who may add entries that allow a sender. `users`: the recipients themselves. `administrators`: "
+        "only they, also at a user's request. `nobody`: nobody, and existing entries have no effect.",
     )
     allow_verdicts: list[str] = Field(
         ["spam", "bulk"],
-        description="Mail with one of these verdicts is delivered if its recipient has allowed the sender. Mail in "
-        "which [something dangerous](../operate/personal-lists.md#what-an-allow-never-delivers) was found never is, "
-        "whatever its verdict.",
+        description="Mail with one of these verdicts is delivered if its recipient has allowed the sender. If "
+        "[something dangerous](../operate/personal-lists.md#what-an-allow-never-delivers) was found in it, it is never "
+        "delivered, whatever its verdict.",
     )
-    max_entries: int = Field(200, ge=1, le=10_000, description="Maximum number of entries of one recipient.")
+    max_entries: int = Field(200, ge=1, le=10_000, description="Maximum number of entries for one recipient.")
 
     @field_validator("allow_verdicts")
     @classmethod

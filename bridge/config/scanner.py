@@ -22,12 +22,12 @@ class Rspamd(Section):
     settings_id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="Id of the settings that rspamd applies to all mail of this bridge (`Settings-ID`).",
+        description="Id of the settings that rspamd applies to all mail from this bridge (`Settings-ID`).",
     )
     actions: dict[str, Decision] = Field(
         {},
-        description="Decisions on rspamd's actions, where they differ from the "
-        "[table](../operate/dialects.md#actions), and on your own actions: `{greylist: deliver}`.",
+        description="Decisions for rspamd's actions, where they differ from the "
+        "[table](../operate/dialects.md#actions), and for your own actions: `{greylist: deliver}`.",
     )
 
     @field_validator("actions")
@@ -82,7 +82,7 @@ class Scanner(Section):
     )
     allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
         None,
-        description="Changes that a scanner may ask for beside its decision, with `dialect: rspamd` or `mta-hooks`: "
+        description="Changes to a mail that the scanner may request, with `dialect: rspamd` or `mta-hooks`: "
         "header fields to add and to remove, a new subject, and the text of a refusal. Others are ignored. Default: "
         "`[subject]`.",
     )

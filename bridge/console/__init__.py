@@ -1,1 +1,1 @@
-"""The web console: a process of its own that shows what happens and lets people act. Begin with `routes`."""
+"""The web console: a separate process that shows what happens to mail and lets people act. Start with `routes`."""

@@ -63,7 +63,7 @@ async def _nowhere(call: Call) -> Response:
 
 
 async def _wrong_method(call: Call) -> Response:
-    raise Refused(405, "Not possible here", "This address cannot be used like this. Go back and try again.")
+    raise Refused(405, "Not possible here", "This address cannot be used in this way. Go back and try again.")
 
 
 class _BelowPath:

@@ -1,6 +1,6 @@
-"""Failed sign-ins, counted for each user and each client address, so that passwords cannot be tried out.
+"""Failed sign-ins, counted for each user and each client address, so that passwords cannot be guessed.
 
-Counted in the database, so that a restart or a second console does not forgive them. A user who is being attacked
+Counted in the database, so that a restart or a second console does not reset the counts. A user who is being attacked
 cannot sign in with a password for a while; a sign-in link still works.
 """
 
@@ -17,7 +17,7 @@ from bridge.console.database import ConsoleStore
 WINDOW_S = 900.0
 MAX_PER_USER = 10
 MAX_PER_ADDRESS = 30
-_IPV6_BITS = 64  # one customer has at least so many addresses
+_IPV6_BITS = 64  # the smallest network that a customer gets: /64
 _LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
 _a = database.attempts.c
 
@@ -29,7 +29,7 @@ class Attempts:
     def admit(self, name: str | None, address: str) -> float:
         """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
 
-        The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
+        An attempt counts as a failure until it succeeds, so parallel attempts do not get around the limit.
         """
         now = time.time()
         keys = [(_from(address), MAX_PER_ADDRESS), *([] if name is None else [(_of(name), MAX_PER_USER)])]
@@ -53,7 +53,7 @@ def _of(name: str) -> str:
 
 
 def _from(address: str) -> str:
-    """The network of an IPv6 client: whoever has one address there has all of them."""
+    """The network of an IPv6 client, who can use every address in it."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a unix socket

@@ -1,7 +1,7 @@
 """The audit log: who saw and did what, when, from where, and how it ended.
 
-An action is written down before it is done, and its end afterwards, so that no crash hides it; if it cannot be
-written, it is not done. Ids of mails are kept, never their content.
+An action is recorded before it is carried out, and its result afterwards, so that no crash hides it; if it cannot be
+recorded, it is not carried out. Ids of mails are kept, never their content.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Audit:
         self, person: Person | None, address: str, action: str, *, mail: str = "", detail: str = "", result: str = DONE,
         name: str = "",
     ) -> int:  # fmt: skip
-        """Returns the number of the entry. `name`: what somebody who did not sign in called themselves."""
+        """Returns the number of the entry. `name`: the name that was typed, if nobody is signed in."""
         values = {
             "at": time.time(),
             "name": _cut(person.shown if person else name, 100),

@@ -37,17 +37,17 @@ class Refused(BridgeError):
 
 @dataclass(slots=True)
 class Queue:
-    """For work of one kind, of which only a little may run at once."""
+    """Limits how much work of one kind may run at a time."""
 
     limiter: CapacityLimiter
-    max_waiting: int  # with those that run
+    max_waiting: int  # including those that are running
     waiting: int = 0
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Raises Refused if many wait already."""
+        """Raises Refused if too many are already waiting."""
         if self.waiting >= self.max_waiting:
-            raise Refused(503, "Busy", "Many people ask for this at the same moment. Try again.", 5)
+            raise Refused(503, "Busy", "Too many people are using this at the moment. Try again.", 5)
         self.waiting += 1
         try:
             yield
@@ -70,7 +70,7 @@ class Call:
     files: Mapping[str, UploadFile] = field(default_factory=dict)
     mails: list[MailEntry] = field(default_factory=list)  # `About.MAIL`: the entries with the id in the path
     held: Any = None  # `About.HELD`: the quarantined mail with the id in the path
-    audit_detail: str = ""  # what the audit log says beside the action; a page may add to it
+    audit_detail: str = ""  # what the audit log adds to the action; a page may add to it
     audit_failed: bool = False  # the page could not do it
 
     @property

@@ -25,9 +25,9 @@ class CommandResult:
 
 
 async def run_command(command: Sequence[str], limit_s: float) -> CommandResult:
-    """Raises Refused if it is running already, cannot start, or takes too long."""
+    """Raises Refused if it is already running, cannot be started, or takes too long."""
     if _running.locked():
-        raise Refused(409, "Running already", "Somebody else has just asked for this. Try again in a moment.", 5)
+        raise Refused(409, "Already running", "Somebody else has just started this. Try again in a moment.", 5)
     async with _running:
         try:
             process = await asyncio.create_subprocess_exec(

@@ -2,7 +2,7 @@
 
 In this order: the host that was asked for, the session, the origin and the form token of a change, the role, the
 tenant, the mail that is meant. Then the audit log, the page, and the header fields of its answer. No page can forget
-any of it. If this is wrong, a page is open to people it is not for, or to other sites.
+any of it. If this is wrong, a page is open to the wrong people, or to other sites.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
-_FORM_S, _FILE_S = 20.0, 300.0  # for the whole of it: whoever sends it slowly holds a connection
+_FORM_S, _FILE_S = 20.0, 300.0  # for the whole form: a slow sender occupies a connection
 _NEAR_S = 86_400.0
 
 
@@ -65,14 +65,14 @@ class Guard:
             what = (
                 "The console's own database" if isinstance(exc, ConsoleStoreError) else "The history or the quarantine"
             )
-            text = f"{what} cannot be used at this moment. Try again; the log of the console says why."
+            text = f"{what} cannot be used at the moment. Try again; the console's log says why."
             response = _refusal(call, Refused(503, "Not available", text, 5))
         except ClientDisconnect:
             response = Response(status_code=499)
         except Exception:
             number = secrets.token_hex(4)
             log.exception("console: unexpected error %s", number)
-            why = f"An unexpected error occurred. The log of the console has the details, with the number {number}."
+            why = f"An unexpected error occurred. The console's log has the details, under the number {number}."
             response = _refusal(call, Refused(500, "Something went wrong", why))
         return self._with_headers(response)
 
@@ -101,7 +101,7 @@ class Guard:
         origins = self.console.sources.console.origins
         hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
         if not any(hosts == [origin.partition("://")[2]] for origin in origins):
-            text = "This console does not answer under this name. The setting console.public_url says which is right."
+            text = "The console is not available under this host name. Use the one in console.public_url."
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
 
     def _check_origin(self, request: Request) -> None:
@@ -111,7 +111,7 @@ class Guard:
         if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
             raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
         if origin is None and site is None:
-            text = "The browser did not say which page the form is from, so nothing was done."
+            text = "The browser did not say which page sent the form, so nothing was done."
             raise Refused(403, "Not from this page", text)
 
     # Who it is
@@ -170,7 +170,7 @@ class Guard:
                 case About.HELD:
                     found = call.held = await call.run(call.sources.held, mail_id, call.tenants)
         if not found:
-            text = "There is no such mail, or it is not one of those that you may see."
+            text = "There is no such mail, or you do not have access to it."
             raise Refused(404, "No such mail", text)
 
     # The form
@@ -185,7 +185,7 @@ class Guard:
             async with asyncio.timeout(limit_s):
                 form = await request.form(max_files=files, max_fields=_MAX_FIELDS, max_part_size=limit)
         except TimeoutError:
-            raise Refused(408, "Too slow", f"The form did not come within {limit_s:.0f} seconds.") from None
+            raise Refused(408, "Too slow", f"The form did not arrive within {limit_s:.0f} seconds.") from None
         except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
             raise Refused(400, "Not a form", "The form cannot be read.") from exc
         call.form_lists = {
@@ -193,13 +193,13 @@ class Guard:
             for name in form.keys()  # noqa: SIM118
         }
         if not all(is_storable(value) for values in call.form_lists.values() for value in values):
-            raise Refused(400, "Not a form", "The form has characters that are no text.")
+            raise Refused(400, "Not a form", "The form contains characters that are not text.")
         call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
         call.files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
 
     def _check_token(self, call: Call) -> None:
         if not call.session or not is_form_token(call.form.get("form_token", ""), call.session):
-            text = "The form is too old, or was not made by this page. Load the page again and repeat it."
+            text = "The form has expired, or does not belong to your session. Reload the page and try again."
             raise Refused(403, "Form not accepted", text)
 
     # The page
@@ -259,7 +259,7 @@ def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
 def client_address(request: Request, console: Console) -> str:
     """The browser's: behind a reverse proxy that we trust, the address that it names last.
 
-    Some proxies add a field of their own behind the one that a client has sent, so all of them are read.
+    Some proxies add their own field after the one that the client sent, so all of them are read.
     """
     peer = request.client.host if request.client else "local"
     settings = console.sources.console
@@ -294,7 +294,7 @@ def _too_large(limit: int) -> Refused:
 
 
 def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
-    """Count what comes, because a client may not say how much it will be."""
+    """Counts the bytes as they arrive, because a client need not announce their number."""
     count = 0
 
     async def counted() -> Message:

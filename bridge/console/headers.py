@@ -1,7 +1,7 @@
 """The header fields of every response, above all the content security policy.
 
-No inline script or style, nothing from elsewhere, no framing. The preview of a mail has a policy of its own, and is
-the only page that may be framed, by us. If this is wrong, text in a mail can act.
+No inline script or style, nothing from elsewhere, no framing. The preview of a mail has its own policy, and is the
+only page that may be framed, by us alone. If this is wrong, text in a mail can run as code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Actions that wait ten seconds, so that they can be taken back, and then run beside the pages.
+"""Actions that wait ten seconds, so that they can be undone, and then run in the background.
 
-A job belongs to the person who began it; nobody else sees it or takes it back. If the console stops before a job was
+A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job was
 due, nothing is done, and the audit log says so: the mail is still in the quarantine. The same if somebody else ends the
 session that the job was ordered in, or the user is removed. Jobs are not kept anywhere but in memory, and there are few
 of them.
@@ -76,7 +76,7 @@ OnDropped = Callable[[Job], Awaitable[None]]
 
 
 class TooManyJobs(Exception):
-    """This person has too many actions under way."""
+    """This person has too many pending actions."""
 
 
 class Jobs:
@@ -95,8 +95,10 @@ class Jobs:
         dropped: OnDropped,
         see: str = "",
     ) -> Job:
-        """Do `work` after ten seconds, unless it is taken back; `dropped` if the console stops before. Must run in the
-        event loop. Raises TooManyJobs."""
+        """Do `work` after ten seconds, unless it is undone; `dropped` is called if the console stops first.
+
+        Must run in the event loop. Raises TooManyJobs.
+        """
         self._forget()
         if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
             raise TooManyJobs
@@ -111,7 +113,7 @@ class Jobs:
         return [job for job in reversed(self._jobs.values()) if job.owner == owner]
 
     def undo(self, owner: str, job_id: str) -> Job | None:
-        """Take it back; None if it is too late, or not theirs."""
+        """Undo a waiting job; None if it is too late, or if the job belongs to someone else."""
         job = self._jobs.get(job_id)
         if job is None or job.owner != owner or job.state is not State.WAITING:
             return None
@@ -120,13 +122,13 @@ class Jobs:
         return job
 
     def dismiss(self, owner: str) -> None:
-        """Show no more what is over."""
+        """Stop showing finished jobs."""
         for job in self.of(owner):
             if job.is_over:
                 del self._jobs[job.id]
 
     def signed_out(self, session: str) -> None:
-        """Its owner has ended it: what was ordered is done all the same."""
+        """The session was ended by its owner: its jobs are carried out all the same."""
         for job in self._jobs.values():
             if job.session == session:
                 job.session = ""
@@ -153,7 +155,7 @@ class Jobs:
             await work(job)
         except Exception:
             log.exception("console: an action failed")
-            job.fail("an unexpected error occurred; the log of the console has the details")
+            job.fail("an unexpected error occurred; the console's log has the details")
         finally:
             job.state, job.ended_at = State.DONE, time.time()
             self._tasks.pop(job.id, None)

@@ -2,8 +2,8 @@
 
 A copy is a sorted text file that is mapped into memory, one entry in a line, with the comments in another file.
 Finding a page of it takes milliseconds. It is fetched when somebody looks at the list, and again in the background when
-it is old; what the console changed itself is shown at once. Until the first copy is complete, a page gets what has come
-so far. Only for showing: changes go to the service, which alone knows what is in a list.
+it is old; what the console changed itself is shown at once. Until the first copy is complete, a page gets the entries
+read so far. For display only: changes go to the service, which alone knows what is in a list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bridge.lists.sync import with_rereads
 log = logging.getLogger(__name__)
 
 _FRESH_S = 60.0
-_WAIT_S = 0.05  # a page waits for a short list; a long one is not there in this time
+_WAIT_S = 0.05  # a page waits this long, which is enough for a short list
 _INFOS_S = 30.0
 _MAX_COPIES = 20
 _TURN_S = 0.005
@@ -264,7 +264,7 @@ class ListCopies:
             del self._running[key], self._reading[key]
 
     def _copied(self, key: Key, reading: Reading) -> Copy:
-        """In a thread, with a loop of its own: pages do not wait for it."""
+        """Runs in a thread with its own event loop, so that pages do not wait for it."""
         began = time.monotonic()
         maker = asyncio.run(self._made(key, reading))
         return maker.copy(began)

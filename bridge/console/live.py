@@ -22,7 +22,7 @@ from bridge.runtime.endpoints import Endpoint
 
 INTERVAL_S = 2.0
 _KEPT = 90  # samples: three minutes
-_RATE_S = 30.0  # rates are means of so long
+_RATE_S = 30.0  # rates are averages over this time
 _FRESH_S = 1.5  # a newer sample is not taken again for another visitor
 
 
@@ -64,7 +64,7 @@ class Live:
             self.watchers -= 1
 
     def stop(self) -> None:
-        """End what everybody watches, so that the process can exit."""
+        """End all streams, so that the process can exit."""
         self._stopping.set()
 
     def _drawn(self, sample: Sample | None) -> Picture:

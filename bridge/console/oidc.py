@@ -1,9 +1,9 @@
 """Sign-in with an OpenID Connect provider: the code flow with PKCE, state and nonce.
 
 What a sign-in must remember is in a cookie of ten minutes: a random value, from which state, nonce and verifier are
-derived with a key that only this process has. So nothing is stored before somebody has signed in. Each value is used
-once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, somebody signs in as
-another person.
+derived with a key that only this process has. So nothing is stored before the sign-in is complete. Each value is used
+once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, people can sign in as
+someone else.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from bridge.runtime.visible_text import visible
 
 log = logging.getLogger(__name__)
 
-# Signatures with public keys: with a shared secret, whoever can verify a token can make one.
+# Public-key signatures only: with a shared secret, anyone who can verify a token can also create one.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 LASTS_S = 600.0
 _LEEWAY_S = 30
 _TIMEOUT_S = 10.0  # for one whole answer
 _METADATA_S = 3600.0
 _AGAIN_S = 5.0  # a provider that failed is asked again after this time
-_KEYS_S = 60.0  # unknown keys are asked for at most so often
+_KEYS_S = 60.0  # unknown keys are requested at most this often
 _MAX_ANSWER = 1024 * 1024
 _MAX_USED = 10_000
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -117,18 +117,18 @@ class Provider:
         token, _, rest = cookie.partition(".")
         begun_at, _, text = rest.partition(".")
         if not is_token(token) or not begun_at.isdigit() or len(cookie) > 2000:
-            raise SignInRefused("This sign-in was not begun in this browser. Begin again.")
+            raise SignInRefused("This sign-in was not started in this browser. Start again.")
         if not 0 <= time.time() - int(begun_at) <= LASTS_S:
-            raise SignInRefused("The sign-in took too long. Begin again.")
+            raise SignInRefused("The sign-in took too long. Start again.")
         try:
             following = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
         except ValueError:
             following = "/"
         begun = self._derived(cookie, following)
         if not hmac.compare_digest(state.encode("utf-8", "replace"), begun.state.encode()):
-            raise SignInRefused("The answer of the provider does not belong to this sign-in. Begin again.")
+            raise SignInRefused("The provider's answer does not belong to this sign-in. Start again.")
         if begun.state in self._used:
-            raise SignInRefused("This answer of the provider was used before. Begin again.")
+            raise SignInRefused("The provider's answer has already been used. Start again.")
         self._used[begun.state] = time.time()
         while len(self._used) > _MAX_USED:
             self._used.popitem(last=False)
@@ -144,7 +144,7 @@ class Provider:
         if (issuer is not None or is_needed) and issuer != self.settings.issuer:
             raise SignInRefused("The answer is from another provider.")
         if not answer.get("code"):
-            raise SignInRefused("The answer of the provider has no code.")
+            raise SignInRefused("The provider's answer has no code.")
 
     async def _tokens(self, metadata: dict[str, Any], code: str, verifier: str) -> dict[str, Any]:
         form = {
@@ -163,7 +163,7 @@ class Provider:
                 form["client_secret"] = self.secret
         tokens = await self._json("POST", str(metadata["token_endpoint"]), data=form, auth=basic)
         if not isinstance(tokens.get("id_token"), str):
-            raise SignInRefused("The provider gave no ID token.")
+            raise SignInRefused("The provider sent no ID token.")
         return tokens
 
     async def _verified(self, metadata: dict[str, Any], tokens: dict[str, Any], nonce: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Provider:
             claims.validate(leeway=_LEEWAY_S)
         except (JoseError, ValueError, TypeError, KeyError) as exc:
             log.warning("console: an ID token was refused: %s", visible(str(exc))[:300])
-            raise SignInRefused("The ID token of the provider is not valid; the log of the console says why.") from exc
+            raise SignInRefused("The provider's ID token is not valid; the console's log says why.") from exc
         return dict(claims)
 
     async def _with_groups(
@@ -202,7 +202,7 @@ class Provider:
             return claims
         more = await self._json("GET", endpoint, headers={"Authorization": f"Bearer {access}"})
         if more.get("sub") != claims["sub"]:  # OpenID Connect Core 5.3.2
-            raise SignInRefused("The provider answered about another person.")
+            raise SignInRefused("The provider's answer is about another person.")
         return {**more, **claims}
 
     def _person(self, claims: dict[str, Any]) -> Person:
@@ -218,18 +218,18 @@ class Provider:
             if row.group in groups:
                 tenants = None if row.tenants is None else frozenset(row.tenants)
                 return Person(name, Role.named(row.role), tenants, self.settings.issuer)
-        log.warning("console: %s is in none of the groups that may sign in", name)
-        raise SignInRefused(f"You are signed in at the provider as {name}, but in no group that may use this console.")
+        log.warning("console: %s is not in any group that may sign in", name)
+        raise SignInRefused(f"The provider signed you in as {name}, but none of your groups may use this console.")
 
     # The provider
 
     async def _discovered(self) -> dict[str, Any]:
-        """Asked for once for all who wait: anybody can begin a sign-in."""
+        """Requested once for all waiting sign-ins, because anyone can start one."""
         async with self._discovering:
             if self._metadata is not None and time.monotonic() - self._metadata[0] < _METADATA_S:
                 return self._metadata[1]
             if time.monotonic() < self._not_before:
-                raise SignInRefused("The provider did not answer a moment ago. Try again.")
+                raise SignInRefused("The provider cannot be reached at the moment. Try again.")
             try:
                 found = await self._discover()
             except SignInRefused:
@@ -241,7 +241,7 @@ class Provider:
     async def _discover(self) -> dict[str, Any]:
         found = await self._json("GET", self.settings.issuer.rstrip("/") + "/.well-known/openid-configuration")
         if found.get("issuer") != self.settings.issuer:
-            raise SignInRefused("The provider calls itself by another name than console.oidc.issuer.")
+            raise SignInRefused("The provider's issuer differs from console.oidc.issuer.")
         for name in _ENDPOINTS:
             try:
                 base_url(str(found.get(name, "")).partition("?")[0], False)
@@ -276,8 +276,12 @@ class Provider:
                 raise ValueError(f"status {response.status_code} {visible(str(code or ''))[:100]}")
             return found
         except (httpx2.HTTPError, ValueError, TimeoutError, RecursionError) as exc:
-            log.warning("console: %s of the provider failed: %s", url, visible(f"{type(exc).__name__}: {exc}")[:300])
-            raise SignInRefused("The provider did not accept this, or cannot be reached; the log says why.") from exc
+            log.warning(
+                "console: request to the provider failed: %s: %s", url, visible(f"{type(exc).__name__}: {exc}")[:300]
+            )
+            raise SignInRefused(
+                "The provider refused the request, or cannot be reached; the console's log says why."
+            ) from exc
 
     def _derived(self, cookie: str, following: str) -> Begun:
         state, nonce, verifier = (

@@ -1,9 +1,9 @@
-"""The HTML of a mail as a document that can do nothing: no script, no style, no frame, no form, no link, no picture.
+"""The HTML of a mail as a harmless document: no scripts, styles, frames, forms, links or images.
 
-`nh3` keeps a short list of tags without attributes. The address of a link is written behind its text, because that is
-what phishing hides; the link itself is gone. The page shows the document in a sandboxed frame with a policy of its own
-(`bridge.console.headers`), so that even a mistake here does not let a mail act. If both are wrong, a mail reads other
-mail in the name of its reader.
+`nh3` keeps a short list of tags without attributes. The address of a link is written after its text, because that is
+what phishing hides; the link itself is removed. The page shows the document in a sandboxed frame with its own policy
+(`bridge.console.headers`), so that a mistake here alone does not let code in a mail run. If both are wrong, a mail can
+read other mail with its reader's permissions.
 """
 
 from __future__ import annotations

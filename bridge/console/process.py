@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _LIMITS = HttpLimits(max_head_bytes=32 * 1024, head_timeout_s=15.0, max_connections=500, unread_timeout_s=30.0)
 _UPKEEP_S = 3600.0
 _NICE = 5  # mail comes first, whatever people ask for
-_SWITCH_S = 0.001  # threads take turns so often: a page does not wait long for one that counts or reads a list
+_SWITCH_S = 0.001  # threads switch this often, so that pages do not wait long for one that counts or reads a list
 _DRAIN_S = 5.0
 _JOBS_S = 15.0  # with the time before, less than TimeoutStopSec of the unit
 
@@ -33,7 +33,7 @@ async def run(
     *,
     ends_with_input: bool = False,
 ) -> None:
-    """Answer until SIGTERM or SIGINT, or until standard input ends: then whoever started us is gone."""
+    """Answer until SIGTERM or SIGINT, or until standard input ends: that means that our parent process is gone."""
     sys.setswitchinterval(_SWITCH_S)
     if os.nice(0) <= 0:  # the unit may have done it
         os.nice(_NICE)

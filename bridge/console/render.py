@@ -24,7 +24,7 @@ from bridge.console.url_part import to_part
 from bridge.history.rule_words import ACTIONS
 from bridge.runtime.visible_text import visible, visible_lines
 
-# Sentences that a redirect may ask the next page to show. Only these: text in a link could be anybody's.
+# Sentences that a redirect may ask the next page to show. Only these: anyone could put text into a link.
 NOTICES = {
     "signed-out": "You are signed out.",
     "session-over": "Your session has ended. Sign in again to continue.",

@@ -1,7 +1,7 @@
 """Who looks at the console, and what they may do.
 
-A role includes the ones before it. A person sees all mail, or the mail of named tenants only; what belongs to no
-tenant is then not theirs. If this is wrong, somebody reads other people's mail.
+A role includes the ones before it. A person sees all mail, or the mail of named tenants only; in the
+latter case, mail that belongs to no tenant is hidden. If this is wrong, people can read other people's mail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who has signed in."""
+    """A signed-in user."""
 
     name: str
     role: Role

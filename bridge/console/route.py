@@ -14,7 +14,7 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}")
 
 
 class About(Enum):
-    """What the `{id}` in the path names. The guard finds it, and refuses what is not one of the person's tenants."""
+    """What the `{id}` in the path names. The guard finds it, and refuses what belongs to other tenants."""
 
     NOTHING = "nothing"
     MAIL = "mail"  # a mail in the history: `Call.mails`
@@ -34,7 +34,7 @@ class Route:
     max_files: int = 0
     is_live: bool = False  # the page asks by itself: that does not keep a session alive
     has_frame: bool = False  # the page shows a preview
-    is_preview: bool = False  # content of a mail: a policy of its own
+    is_preview: bool = False  # content of a mail, with its own security policy
 
     def __post_init__(self) -> None:
         """A row that contradicts itself is a mistake in the program."""

@@ -9,7 +9,7 @@ How a page is added:
    goes through `await call.run(function, ...)`. Refuse with `raise Refused(status, title, text)`.
 2. The history is asked through `call.history`, which finds the mail of the person's tenants only. For anything else
    that lists mail, pass `call.tenants` on (None: all mail). One mail by its id: `about=About.MAIL` or `About.HELD`,
-   and the guard finds it, or answers 404 if it is not theirs.
+   and the guard finds it, or answers 404 if this person may not see it.
 3. Write its template in `templates/NAME.html` (`{% extends "base.html" %}`); a form begins with
    `{{ form(url("/NAME")) }}` of `macros.html`, which adds the token. No inline script, no inline style: classes of
    `static/console.css`, behaviour by `data-` attributes in a file of `static/`. Only our ids go into links, never text
@@ -47,7 +47,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/sign-in/provider", provider.start, role=None),
     Route("/sign-in/back", provider.back, role=None),
     Route("/enter/{token}", sign_in.link, role=None),
-    Route("/enter", sign_in.enter, role=None, changes=True, audit="signed in by a link"),
+    Route("/enter", sign_in.enter, role=None, changes=True, audit="signed in with a link"),
     # Those who have signed in
     Route("/sign-out", sign_in.sign_out, changes=True, audit="signed out"),
     Route("/", overview.overview),
@@ -71,15 +71,15 @@ ROUTES: tuple[Route, ...] = (
     Route("/sessions", people.sessions),
     Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
     # Those who decide about mail
-    Route("/quarantine/actions/release", quarantine.release, Role.RELEASER, changes=True, audit="ordered a release"),
-    Route("/quarantine/actions/delete", quarantine.delete, Role.RELEASER, changes=True, audit="ordered a deletion"),
+    Route("/quarantine/actions/release", quarantine.release, Role.RELEASER, changes=True, audit="requested a release"),
+    Route("/quarantine/actions/delete", quarantine.delete, Role.RELEASER, changes=True, audit="requested a deletion"),
     Route("/quarantine/actions/report", quarantine.report, Role.RELEASER, changes=True, audit="reported as not spam"),
     Route(
         "/quarantine/actions/report-spam", quarantine.report_spam, Role.RELEASER, changes=True, audit="reported as spam"
     ),
-    Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="ordered to block senders"),
-    Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="ordered to allow senders"),
-    Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="took an action back"),
+    Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="asked to block senders"),
+    Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="asked to allow senders"),
+    Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="undid an action"),
     Route("/lists/actions/add", lists.add, Role.RELEASER, changes=True, audit="added to a list"),
     Route(
         "/lists/actions/delete",
@@ -99,7 +99,7 @@ ROUTES: tuple[Route, ...] = (
         max_files=1,
     ),
     Route("/lists/actions/apply", lists.apply, Role.RELEASER, changes=True, audit="applied an uploaded list"),
-    Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="put finished actions away"),
+    Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="dismissed finished actions"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
     Route("/settings", settings.settings, role=Role.ADMIN, all_tenants=True),

@@ -1,8 +1,8 @@
-"""Sessions: from a sign-in to its end, and the links that sign somebody in once.
+"""Sessions: from a sign-in to its end, and the links that sign a user in once.
 
 A session ends when it is not used for a while, after a fixed time in any case, when it is revoked, and when its user
-is removed or changed. The browser has the id, the database its hash. If this is wrong, somebody stays signed in who
-should not.
+is removed or changed. The browser has the id, the database its hash. If this is wrong, people stay signed in who
+should not be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_tex
 from bridge.console.tokens import hash_of, is_token, new_token
 
 LINK_S = 900.0  # how long a sign-in link may be used
-_TOUCH_S = 30.0  # so seldom, the time of the last use is written
+_TOUCH_S = 30.0  # the time of the last use is written no more often than this
 _MAX_PER_PERSON = 50  # the oldest is ended
 IsAllowed = Callable[[Connection], bool]
 _s, _l = database.sessions.c, database.links.c
@@ -97,7 +97,7 @@ class Sessions:
             connection.execute(delete(database.sessions).where(_s.hash == hash_of(token)))
 
     def revoke(self, label: str, person: Person | None = None) -> str:
-        """End the session with this label; with `person`, only if it is theirs. Returns whose it was, or ""."""
+        """End the session with this label; with `person`, only if it is one of theirs. Returns its owner, or ""."""
         chosen = _s.label == label if person is None else and_(_s.label == label, _is_of(person))
         with self._store.writing() as connection:
             row = connection.execute(select(_s.name).where(chosen)).first()
@@ -105,7 +105,7 @@ class Sessions:
         return "" if row is None else str(row.name)
 
     def listed(self, person: Person | None = None) -> list[Session]:
-        """Those that last, the last used first; with `person`, theirs."""
+        """Sessions that have not ended, most recently used first; with `person`, only their own."""
         wanted = select(database.sessions).where(~self._is_over(time.time())).order_by(_s.used_at.desc()).limit(500)
         wanted = wanted if person is None else wanted.where(_is_of(person))
         with self._store.reading() as connection:
@@ -129,7 +129,7 @@ class SignInLinks:
         return token
 
     def use(self, token: str) -> Person | None:
-        """Whoever the link is for, once."""
+        """The person that the link is for. It works only once."""
         if not is_token(token):
             return None
         users = database.users

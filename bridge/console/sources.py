@@ -1,7 +1,7 @@
 """What the console reads and changes: the history, the daemon's admin address, its own tables.
 
-Built by the command, which knows where everything of a configuration is. Nothing here is an object of the daemon: the
-console runs while the daemon does not, and the other way round.
+Built by the command, which knows where everything of a configuration is. Nothing here is an object of the daemon:
+either can run without the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sources:
     store: ConsoleStore
     provider: Provider | None  # for sign-in
     command: tuple[str, ...]  # `scanbridge`
-    is_shared: bool  # other machines have a part of the history, and a quarantine of their own
+    is_shared: bool  # other machines have parts of the history, and their own quarantines
     tag_scores: Mapping[str, float]  # what the included service's tags count
     mail_actions: MailActions
     scan: Scans

@@ -1,7 +1,7 @@
-"""The history as one person may see it: every question is limited to their tenants, whoever asks it and why.
+"""The history as one person may see it: every query is limited to their tenants, wherever it comes from.
 
-`bridge.history.mails.whole` looks for other attempts with the same mail, by keys that strangers have chosen; through
-this, it cannot find another tenant's.
+`bridge.history.mails.whole` looks for other attempts to send the same mail, by keys that senders choose; through this
+class, it cannot find another tenant's mail.
 """
 
 from __future__ import annotations

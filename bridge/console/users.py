@@ -29,7 +29,7 @@ class UserMistake(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Somebody who knew the password, or had a link: true at the moment when it was looked up."""
+    """A user who gave the right password or link. It was true when the user was looked up."""
 
     person: Person
     password: str | None = field(default=None, repr=False)  # the hash it was compared with; None: it does not matter
@@ -56,9 +56,9 @@ class Users:
         self._store = store
 
     def add(self, name: str, password: str | None, role: Role, tenants: Tenants = None) -> None:
-        """`password` is None for somebody who signs in by a link only. Raises UserMistake if the name is taken."""
+        """`password` is None for a user who signs in only with links. Raises UserMistake if the name is taken."""
         if not _NAME.fullmatch(name):
-            raise UserMistake("a name has letters, digits and . _ @ + -, and begins with a letter or digit")
+            raise UserMistake("a name consists of letters, digits and . _ @ + -, and begins with a letter or digit")
         values = {"role": str(role), "tenants": tenants_to_text(tenants), "made_at": time.time()}
         hashed = "" if password is None else self._hash(password, name)
         with self._store.writing() as connection:
@@ -111,7 +111,7 @@ class Users:
 
     def _hash(self, password: str, name: str) -> str:
         if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
-            raise UserMistake(f"a password has from {MIN_PASSWORD} to {MAX_PASSWORD} characters")
+            raise UserMistake(f"a password must have {MIN_PASSWORD} to {MAX_PASSWORD} characters")
         if password.lower() in (name.lower() * 2, name.lower() * 3) or len(set(password)) < 4:
             raise UserMistake("this password is too easy to guess")
         with _AT_ONCE:

@@ -93,7 +93,7 @@ class Feedback:
     def _learn_waiting(self, conf: Config, state: Path, store: ReportStore) -> None:
         learning = feedback_wiring.learning(conf)
         if learning is None:
-            self._fail("feedback.rspamd is not configured any more")
+            self._fail("feedback.rspamd is no longer configured")
             return
         place = None
         try:

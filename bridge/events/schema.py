@@ -119,9 +119,9 @@ REPORTED: dict[str, Schema] = {
     "recipients": _RECIPIENTS,
     "recipient_count": _number("Their number."),
     "by": _text("Who reported it."),
-    "kind": _text("What the person says that it is.", enum=["spam", "ham"]),
+    "kind": _text("What it was reported as.", enum=["spam", "ham"]),
     "result": _text(
-        "`learned`: rspamd has learned it. `known`: rspamd knew it already. `noted`: there is nobody to learn it. "
+        "`learned`: rspamd has learned it. `known`: rspamd already knew it. `noted`: no rspamd is configured. "
         "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
         enum=["learned", "known", "noted", "refused", "waiting"],
     ),

@@ -28,8 +28,8 @@ def kept(
 ) -> Kept | None:
     """None if the mail was never meant to be there, and is not.
 
-    `later`: what happened to the mail. `read` raises MailNotFound. `is_shared`: other machines have a part of the
-    history, and a quarantine of their own.
+    `later`: what happened to the mail. `read` raises MailNotFound. `is_shared`: other machines have parts of the
+    history, and their own quarantines.
     """
     was_quarantined = entry.kind.action == Action.QUARANTINE
     if not entry.row.id or (conf.quarantine.s3 is not None and not was_quarantined):

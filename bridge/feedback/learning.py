@@ -2,7 +2,8 @@
 
 The password is sent to the configured address and nowhere else: redirects are not followed, proxies from the
 environment are not used. Answers are limited in size. Blocks, so callers in an event loop use a thread. rspamd itself
-remembers what it has learned: the same mail twice changes nothing, and as the other kind it is learned anew.
+remembers what it has learned: the same report twice changes nothing, and after the opposite report it learns the mail
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its
 
 
 class LearningUnavailable(BridgeError):
-    """rspamd cannot learn anything now: not reachable, a wrong password, an error of its own."""
+    """rspamd cannot learn anything now: it is unreachable, refuses the password, or reports an error."""
 
 
 class LearningRefused(BridgeError):

@@ -1,6 +1,6 @@
-"""Reports in a database: who has reported which mail, how often something was learned, and what still waits.
+"""Reports in a database: who reported which mail, how many were learned, and which are still waiting.
 
-A person's report of a mail exists once: a second press changes nothing, the opposite report replaces it. While rspamd
+A person's report of a mail is stored once: repeating it changes nothing, the opposite report replaces it. While rspamd
 cannot be reached, the mail itself is kept here, because it may be gone from the quarantine later; the number and size
 of such mails are limited. Everything is synchronous and must run in a thread.
 """
@@ -132,7 +132,7 @@ class ReportStore:
             query = select(func.count(), func.coalesce(func.sum(_reports.c.size), 0)).where(is_waiting)
             number, size = connection.execute(query).one()
             if number >= MAX_WAITING or size + len(content) > MAX_WAITING_BYTES:
-                raise TooManyWaiting(f"{number:,} reports are waiting for rspamd already: try again later")
+                raise TooManyWaiting(f"{number:,} reports are already waiting for rspamd: try again later")
             values = {"state": str(ReportState.WAITING), "content": content, "size": len(content)}
             connection.execute(update(_reports).where(_key(mail, person)).values(**values))
 

@@ -89,7 +89,9 @@ class Actions:
             await asyncio.to_thread(self._quarantine.remove, record.tx.id)
             record.is_kept = False
         except StoreError as exc:
-            log.warning("mail %s: stays in the quarantine, although its client was refused: %s", record.tx.id, exc)
+            log.warning(
+                "mail %s: not accepted, but its copy could not be removed from the quarantine: %s", record.tx.id, exc
+            )
 
     async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
         """Quarantine a mail that we would refuse. None of our fields are added: its first line might continue one."""

@@ -1,4 +1,4 @@
-"""Changes that the scanner asks for, carried out on the header section of one mail.
+"""Applies the changes that the scanner requests to the header section of one mail.
 
 For a relay, the header section is written again; for a milter, the mail server is told which of its fields to change.
 Both take the same fields out. Knows nothing of what is allowed: the scanner's dialect has decided that. If this is

@@ -31,7 +31,7 @@ from bridge.mime.authors import addresses_in_from
 LIST = "personal"  # the name under which matches are logged and counted
 BLOCK, ALLOW = "block", "allow"
 
-_AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is who he says
+_AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is authentic
 _MOST_SENDERS, _MOST_LABELS = 6, 10  # those of the envelope and of the From field; of a domain, from its end
 _WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
 

@@ -1,7 +1,7 @@
 """Personal lists: senders that one recipient has blocked, or always wants mail from.
 
-In SQLite for all workers of this machine, in PostgreSQL for several machines. Whoever changes an entry counts `seq` up,
-so that a copy in memory (`bridge.lists.personal_table`) reads only what has changed. A removed entry stays for a day,
+Stored in SQLite for all workers of this machine, in PostgreSQL for several machines. Each change increments `seq`, so
+that a copy in memory (`bridge.lists.personal_table`) reads only what has changed. A removed entry stays for a day,
 without a kind, so that every copy learns of it. Everything is synchronous and must run in a thread. Knows nothing of
 policies: what an entry does to a mail is decided in `bridge.filter.personal`.
 """
@@ -201,7 +201,7 @@ class PersonalLists:
         query = select(func.count()).where((_entries.c.recipient == recipient) & (_entries.c.kind != ""))
         if connection.execute(query).scalar_one() >= self._max_entries:
             most = counted(self._max_entries, "entry", "entries")
-            raise PersonalListFull(f"{recipient} has {most}, which is the maximum: remove one first")
+            raise PersonalListFull(f"{recipient} already has {most}, the maximum: delete one first")
 
 
 def normal_recipient(text: str) -> str:
@@ -220,7 +220,7 @@ def normal_sender(text: str) -> str:
     except ValueError as exc:
         raise BadEntry(_said(text, exc)) from exc
     if normal.startswith("@") and "." not in normal:
-        raise BadEntry(f"{normal[1:]} is no domain of one sender: write one such as example.org")
+        raise BadEntry(f"{normal[1:]} is not the domain of a single sender: use a domain such as example.org")
     return normal
 
 

@@ -50,7 +50,7 @@ class PersonalTable:
         return next((sender for sender in senders if _key(kind, recipient, sender) in entries), None)
 
     def after(self, changes: Iterable[Change]) -> PersonalTable:
-        """The table with these changes. A recipient whose last entry is removed is only looked up in vain."""
+        """The table with these changes. A recipient without remaining entries is still looked up, which is harmless."""
         recipients, entries = set(self._recipients), self._entries.copy()
         for change in changes:
             for kind in Kind:

@@ -121,8 +121,8 @@ class Metrics(Collector):
         self.list_matches = Counter(
             "scanbridge_list_matches",
             "Mails, or single recipients at RCPT, that matched a list enforced by a listener: refused, not scanned "
-            "(skipped), or only reported in shadow mode (shadow_refused, shadow_skipped). The list `personal` is "
-            "that of the recipients' own entries: the mail was withheld from them (blocked), or delivered (allowed).",
+            "(skipped), or only reported in shadow mode (shadow_refused, shadow_skipped). The list `personal` "
+            "stands for the recipients' own entries: their mail was withheld (blocked) or delivered (allowed).",
             ("listener", "list", "action"),
         )
         self.list_refreshes = Counter(
@@ -314,8 +314,8 @@ class Metrics(Collector):
         )
         self.reports = Gauge(
             "scanbridge_reports",
-            "Mails that people reported as `spam` or `ham` (not spam), since the database was made: learned by rspamd, "
-            "known to it already, refused by it, or only noted.",
+            "Mails that people reported as `spam` or `ham` (not spam), since the database was created: learned by "
+            "rspamd, already known to it, refused by it, or only noted.",
             ("kind", "result"),
         )
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")

@@ -187,7 +187,7 @@ class Index:
         self._away_until = 0.0
 
     def another(self) -> Index:
-        """The same, with a connection of its own: long work does not keep others waiting."""
+        """The same index with its own connection, so that long operations do not block others."""
         return Index(self._database, self._place, self._busy_s)
 
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
@@ -364,7 +364,7 @@ def _address_text(address: str) -> str:
 
 
 def _tags_text(mail: MailRecord) -> str:
-    """Each on a line of its own."""
+    """Each tag on a separate line."""
     return "".join(f"\n{tag}" for tag in dict.fromkeys(map(_text, mail.tags))) + "\n" if mail.tags else ""
 
 

@@ -151,7 +151,7 @@ class Quarantine:
         return len(self.search(Query(tenants=tenants)))
 
     def repair(self) -> None:
-        """Make the index match the store, at half speed, while others search it: with a connection of its own."""
+        """Make the index match the store, slowly and over a separate connection, while others search it."""
         if self._index is not None:
             own = self._index.another()
             try:

@@ -44,7 +44,7 @@ class HttpLimits:
     max_head_bytes: int = 64 * 1024
     head_timeout_s: float = 30.0
     max_connections: int = 2000  # per process; the next one reads 503
-    unread_timeout_s: float = 0.0  # an answer of which the client reads nothing for so long is cut; 0: never
+    unread_timeout_s: float = 0.0  # an answer is cut off if the client reads nothing for this long; 0: never
 
 
 class HttpServer:

@@ -174,7 +174,7 @@ class Exchange:
             status = host.dialect.read_status(answer)
             if status is not None:
                 return status
-        raise ScanMalformed(f"{host.url}: it does not come to an end with our introduction")
+        raise ScanMalformed(f"{host.url}: it did not complete the registration")
 
     async def _introduce(self, host: Host, deadline: float) -> None:
         """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""

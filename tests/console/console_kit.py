@@ -146,7 +146,7 @@ class ConsoleProcess:
         return Browser(self.port, root=self.root, host=self.host)
 
     def signed_in(self, role: Role = Role.ADMIN, tenants: frozenset[str] | None = None, name: str = "") -> Browser:
-        """A browser with a session of its own."""
+        """A browser with its own session."""
         person = Person(name or f"{role}-{'all' if tenants is None else len(tenants)}", role, tenants)
         with closing(self.store) as store:
             token = Sessions(store, SessionLimits(3600, 43200)).begin(person, "127.0.0.1", "test")

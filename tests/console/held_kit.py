@@ -22,7 +22,7 @@ CONTENT = b"From: John <john@client.example>\r\nSubject: hello\r\n\r\nDear Jane,
 
 
 def run(work: Coroutine[Any, Any, object]) -> None:
-    """In a thread of its own: while a browser is open, playwright's event loop runs in the thread of the test."""
+    """In a separate thread: while a browser is open, playwright's event loop runs in the thread of the test."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, work).result()
 

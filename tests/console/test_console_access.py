@@ -20,7 +20,7 @@ class Example:
 
     path: str
     form: dict[str, Any] = field(default_factory=dict)
-    expected: tuple[int, ...] = (200,)  # the answers to somebody who may ask
+    expected: tuple[int, ...] = (200,)  # the answers to a user with access
 
 
 # Every row needs one: add it with the row.
@@ -139,7 +139,7 @@ def test_every_answer_has_the_header_fields(shared: World, row: str) -> None:
 
 
 def test_the_story_of_a_mail_does_not_mention_other_tenants(shared: World) -> None:
-    """The same message came to three tenants; who may see all of them reads of all, others of their own only."""
+    """The same message came to three tenants: users of all tenants see all three mails, others only their own."""
     everything = shared.console.signed_in().get("/mail/MAILA").text
     assert "MAILB" in everything and "MAILNONE" in everything
     own = shared.console.signed_in(Role.ADMIN, frozenset({TENANT_A}))

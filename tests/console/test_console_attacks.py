@@ -1,4 +1,4 @@
-"""What strangers and people with a role try, to get more than is theirs or to stop the console for others."""
+"""Attacks by strangers and by signed-in users, to gain more access or to block the console for others."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def peak_kb(console: ConsoleProcess) -> int:
 
 
 def test_a_client_does_not_choose_its_address(fresh: ConsoleProcess) -> None:
-    """Some proxies add a field of their own behind the client's: only theirs counts."""
+    """Some proxies add their own field after the client's: only the proxy's counts."""
     for number in range(MAX_PER_ADDRESS + 1):
         named = (f"X-Forwarded-For: 198.51.100.{number}", "X-Forwarded-For: 203.0.113.9")
         found = status(exchange(fresh, form_of("/sign-in", attempt(number), *named)))
@@ -108,7 +108,7 @@ def test_a_client_does_not_choose_its_address(fresh: ConsoleProcess) -> None:
 
 
 def test_a_network_of_ipv6_is_one_client(fresh: ConsoleProcess) -> None:
-    """Whoever has one address has 2^64; a zone behind it is no part of it."""
+    """A client with one address has 2^64 of them; a zone after the address is not part of it."""
     for number in range(MAX_PER_ADDRESS + 1):
         named = f"X-Forwarded-For: 2001:db8::{number:x}%<b>{number}"
         found = status(exchange(fresh, form_of("/sign-in", attempt(number), named)))
@@ -146,7 +146,7 @@ def test_a_form_that_does_not_come_is_not_waited_for(fresh: ConsoleProcess) -> N
 
 
 def test_a_flood_of_passwords_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Right after the start, from many addresses: memory stays bounded, and who has signed in goes on working."""
+    """Right after the start, from many addresses: memory stays bounded, and signed-in users can go on working."""
     port = free_port()
     section = {"address": f"127.0.0.1:{port}", "public_url": f"https://{HOST}"}
     config, _, _ = write_config(tmp_path, "http://127.0.0.1:1", "smtp://127.0.0.1:2", console=section)
@@ -220,7 +220,7 @@ def test_a_method_that_is_not_possible_names_those_that_are(shared: World) -> No
 
 
 def test_refused_looks_and_forms_are_in_the_audit_log(shared: World) -> None:
-    """Somebody who tries out ids of other tenants' mail, or whose browser is used by another site."""
+    """Someone tries ids of other tenants' mail, or another site uses their browser."""
     person = {"role": Role.RELEASER, "tenants": frozenset({TENANT_A}), "name": "curious"}
     browser = shared.console.signed_in(**person)  # type: ignore[arg-type]
     assert browser.get("/mail/MAILB").status == 404
@@ -233,8 +233,8 @@ def test_refused_looks_and_forms_are_in_the_audit_log(shared: World) -> None:
         ("saw the story of a mail", "MAILB", "refused"),
         ("downloaded a mail", "MAILB", "refused"),
         ("exported statistics", "", "failed"),
-        ("ordered a release", "", "refused"),
-        ("ordered a release", "", "refused"),
+        ("requested a release", "", "refused"),
+        ("requested a release", "", "refused"),
     ]
 
 
@@ -302,7 +302,7 @@ def test_what_waits_is_not_done_if_the_session_is_ended(shared: World) -> None:
 
 
 def test_finished_actions_are_not_kept_without_end(shared: World) -> None:
-    """Somebody who orders and takes back again and again."""
+    """Someone requests and undoes actions again and again."""
     hold(shared.console.directory, "AGAIN")
     browser = shared.console.signed_in(Role.RELEASER, frozenset({TENANT_A, TENANT_B}), name="again")
     for _ in range(40):

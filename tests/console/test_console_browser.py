@@ -117,7 +117,7 @@ def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: 
         if size == NARROW:  # where the search is folded
             page.locator("[data-finder] > summary").focus()
             page.keyboard.press("Enter")
-        page.get_by_label("Words of the subject").focus()
+        page.get_by_label("Words in the subject").focus()
         page.keyboard.type("invoi*")
         page.keyboard.press("Enter")
         page.wait_for_url("**/mail?subject=invoi*")  # without the fields that are empty: the link can be sent on
@@ -146,7 +146,7 @@ def test_pages_work_without_a_script(browser: Any, filled: World) -> None:
     """Times are in UTC then, and the overview is as of its loading."""
     with window(browser, filled.console, java_script_enabled=False) as page:
         page.goto("/")
-        assert page.get_by_text("These numbers are from when the page was loaded.").is_visible()
+        assert page.get_by_text("These numbers were current when the page was loaded.").is_visible()
         page.goto("/mail")
         assert "UTC" in page.locator("time").first.inner_text()
 

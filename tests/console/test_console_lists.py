@@ -181,8 +181,8 @@ def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, co
     assert answer.status == 400 and 'class="problem"' in answer.text
 
 
-def test_a_file_is_applied_only_to_a_list_that_is_still_theirs(empty: Listed) -> None:
-    """Somebody who sends a file, and belongs to another tenant when it is applied."""
+def test_a_file_is_applied_only_while_the_user_may_change_the_list(empty: Listed) -> None:
+    """A user uploads a file, but belongs to another tenant when it is applied."""
     page = send_file(empty.releaser, "/lists/actions/upload", "f.txt", b"z@z.example\n", list="large", tenant=TENANT_A)
     number = re.search(r'name="upload" value="([^"]+)"', page.text)
     assert number is not None

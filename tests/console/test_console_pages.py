@@ -31,10 +31,14 @@ QUIET = {"problems": [], "warnings": [], "ready": True, "saturated_by": []}
     [
         (QUIET, "good", "Mail is being accepted, scanned and delivered."),
         ({**QUIET, "warnings": ["list x is stale"]}, "warn", "Mail is being accepted, scanned and delivered."),
-        ({**QUIET, "saturated_by": ["limit"]}, "warn", "Mail is being scanned, but more comes than there is room for."),
+        (
+            {**QUIET, "saturated_by": ["limit"]},
+            "warn",
+            "Mail is being scanned, but more is arriving than can be processed.",
+        ),
         ({**QUIET, "ready": False}, "bad", "Mail is not being accepted."),
         ({**QUIET, "problems": ["NOT SCANNING: token refused; all mail is being deferred"]}, "bad", "Not scanning."),
-        (None, "bad", "Nobody knows: the daemon does not answer."),
+        (None, "bad", "Unknown: the daemon does not answer."),
     ],
 )
 def test_the_first_sentence_says_whether_mail_is_scanned(data: dict[str, Any] | None, tone: str, text: str) -> None:
@@ -326,5 +330,5 @@ def test_a_damaged_database_is_explained(tmp_path: Path) -> None:
             file.write_bytes(b"nonsense" * 1000)
         until(lambda: browser.get("/mail").status == 503, "the console to notice")
         answer = browser.get("/mail")
-        assert "own database cannot be used at this moment" in answer.text and "sqlite" not in answer.text.lower()
+        assert "own database cannot be used at the moment" in answer.text and "sqlite" not in answer.text.lower()
         assert "the console's database cannot be used: " in console.log

@@ -32,7 +32,7 @@ def audited(world: World, mail_id: str = "") -> list[tuple[str, str, str]]:
 
 
 def wait_for_jobs(browser: Browser) -> str:
-    """Until nothing is under way; returns what the page says."""
+    """Waits until no action is pending; returns what the page says."""
     until(lambda: not re.search(r'data-job="(waiting|running)"', browser.get("/quarantine/jobs").text), "the actions")
     return browser.get("/quarantine/jobs").text
 

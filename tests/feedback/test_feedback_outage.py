@@ -189,7 +189,7 @@ def test_mail_that_is_gone_is_not_reported(tmp_path: Path) -> None:
         held.remove(kept.stem)
         with reporter(bridge.daemon.config, tmp_path) as reports:
             done = reports.report(ReportKind.HAM, mail, "anna")
-        assert not done.is_done and "not in the quarantine any more" in done.text
+        assert not done.is_done and "no longer in the quarantine" in done.text
 
 
 def test_report_is_mailed_and_may_be_repeated_if_that_failed(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_command_shows_and_changes_entries(tmp_path: Path) -> None:
     assert run("show") == (0, "no personal entries\n")
     assert run("add", "block", ANNA, "a@x.example") == (0, f"a@x.example: blocked for {ANNA}\n")
     code, said = run("add", "block", ANNA, "b@x.example")
-    assert code == 1 and "1 entry, which is the maximum" in said
+    assert code == 1 and "1 entry, the maximum" in said
     code, said = run("add", "allow", "anna@example.net", "b@x.example", "c@x.example")
     assert code == 0 and "allow_by is `nobody`" in said
     code, said = run("show", "--json")

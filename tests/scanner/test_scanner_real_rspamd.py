@@ -157,4 +157,4 @@ def test_scan_prints_the_decision_and_the_changes(tmp_path: Path, rspamd: RealRs
     done = CliRunner().invoke(
         main, ["scan", "-c", path, "--tenant", "123e4567-e89b-12d3-a456-426614174000", str(tmp_path / "a.eml")]
     )
-    assert done.exit_code == 2 and "knows no tenants" in done.output
+    assert done.exit_code == 2 and "does not support tenants" in done.output

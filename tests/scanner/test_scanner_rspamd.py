@@ -109,7 +109,7 @@ def test_an_unknown_action_is_undecided(action: str) -> None:
 
 
 def test_the_operators_own_table_comes_first() -> None:
-    """For actions of their own, and for greylist without a greylisting module."""
+    """For custom actions, and for greylist without a greylisting module."""
     made = RspamdSettings(decisions={"greylist": Decision.DELIVER, "my own": Decision.QUARANTINE})
     assert reading(made, action="greylist").decision is Decision.DELIVER
     assert reading(made, action="my own").decision is Decision.QUARANTINE

@@ -1,7 +1,7 @@
-"""The console beside the embedded default of `scanbridge run`: a process of its own, which ends with the daemon.
+"""The console beside the embedded default of `scanbridge run`: a separate process that ends with the daemon.
 
-It makes its own sign-in link, so that nothing of the console is in the daemon's process, and no token in `ps`. If it
-cannot start, it says why, and mail is not affected.
+It creates its own sign-in link, so that no part of the console runs in the daemon's process, and no token is in `ps`.
+If it cannot start, it says why, and mail is not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Beside:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
 
     def stop(self) -> None:
-        """It ends when its standard input does."""
+        """It exits when its standard input is closed."""
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()

@@ -32,7 +32,7 @@ ROLES = ("viewer", "releaser", "admin")
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 @click.pass_context
 def console(context: click.Context, path: Path | None, demo: bool) -> None:
-    """Run the web console. It shows what happens to mail, in a browser, at `console.address`."""
+    """Run the web console, which shows in a browser, at `console.address`, what happens to mail."""
     context.obj = None if demo else path
     if context.invoked_subcommand is None:
         run_console(context.obj)
@@ -43,7 +43,7 @@ def console(context: click.Context, path: Path | None, demo: bool) -> None:
 @config_option
 @click.pass_obj
 def link(given: Path | None, path: Path | None, name: str) -> None:
-    """Print a link that signs a local user in once, within 15 minutes, without a password."""
+    """Print a link that signs in a local user without a password. It works once, within 15 minutes."""
     from bridge.console.sessions import SignInLinks
     from bridge.console.users import Users
 
@@ -113,7 +113,7 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 @config_option
 @click.pass_obj
 def password(given: Path | None, path: Path | None, name: str) -> None:
-    """Change a user's password, and end their sessions. Prompts for it, or reads it from standard input."""
+    """Change a user's password, and end their sessions. Prompts for the password, or reads it from standard input."""
     from bridge.console.users import Users
 
     with _open(path or given) as (_, store):
@@ -130,7 +130,7 @@ def enter_url(conf: Config, token: str) -> str:
 
 
 def run_console(path: Path | None, *, beside: bool = False) -> None:
-    """`beside`: the embedded default has started it: print a sign-in link, and end with the standard input."""
+    """`beside`: started by the embedded default: print a sign-in link, and exit when standard input is closed."""
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)
@@ -178,15 +178,15 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
 
 
 def _say_link(conf: Config, sources: Sources) -> None:
-    """A link for whoever started the embedded default. It does not go into a journal, which is kept."""
+    """A link for the person who started the embedded default. It is not written to the journal, which is kept."""
     from bridge.console.roles import Role
 
     if sources.users.find(DEMO_USER) is None:
         sources.users.add(DEMO_USER, None, Role.ADMIN)
     if os.environ.get("JOURNAL_STREAM"):
-        say(f"sign in with a link of `scanbridge console link {DEMO_USER}`")
+        say(f"sign in with a link from `scanbridge console link {DEMO_USER}`")
     else:
-        say(f"sign in once, within an hour, with {enter_url(conf, sources.links.make(DEMO_USER, _DEMO_LINK_S))}")
+        say(f"sign in, once and within an hour, with {enter_url(conf, sources.links.make(DEMO_USER, _DEMO_LINK_S))}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Actions of the console on quarantined mail: those of `scanbridge quarantine`, in the name of who has signed in.
+"""Actions of the console on quarantined mail: those of `scanbridge quarantine`, on behalf of the signed-in user.
 
-They run in threads of the console, each with an event loop of its own: the quarantine blocks, and no page waits for it.
+They run in threads of the console, each with its own event loop: the quarantine blocks, and no page must wait for it.
 """
 
 from __future__ import annotations

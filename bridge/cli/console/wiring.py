@@ -57,7 +57,7 @@ def need_libraries() -> None:
 
 
 def store(conf: Config, path: Path | None) -> ConsoleStore:
-    """The console's own tables. In SQLite it is a file of its own, so that mail never waits for its locks."""
+    """The console's own tables. SQLite keeps them in a separate file, so that mail never waits for their locks."""
     state = resources.make_directory(state_directory(conf, path), "state_directory")
     if history_place.has_server(conf):
         return ConsoleStore(history_place.server(conf))

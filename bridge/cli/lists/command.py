@@ -127,9 +127,9 @@ def refresh(path: Path | None, as_json: bool) -> None:
 
 @lists.group(cls=Group)
 def personal() -> None:
-    """Show and change the entries of single recipients: senders that they block, or always want mail from.
+    """Show and change personal lists: the senders that a recipient blocks, or always wants mail from.
 
-    They are in the state of this bridge, not in the lists of the service; the daemon follows changes within seconds.
+    They are stored by this bridge, not in the lists of the service; the daemon applies changes within seconds.
     """
 
 
@@ -141,7 +141,7 @@ _KIND = click.argument("kind", type=click.Choice(["block", "allow"]))
 @click.argument("recipient", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per entry.")
 def show_personal(path: Path | None, recipient: str | None, as_json: bool) -> None:
-    """Show the entries of RECIPIENT, or of everybody, newest first."""
+    """Show the entries of RECIPIENT, or of all recipients, newest first."""
     from bridge.cli.lists import personal
 
     personal.show(path, recipient, as_json)
@@ -153,7 +153,7 @@ def show_personal(path: Path | None, recipient: str | None, as_json: bool) -> No
 @click.argument("recipient")
 @click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
 def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
-    """Block or allow senders for RECIPIENT: an address, or a domain with its subdomains."""
+    """Block or allow senders for RECIPIENT. SENDER is an address, or a domain, which includes its subdomains."""
     from bridge.cli.lists import personal
 
     personal.add(path, kind, recipient, senders)

@@ -31,7 +31,7 @@ def show(path: Path | None, recipient: str | None, as_json: bool) -> None:
             say_json(shown | {"time": _time(entry.at), "by": entry.by})
         return
     if not found:
-        say(f"no personal entries{f' of {recipient}' if recipient else ''}", err=True)
+        say(f"no personal entries{f' for {recipient}' if recipient else ''}", err=True)
         return
     rows = [("RECIPIENT", "KIND", "SENDER", "SINCE", "BY")]
     rows += [(each.recipient, each.kind, each.sender, _time(each.at), each.by) for each in found]

@@ -41,7 +41,7 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
 
 
 def _tell_sinks(session: Session, mail_id: str) -> None:
-    """The last attempt says who has the mail now."""
+    """The last attempt shows which recipients have the mail now."""
     if not session.config.events:
         return
     from bridge.daemon.event_wiring import report_release

@@ -1,4 +1,4 @@
-"""One quarantined mail: its text first, then HTML, structure, header section and source. Nothing of it can act."""
+"""One quarantined mail: its text first, then HTML, structure, header section and source, all without active content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SOURCE_BYTES = 64 * 1024  # of one page of the source
 _HEAD_SHOWN = 32 * 1024
 _CHUNK = 64 * 1024
 _readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
-# The custom among those who exchange hostile files: it is no secret, and keeps programs from opening them.
+# The usual password for malware samples: not a secret, but it keeps programs from opening them.
 PASSWORD = "infected"  # noqa: S105
 
 

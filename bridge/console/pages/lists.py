@@ -1,7 +1,7 @@
 """Lists: what is in them, adding and deleting with the warnings of the command line, and files that replace them.
 
-A list belongs to one tenant or to the whole deployment. People of named tenants see and change the lists of their
-tenants alone.
+A list belongs to one tenant or to the whole deployment. Users of named tenants can see and change only their
+tenants' lists.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def delete(call: Call) -> Response:
     name, tenant = _named(call)
     unwanted = [entry[:_MAX_ENTRY] for entry in call.form_lists.get("entry", []) if entry][:_MAX_ENTRIES]
     if not unwanted:
-        raise Refused(400, "No entry was chosen", "Choose at least one entry: nothing was deleted.")
+        raise Refused(400, "No entry is selected", "Select at least one entry: nothing was deleted.")
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(unwanted[:20])}"
     await _info(call, name, tenant)
     try:
@@ -151,7 +151,7 @@ async def upload(call: Call) -> Response:
 async def apply(call: Call) -> Response:
     uploaded = _uploads.get(call.form.get("upload", ""))
     if uploaded is None or uploaded.owner != _owner(call):
-        raise Refused(404, "No such file", "The file was applied already, or has waited too long. Send it again.")
+        raise Refused(404, "No such file", "The file has already been applied, or has expired. Upload it again.")
     plan = uploaded.plan
     name, tenant = plan.target.name, _scope(call, plan.target.tenant or _ALL)  # which may have changed since
     if uploaded.dangers and call.form.get("sure") != "yes":
@@ -186,7 +186,7 @@ def _scope(call: Call, given: str) -> str | None:
     scopes = _scopes(call)
     wanted = given or (scopes[0] if scopes else "")
     if wanted not in scopes:
-        raise Refused(404, "No such list", "There is no such list, or it is not one of those that you may see.")
+        raise Refused(404, "No such list", "There is no such list, or you do not have access to it.")
     return None if wanted == _ALL else wanted
 
 
@@ -218,7 +218,7 @@ async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
     except (BridgeError, ConfigError) as exc:
         raise Refused(502, "The lists cannot be read", f"{exc}. Try again in a moment.") from exc
     if not found:
-        raise Refused(404, "No such list", "There is no such list, or it is not one of those that you may see.")
+        raise Refused(404, "No such list", "There is no such list, or you do not have access to it.")
     return found[0]
 
 
@@ -286,7 +286,7 @@ def _read_file(file: UploadFile) -> dict[str, str | None]:
     kind = files.format_of(Path(file.filename or ""))
     if kind is Format.YAML and (file.size or 0) > _MAX_YAML:
         raise InputError(
-            f"the file: YAML can have at most {_MAX_YAML:,} bytes here: send plain text, CSV or JSON lines"
+            f"the file: YAML may have at most {_MAX_YAML:,} bytes here; upload plain text, CSV or JSON lines instead"
         )
     return files.read(file.file.read(), kind, "the file")
 

@@ -24,7 +24,7 @@ from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import MailNotFound
 
 PER_PAGE = 50
-_SEARCH_S = 0.1  # a page goes back as far as is possible in this time, and offers to search further
+_SEARCH_S = 0.1  # a search goes back as far as it can in this time; the page offers to continue
 FIELDS = (
     *("what", "recipient", "sender", "subject", "action", "since", "until", "client", "tag", "decision", "rule"),
     *("stage", "tenant", "listener"),

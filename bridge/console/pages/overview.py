@@ -16,7 +16,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.live import Picture
 from bridge.history.query import HistoryQuery
 
-_CHECK_S = 10.0  # how often a stream looks whether its session lasts
+_CHECK_S = 10.0  # how often a stream checks that its session is still valid
 _QUIET_S = 15.0  # a sign of life for proxies
 _STREAMS = 6  # of one session
 _OWN_S = 3600.0  # what people of one tenant see counted
@@ -38,7 +38,7 @@ async def overview(call: Call) -> Response:
 async def live(call: Call) -> Response:
     """Server-sent events: the part of the page that changes, whenever it has changed."""
     if _streams[call.session_label] >= _STREAMS:
-        raise Refused(429, "Too many windows", "This session watches the overview in many windows already.", 10)
+        raise Refused(429, "Too many windows", "The overview is already open in too many windows.", 10)
     return StreamingResponse(_events(call), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
@@ -89,7 +89,7 @@ def sentence_of(picture: Picture, address: str) -> Sentence:
     """Is mail being scanned, right now?"""
     data = picture.data
     if data is None:
-        return Sentence("bad", "Nobody knows: the daemon does not answer.", f"It was asked at {address}.")
+        return Sentence("bad", "Unknown: the daemon does not answer.", f"Its address is {address}.")
     if data["problems"]:
         what, _, why = str(data["problems"][0]).partition(": ")
         return Sentence("bad", f"{what.capitalize()}.", f"{why[:1].upper()}{why[1:]}.")
@@ -97,7 +97,7 @@ def sentence_of(picture: Picture, address: str) -> Sentence:
         return Sentence("bad", "Mail is not being accepted.", "The daemon is starting or stopping.")
     if data["saturated_by"]:
         return Sentence(
-            "warn", "Mail is being scanned, but more comes than there is room for.", "New mail is being deferred."
+            "warn", "Mail is being scanned, but more is arriving than can be processed.", "New mail is being deferred."
         )
     text = "Mail is being accepted, scanned and delivered."
     if data["warnings"]:

@@ -1,4 +1,4 @@
-"""Quarantine: the mail that is held, page by page, and what is done with many of them at once."""
+"""Quarantine: the mail in it, page by page, and actions on many mails at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DONE_WORDS = ("released", "deleted", "reported as not spam")
 _VISIBLE = 6  # of the fields
 _MAX_IN_LINKS = 200
 _REPAIR_S = 3600.0  # how often the index is compared with the store
-_NOTHING = "Choose at least one mail: nothing was done."
+_NOTHING = "Select at least one mail: nothing was done."
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ async def _grouped(call: Call, asked: HeldSearch) -> Response:
 
 
 async def jobs(call: Call) -> Response:
-    """The part of the page that says what is under way."""
+    """The part of the page that shows pending and finished actions."""
     return call.page("quarantine_jobs.html", jobs=call.console.jobs.of(owner(call)))
 
 
@@ -161,7 +161,7 @@ async def allow(call: Call) -> Response:
 async def undo(call: Call) -> Response:
     job = call.console.jobs.undo(owner(call), call.form.get("job", ""))
     if job is None:
-        raise Refused(409, "Too late", "This was done already, or was taken back before.")
+        raise Refused(409, "Too late", "This has already been done or undone.")
     call.audit_detail = f"{job.words[0].lower()}: {_mails(job.mails)}"
     return _back(call)
 
@@ -214,7 +214,7 @@ async def _begin(
     mails: Sequence[MailRecord] = (),
     see: str = "",
 ) -> Response:
-    """Do it in ten seconds. The audit log has the order now, and the result of each mail then.
+    """Do it in ten seconds. The audit log records the request now, and the result for each mail later.
 
     `see` is the page of a list, if senders are added to it.
     """
@@ -262,7 +262,9 @@ async def _begin(
     try:
         jobs.begin(owner(call), call.session_label, words, ids, run, dropped, see)
     except TooManyJobs:
-        raise Refused(429, "Too many actions", "Wait until the earlier ones are done. Nothing was done.", 10) from None
+        raise Refused(
+            429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", 10
+        ) from None
     call.audit_detail = f"in 10 seconds: {_mails(ids)}"
     return _back(call)
 
@@ -271,16 +273,18 @@ async def chosen(call: Call) -> list[MailRecord]:
     """The mails that were chosen: those that are there, and that this person may see."""
     ids = list(dict.fromkeys(filter(is_mail_id, call.form_lists.get("mail", []))))
     if not ids:
-        raise Refused(400, "No mail was chosen", _NOTHING)
+        raise Refused(400, "No mail is selected", _NOTHING)
     if len(ids) > MAX_CHOSEN:
-        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be chosen at once. Nothing was done.")
+        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be selected at once. Nothing was done.")
 
     def find() -> list[MailRecord | None]:
         return [call.sources.held(mail_id, call.tenants) for mail_id in ids]
 
     found = [mail for mail in await call.run(find) if mail is not None]
     if not found:
-        raise Refused(404, "No such mail", "These mails are no longer there, or are not yours. Nothing was done.")
+        raise Refused(
+            404, "No such mail", "These mails no longer exist, or you do not have access to them. Nothing was done."
+        )
     return found
 
 
@@ -321,7 +325,7 @@ def _value(name: str, text: str) -> Any:
     if name == "sender" and text == "<>":
         return ""
     if any(ord(char) < 32 or char == "\x7f" for char in text):
-        raise ValueError("control characters are not possible here")
+        raise ValueError("control characters are not allowed here")
     return text
 
 
@@ -331,7 +335,7 @@ async def _like(call: Call, asked: HeldSearch) -> None:
         return
     mail = await call.run(call.sources.held, asked.like.removeprefix("@"), call.tenants)
     if mail is None:
-        asked.mistakes["like"] = "the mail of this link is no longer in the quarantine; search again"
+        asked.mistakes["like"] = "the mail that this link refers to is no longer in the quarantine; search again"
         return
     sender = mail.envelope.sender
     if asked.like.startswith("@"):

@@ -92,16 +92,16 @@ def _mistake(call: Call, typed: Mapping[str, str], content: bytes) -> str:
     if not content:
         return "Choose a file with a mail, such as an .eml that a mail program saved."
     if len(typed["recipients"].replace(",", " ").split()) > _MAX_RECIPIENTS:
-        return f"At most {_MAX_RECIPIENTS} recipients are possible."
+        return f"At most {_MAX_RECIPIENTS} recipients are allowed."
     if typed["client"]:
         try:
             ipaddress.ip_address(typed["client"])
         except ValueError:
-            return "The client is an IP address, such as 192.0.2.7."
+            return "The client must be an IP address, such as 192.0.2.7."
     if typed["tenant"] and not _may_use(call, typed["tenant"]):
-        return "This tenant is not one of yours."
+        return "You do not have access to this tenant."
     if any(not text.isprintable() for text in typed.values()):
-        return "A field has control characters."
+        return "A field contains control characters."
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Signing in with a name and a password or by a link, and signing out.
+"""Signing in with a name and a password or with a link, and signing out.
 
 Every sign-in begins a new session with a new id, and ends the one that the browser had.
 """
@@ -19,10 +19,10 @@ from bridge.console.tokens import is_token, new_token
 from bridge.console.users import Proven
 
 _NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
-# Each attempt takes 64 MiB and a tenth of a second: a flood of them must take neither from those who have signed in.
+# Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
 _attempts = Queue(CapacityLimiter(2), max_waiting=10)
-_links = Queue(CapacityLimiter(2), max_waiting=20)  # of their own: they work while passwords are being tried out
-_WRONG = "The name or the password is not right."
+_links = Queue(CapacityLimiter(2), max_waiting=20)  # separate, so that links work while passwords are being guessed
+_WRONG = "The name or the password is wrong."
 
 
 async def static(call: Call) -> Response:
@@ -51,7 +51,7 @@ async def sign_in(call: Call) -> Response:
 
 
 def _attempt(call: Call, name: str, password: str) -> tuple[float, Proven | None]:
-    """How long to wait before another one, or who it is; None if nobody."""
+    """How long to wait before the next attempt, or the person; None if the sign-in failed."""
     sources = call.sources
     if wait_s := sources.attempts.admit(name, call.address):
         return wait_s, None
@@ -93,10 +93,12 @@ async def link(call: Call) -> Response:
 async def enter(call: Call) -> Response:
     person = await call.run_among_few(_links, call.sources.links.use, call.form.get("token", ""))
     if person is None:
-        await note_refused(call, "signed in by a link", "used before, too old, or not a link")
-        text = "This link was used before, or is too old. The command `scanbridge console link` makes another one."
+        await note_refused(call, "signed in with a link", "used before, too old, or not a link")
+        text = (
+            "This link has already been used, or has expired. The command `scanbridge console link` creates a new one."
+        )
         raise Refused(403, "The link does not work", text)
-    return await begin(call, person, "signed in by a link", "/", Proven(person).is_still_true)
+    return await begin(call, person, "signed in with a link", "/", Proven(person).is_still_true)
 
 
 async def sign_out(call: Call) -> Response:
@@ -117,8 +119,8 @@ async def begin(
     browser = call.request.headers.get("user-agent", "")
     token = await call.run(call.sources.sessions.begin, person, call.address, browser, is_allowed)
     if not token:
-        await note_refused(call, action, f"{person.name} was removed or changed meanwhile")
-        raise Refused(403, "Not signed in", "This user was removed or changed at this moment. Sign in again.")
+        await note_refused(call, action, f"{person.name} was removed or changed in the meantime")
+        raise Refused(403, "Not signed in", "This user has just been removed or changed. Sign in again.")
     await call.run(call.sources.audit.write, person, call.address, action)
     response = RedirectResponse(call.renderer.url(safe_page(following)), status_code=303)
     set_cookie(response, SESSION_COOKIE, token, round(call.sources.console.session_max))

@@ -1,7 +1,7 @@
 """Statistics: how much mail, what was done with it, and whose; for a day, a week or a month, also as files.
 
 Counting a month of a busy server takes seconds, so it is done in the background, and results are kept for a minute or
-more, for each set of tenants. A page that comes first shows what was counted so far, and loads itself again.
+more, for each set of tenants. The first page shows what has been counted so far, and reloads itself.
 """
 
 from __future__ import annotations

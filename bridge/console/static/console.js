@@ -60,7 +60,7 @@ function watch(part) {
     say("Live: these numbers change as mail arrives.");
   });
   source.addEventListener("over", () => { source.close(); say("Your session has ended. Sign in again to continue."); });
-  source.onerror = () => say("Not live at this moment; trying again.");
+  source.onerror = () => say("Not live at the moment; trying again.");
   window.addEventListener("pagehide", () => source.close());
 }
 

@@ -8,7 +8,7 @@ const chosen = () => boxes.filter((box) => box.checked);
 function showChosen() {
   const number = chosen().length;
   const label = bulk.querySelector("[data-chosen]");
-  label.textContent = number ? `${number} chosen` : "Choose all";
+  label.textContent = number ? `${number} selected` : "Select all";
   const all = bulk.querySelector("[data-all]");
   bulk.classList.toggle("some", number > 0);
   all.checked = number === boxes.length;
@@ -70,7 +70,7 @@ if (boxes.length) {
   showChosen();
 }
 
-// What is under way
+// Pending actions
 
 const jobs = document.querySelector("[data-jobs]");
 const back = document.querySelector("[data-bulk] input[name=back]");

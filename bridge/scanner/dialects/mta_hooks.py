@@ -93,7 +93,7 @@ class MtaHooks:
         known = self._registration
         assert known is not None
         if known.max_bytes is not None and message.size > known.max_bytes:
-            raise MessageTooLarge(f"{self._url}: it accepts {known.max_bytes} bytes")
+            raise MessageTooLarge(f"{self._url}: it accepts at most {known.max_bytes} bytes")
         facts = _facts(request, known.properties)
         before = f'{facts[:-1]},"rawMessage":"'.encode("utf-8", "replace")
         length = len(before) + _base64_bytes(message.size) + len(_AFTER)
@@ -224,7 +224,7 @@ class MtaHooks:
             raise ValueError("other stages")
         agreed = frozenset(name for name in properties if name in PROPERTIES)
         if not agreed >= _NEEDED:
-            raise ValueError("the scanner does not want the mail and its envelope")
+            raise ValueError("the scanner does not request the mail and its envelope")
         ours = f"X-MTA-Hooks-Registration: {identity}\r\n".encode()
         places = found.get("endpoints")
         state = places.get("status") if isinstance(places, dict) else None

@@ -1,4 +1,4 @@
-"""What a scanner may wish for beside its decision, made safe: header fields, a subject, the words of a refusal.
+"""Changes that a scanner requests along with its decision, made safe: header fields, subject, text of a refusal.
 
 Only what the operator allows is kept (`scanner.allow_changes`). A scanner repeats what a sender wrote, so a value is
 checked as if the sender had written it: nothing in it can end a line, hide another field, or change how the body is
@@ -27,7 +27,7 @@ _MAX_REPLY = 200
 _NAME = re.compile(r"[!-9;-~]{1,76}")
 _FOLD = re.compile(r"\r?\n(?=[ \t]+[^ \t\r\n])")
 _UNSAFE = re.compile(r"[^\x20-\x7e\t]")
-# They say how the body is to be read, or who had the mail: whoever changes them changes what was scanned.
+# They determine how the body is read, or trace the mail's path: changing them would change what was scanned.
 _FIXED = re.compile(r"(?i)content-.*|mime-version|received|return-path|bcc|resent-bcc")
 
 
@@ -69,7 +69,7 @@ class Wishes:
         if SUBJECT not in self._allowed or not isinstance(value, str):
             return
         text = _one_line(value)[:_MAX_SUBJECT]
-        if not text.isascii():  # RFC 2047, several words on lines of their own
+        if not text.isascii():  # RFC 2047: several encoded words, each on its own line
             text = Header(text, "utf-8", maxlinelen=76, header_name="Subject").encode(linesep="\r\n")
         self._subject = text
 
