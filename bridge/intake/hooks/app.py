@@ -94,7 +94,7 @@ class HooksApp:
         fields = [(b"content-length", b"%d" % len(found))]
         if found:
             fields.append((b"content-type", b"application/json"))
-        if not body.is_read:  # what is left of it must not be read as the next request
+        if status == 408:  # the rest of any other body is read and discarded, so that the client reads our answer
             fields.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": fields})
         await send({"type": "http.response.body", "body": found})
