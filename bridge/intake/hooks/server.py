@@ -7,7 +7,6 @@ wrong, a stop cuts off mail in processing, or a renewed certificate is not used.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from bridge.intake.hooks.context import HooksContext, HooksSettings
 from bridge.intake.listener import Listener, Refusal, peer_address
 from bridge.mail.message import Spool
 from bridge.runtime.http_server import HttpApplication, HttpConnection, HttpLimits
-
-log = logging.getLogger(__name__)
 
 _UNREAD_S = 60.0
 _ANY = 1_000_000
@@ -65,8 +62,6 @@ class HooksServer:
 
     def adopt(self, settings: HooksSettings, filter_: Filter) -> None:
         """Use these for new connections, and for the next request on open ones. For a reload."""
-        if (settings.tls is None) != (self._tls is None):
-            log.error("listener %s: tls was added or removed: restart scanbridge to use it", settings.name)
         self.listener.adopt(settings.listener)
         self.context.adopt(settings, filter_)
 
