@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from bridge.scanner.client import Scanner, ScannerSettings
 from bridge.scanner.dialects.mta_hooks import HooksSettings, MtaHooks
 from bridge.scanner.dialects.wishes import KINDS
 from bridge.testing import RunningBridge, answer, result, until
+from tests.filter.test_filter_personal import Personal
+from tests.hostile.hostile_kit import Hanging
 from tests.intake.hooks.hooks_kit import MAIL, TOKEN, MailServer, facts, hooks_bridge
 
 _BODIES = {
@@ -213,3 +216,36 @@ def test_a_running_request_is_joined(bridge: RunningBridge, server: MailServer) 
 def _waiting(bridge: RunningBridge) -> int:
     server: Any = bridge.daemon.servers[0]
     return sum(entry.waiting for entry in server.context.replays._running.values())
+
+
+def test_a_late_decision_answers_the_next_attempt(bridge: RunningBridge, server: MailServer) -> None:
+    """The mail server's own patience is the deadline; what the scanner says later is used when the mail comes again."""
+    hanging = Hanging()
+    bridge.scanner.reply_to = {b"late": hanging}
+    server.register(timeoutMs=2500)
+    sent = facts(MAIL + b"late\r\n")
+    count = len(bridge.scanner.submissions)
+    assert server.action(sent, "late") == ("reject", (451, "4.4.7"))
+    assert server.action(sent, "late") == ("reject", (451, "4.4.7"))
+    bridge.background.loop.call_soon_threadsafe(hanging.release.set)
+    until(lambda: server.action(sent, "late")[0] == "accept", "the late decision")
+    assert len(bridge.scanner.submissions) == count + 1
+
+
+def test_hold_and_personal_lists(tmp_path: Path) -> None:
+    """`hold` asks the mail server to keep the mail; a recipient who blocks the sender is removed from it."""
+    config: dict[str, Any] = {"personal_lists": {"allow_by": "users"}, "policy": {"quarantine": "hold"}}
+    to = [{"address": f"{name}@example.org"} for name in ("anna", "ben", "cleo")]
+    sent = facts(envelope={"from": {"address": "news@shop.example"}, "to": to})
+    with hooks_bridge(tmp_path, config) as bridge, MailServer(bridge.port) as server:
+        bridge.scanner.reply = answer(200, result("quarantine"))
+        assert server.action(facts()) == ("quarantine", None)
+        bridge.scanner.reply = answer(200, result())
+        personal = Personal(bridge)
+        personal.add("block", "anna@example.org", "news@shop.example")
+        personal.add("block", "cleo@example.org", "news@shop.example")
+        _, found = server.ask(sent)
+        assert found["delete"] == [{"path": "/envelope/to/2"}, {"path": "/envelope/to/0"}]
+        assert found["set"] == [{"path": "/action", "value": "accept"}]
+        assert len(bridge.quarantined) == 1
+        personal.remove_all()
