@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.filter.policy import FORGED_FIELDS
+from bridge.filter.policy import FORGED_FIELDS, TOO_MANY_FORGED
 from bridge.intake.milter import codec
-from bridge.intake.milter.mail import Limits, Mail, declared_size
+from bridge.intake.milter.mail import MAX_STRIPPED, Limits, Mail, declared_size
 from bridge.mail.envelope import Recipient
 from bridge.mail.header_fields import clean_fields
 from bridge.mail.message import Spool
@@ -61,6 +61,9 @@ class HookMail(Mail):
         found = clean_fields(head)
         if found is not None:
             self.fields = [field.name.rstrip(b" \t").lower() for field in found]
+            if len(self.our_fields()) > MAX_STRIPPED:
+                self._limits.on_hit("header")
+                self.refuse(TOO_MANY_FORGED)
         elif self._limits.our_fields.search(head) is not None:
             self.refuse(FORGED_FIELDS)
 
