@@ -12,12 +12,10 @@ from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.cli.trace.mail_server import Exchange, Given
+from bridge.cli.trace.mail_server import Exchange, Given, in_turns
 from bridge.errors import ProtocolError
 from bridge.intake.hooks import app
 from bridge.intake.hooks.registrations import PROPERTIES, STAGES
-
-_MAX_MAILS = 100
 
 
 async def by_hooks(
@@ -25,13 +23,7 @@ async def by_hooks(
 ) -> list[Exchange]:
     side = _Hooks(*streams, token)
     await side.register()
-    exchanges: list[Exchange] = []
-    waiting = list(given.recipients)
-    while waiting and len(exchanges) < _MAX_MAILS:
-        exchange = await side.mail(given, waiting)
-        exchanges.append(exchange)
-        waiting = exchange.later if exchange.accepted else []
-    return exchanges
+    return await in_turns(given, lambda recipients: side.mail(given, recipients))
 
 
 @dataclass(slots=True)

@@ -87,14 +87,7 @@ class HooksContext:
         self.settings = settings
         self.filter = filter_
         self.registrations = Registrations(settings.token, settings.name, settings.ended)
-        self.limits = Limits(
-            settings.max_message_size,
-            settings.max_recipients,
-            filter_.header_prefix.lower().encode("ascii"),
-            settings.tenant_by_domain,
-            self.on_limit,
-            needs_domain=bool(settings.tenant_by_domain) and filter_.refuses,
-        )
+        self.limits = Limits.of(settings, filter_.header_prefix, filter_.refuses, self.on_limit)
 
     def refused(self, peer: str | None, reason: Refusal) -> None:
         """A connection."""

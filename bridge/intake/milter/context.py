@@ -104,14 +104,7 @@ class MilterContext:
         self.settings = settings
         self.filter = filter_
         self.mail_class = WholeMail if settings.body_is_whole else Mail
-        self.limits = Limits(
-            settings.max_message_size,
-            settings.max_recipients,
-            filter_.header_prefix.lower().encode("ascii"),
-            settings.tenant_by_domain,
-            self.on_limit,
-            needs_domain=bool(settings.tenant_by_domain) and filter_.refuses,
-        )
+        self.limits = Limits.of(settings, filter_.header_prefix, filter_.refuses, self.on_limit)
 
     def admit(self, connection: OpenConnection, address: str | None) -> bool:
         """Whether a new connection from this address (None: on a unix socket) may stay."""

@@ -41,13 +41,6 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
         yield running
 
 
-@pytest.fixture
-def server(bridge: RunningBridge) -> Iterator[MailServer]:
-    bridge.scanner.reply, bridge.scanner.reply_to = answer(200, result()), {}
-    with MailServer(bridge.port) as one:
-        yield one
-
-
 async def _by_our_client(port: int, content: bytes) -> Any:
     def make(url: str, token: str) -> MtaHooks:
         return MtaHooks(url, token, HooksSettings(allowed=frozenset(KINDS), prefix="X-Other-"))

@@ -25,13 +25,6 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
         yield running
 
 
-@pytest.fixture
-def server(bridge: RunningBridge) -> Iterator[MailServer]:
-    bridge.scanner.reply, bridge.scanner.reply_to = answer(200, result()), {}
-    with MailServer(bridge.port) as one:
-        yield one
-
-
 # Who may ask
 
 

@@ -23,13 +23,6 @@ def bridge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-@pytest.fixture
-def server(bridge: RunningBridge) -> Iterator[MailServer]:
-    bridge.scanner.reply = answer(200, result())
-    with MailServer(bridge.port) as one:
-        yield one
-
-
 def ask(server: MailServer, stage: str = "data", message: dict[str, Any] | None = None, **context: Any) -> Any:
     given = {
         "stage": stage,
