@@ -40,12 +40,13 @@ from bridge.config.fields import (
     refuse_same_domain,
 )
 from bridge.config.history import History
+from bridge.config.hooks import Hooks
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
 from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
 from bridge.config.personal import PersonalLists
 from bridge.config.policy import Policy
-from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.config.profiles import DEFAULT_PROFILE, PROFILES, kind_of
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.config.scanner import DEFAULT_DIALECT, Scanner
@@ -67,8 +68,10 @@ def _no_default(schema: dict[str, Any]) -> None:
 
 class Listener(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the listener in logs and metrics.")
-    protocol: Literal["smtp", "lmtp", "milter"] = Field(
-        "smtp", description="Protocol that the mail server speaks to us."
+    protocol: Literal["smtp", "lmtp", "milter", "mta-hooks"] = Field(
+        "smtp",
+        description="Protocol that the mail server speaks to us. "
+        "[`mta-hooks`](../operate/mta-hooks.md) is experimental.",
     )
     address: AddressField = Field(description="Where to listen: host:port, [IPv6]:port, unix:/path or systemd:NAME.")
     profile: str = Field(
@@ -76,7 +79,7 @@ class Listener(Section):
         json_schema_extra=_no_default,
         description="The mail server in front of us, which sets the defaults of `deadline` and `policy`. One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
-        + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter.",
+        + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter, `mta-hooks` for MTA Hooks.",
     )
     deadline: Duration = Field(
         0.0,
@@ -90,7 +93,12 @@ class Listener(Section):
         description="Networks of the mail servers that may send mail through us. Their XFORWARD and XCLIENT are "
         "trusted. Default: this machine. Required if the address is not loopback.",
     )
-    tls: Tls | None = Field(None, description="Offer STARTTLS with this certificate.")
+    hooks: Hooks | None = Field(None, validate_default=True, description="Required for MTA Hooks.")
+    tls: Tls | None = Field(
+        None,
+        validate_default=True,
+        description="Offer STARTTLS with this certificate. MTA Hooks: speak HTTPS with it.",
+    )
     proxy_protocol: bool = Field(False, description="Expect a PROXY protocol header (v1 or v2) on every connection.")
     client_header: str | None = Field(
         None,
@@ -148,16 +156,38 @@ class Listener(Section):
             raise ValueError(
                 f"unknown profile; available profiles: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
             )
-        if (profile.protocol == "milter") != (protocol == "milter"):
+        if profile.protocol != kind_of(protocol):
             raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
         return name
 
     @field_validator("tls", "proxy_protocol", "client_header", "hide_extensions")
     @classmethod
     def _not_for_milter(cls, value: Tls | bool | str | list[str] | None, info: ValidationInfo) -> Any:
-        if value and info.data.get("protocol") == "milter":
+        protocol, is_tls = info.data.get("protocol"), info.field_name == "tls"
+        if value and protocol == "milter":
             raise ValueError("a milter listener cannot have tls, proxy_protocol, client_header or hide_extensions")
+        if value and protocol == "mta-hooks" and not is_tls:
+            raise ValueError("an mta-hooks listener cannot have proxy_protocol, client_header or hide_extensions")
+        address = info.data.get("address")
+        is_plain = not value and protocol == "mta-hooks" and is_tls
+        if is_plain and address is not None and not (address.is_local or address.systemd):
+            raise ValueError(f"{address} can be reached from other machines, so the token and the mail need tls")
         return value
+
+    @field_validator("hooks")
+    @classmethod
+    def _for_hooks(cls, hooks: Hooks | None, info: ValidationInfo) -> Hooks | None:
+        speaks = info.data.get("protocol") == "mta-hooks"
+        if speaks and hooks is None:
+            raise ValueError("an mta-hooks listener needs a token: set hooks.token_file")
+        if hooks is not None and not speaks and "protocol" in info.data:
+            raise ValueError("only an mta-hooks listener has hooks")
+        return hooks
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether we pass the mail to a next hop; otherwise the mail server in front delivers it."""
+        return self.protocol in ("smtp", "lmtp")
 
     @field_validator("lists")
     @classmethod
@@ -384,7 +414,7 @@ class Config(Section):
     @field_validator("relay")
     @classmethod
     def _next_hop(cls, relay: Relay | None, info: ValidationInfo) -> Relay | None:
-        if relay is None and any(listener.protocol != "milter" for listener in info.data.get("listeners", [])):
+        if relay is None and any(listener.hands_on for listener in info.data.get("listeners", [])):
             raise ValueError("an SMTP or LMTP listener needs a next hop: set relay.next_hop")
         if relay is None and any(tenant.relay for tenant in info.data.get("tenants", [])):
             raise ValueError("a tenant has its own next hop, but there is none for all other mail: set relay.next_hop")

@@ -20,7 +20,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    protocol: Literal["smtp", "milter"]
+    protocol: Literal["smtp", "milter", "mta-hooks"]
     limit_s: float  # the mail server's own timeout
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,19 @@ PROFILES: dict[str, Profile] = {
     "exim-queue": Profile("smtp", 600, 540, _AFTER_QUEUE),
     "opensmtpd": Profile("smtp", 300, 240, _AFTER_QUEUE),
     "haraka": Profile("smtp", 30, 25),
-    "stalwart-hooks": Profile("smtp", 30, 25),
+    "mta-hooks": Profile("mta-hooks", 60, 50),
+    "haraka-hooks": Profile("mta-hooks", 30, 25),
+    "stalwart-hooks": Profile("mta-hooks", 30, 25),
     "direct": Profile("smtp", 600, 240, client_is_sender=True),  # RFC 5321 4.5.3.2.6; programs often wait 5 minutes
 }
-DEFAULT_PROFILE = {"smtp": "postfix-proxy", "lmtp": "postfix-proxy", "milter": "postfix-milter"}
+DEFAULT_PROFILE = {
+    "smtp": "postfix-proxy",
+    "lmtp": "postfix-proxy",
+    "milter": "postfix-milter",
+    "mta-hooks": "mta-hooks",
+}
+
+
+def kind_of(protocol: str) -> str:
+    """LMTP has the profiles of SMTP."""
+    return "smtp" if protocol == "lmtp" else protocol

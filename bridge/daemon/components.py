@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.config import model
 from bridge.config.model import Config
-from bridge.daemon import certificates, feedback_wiring, wiring
+from bridge.daemon import certificates, feedback_wiring, hooks_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
@@ -20,6 +20,8 @@ from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
 from bridge.intake.early_refusal import EarlyRefusal
+from bridge.intake.hooks.context import HooksSettings
+from bridge.intake.hooks.server import HooksServer
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
@@ -27,7 +29,8 @@ from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.monitored import RESULTS, MonitoredRelay
 from bridge.relay.relay import Relay
 
-Server = SmtpServer | MilterServer
+Server = SmtpServer | MilterServer | HooksServer
+Settings = SmtpSettings | MilterSettings | HooksSettings
 ListenerKey = tuple[str, str, str]  # name, protocol, address
 
 _AFTER_DEADLINE_S = 10.0
@@ -70,8 +73,18 @@ class Components:
         return hop
 
     def _plan(self, listener: model.Listener) -> ListenerPlan:
-        milter = listener.protocol == "milter"
-        settings = (wiring.milter_settings if milter else wiring.smtp_settings)(self.config, listener)
+        settings: Settings
+        if listener.protocol == "mta-hooks":
+            settings = hooks_wiring.hooks_settings(
+                self.config,
+                listener,
+                hooks_wiring.read_token(self.config, listener),
+                hooks_wiring.make_ended(self._core.state),
+            )
+        elif listener.protocol == "milter":
+            settings = wiring.milter_settings(self.config, listener)
+        else:
+            settings = wiring.smtp_settings(self.config, listener)
         return ListenerPlan(listener, settings, self._filter(listener), self._core)
 
     def _filter(self, listener: model.Listener) -> Filter:
@@ -82,7 +95,7 @@ class Components:
             admission=core.admission,
             headers=self._headers,
             quarantine=self.quarantine,
-            relay=None if listener.protocol == "milter" else self.relay,
+            relay=self.relay if listener.hands_on else None,
             report=core.report,
             trace=core.begin_trace,
             released_mail=self._released_mail,
@@ -110,9 +123,7 @@ class Components:
 class ListenerPlan:
     """What a listener will be, before any running server is changed."""
 
-    def __init__(
-        self, listener: model.Listener, settings: SmtpSettings | MilterSettings, filter_: Filter, core: Core
-    ) -> None:
+    def __init__(self, listener: model.Listener, settings: Settings, filter_: Filter, core: Core) -> None:
         self.listener = listener
         self._settings = settings
         self._filter = filter_
@@ -142,12 +153,17 @@ class ListenerPlan:
         if isinstance(self._settings, MilterSettings):
             return MilterServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
         counts["on_cancelled"] = lambda refusal: self._core.note_refusal(name, refusal)
+        if isinstance(self._settings, HooksSettings):
+            return HooksServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
         return SmtpServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
 
     def change(self, server: Server) -> None:
         """The running server follows this plan from now on."""
         if isinstance(server, MilterServer):
             assert isinstance(self._settings, MilterSettings)
+            server.adopt(self._settings, self._filter)
+        elif isinstance(server, HooksServer):
+            assert isinstance(self._settings, HooksSettings)
             server.adopt(self._settings, self._filter)
         else:
             assert isinstance(self._settings, SmtpSettings)

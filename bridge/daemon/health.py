@@ -115,7 +115,7 @@ def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]) -> tuple[list[str], bool]:
     """A problem for each group of next hops of which none is up, and whether no mail at all can be delivered."""
-    if conf.relay is None or all(listener.protocol == "milter" for listener in conf.listeners):
+    if conf.relay is None or not any(listener.hands_on for listener in conf.listeners):
         return [], False
     down = {hop["name"]: hop["problem"] or "it does not answer" for hop in hops if hop["up"] is False}
     groups = _groups(conf)
@@ -127,8 +127,8 @@ def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]
             problems.append(f"NOT DELIVERING: {', '.join(reasons)}; {which} is being deferred")
         else:
             warnings += [f"{reason}; the other next hops get its mail" for reason in reasons]
-    has_milter = any(listener.protocol == "milter" for listener in conf.listeners)
-    return problems, len(problems) == len(groups) and not has_milter
+    has_others = not all(listener.hands_on for listener in conf.listeners)
+    return problems, len(problems) == len(groups) and not has_others
 
 
 def _groups(conf: Config) -> dict[tuple[str, ...], list[str]]:
@@ -146,7 +146,7 @@ def _which_mail(conf: Config, domains: list[str], groups: int) -> str:
         return f"mail for {', '.join(domains[:_NAMED])}{more}"
     if groups > 1:
         return "mail for all domains without a route"
-    is_mixed = any(listener.protocol == "milter" for listener in conf.listeners)
+    is_mixed = not all(listener.hands_on for listener in conf.listeners)
     return "all mail received by SMTP or LMTP" if is_mixed else "all mail"
 
 

@@ -409,7 +409,7 @@ def _kinds(conf: Config) -> Kinds:
 
 
 def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
-    assert listener.protocol != "milter"
+    assert listener.protocol in ("smtp", "lmtp")
     limits = conf.limits
     return SmtpSettings(
         name=listener.name,

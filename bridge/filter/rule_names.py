@@ -19,12 +19,14 @@ LINE_ENDS = "content.line_ends"
 FIRST_LINE = "content.first_line"
 OUR_FIELDS = "content.our_fields"
 CLIENT = "content.client"
+LOSSY = "listeners.hooks.lossy_content"
 CONTENT = "content"
 RECIPIENT_DOMAIN = "recipient_domain"
 WITHOUT_COPY = "lists.without_copy"
 EXHAUSTED = "limits.max_bytes_in_processing"
 TOO_LARGE = "limits.max_message_size"
 TRUSTED_CLIENTS = "listeners.trusted_clients"
+HOOKS_TOKEN = "listeners.hooks.token_file"  # noqa: S105 - the name of a key
 CLIENT_GONE = "client_gone"
 PERSONAL_BLOCK = "personal_lists.block"
 PERSONAL_ALLOW = "personal_lists.allow"
@@ -41,6 +43,7 @@ DOCUMENTED = {
     PERSONAL_ALLOW: "the recipient always wants mail from the sender",
     "limits.NAME": "the mail exceeds a limit, or there is no room for it",
     TRUSTED_CLIENTS: "the client is not one of the listener's `trusted_clients`; only in the history",
+    HOOKS_TOKEN: "the client has not sent the token of the listener; only in the history",
     CLIENT_GONE: "the client disconnected, or was too slow, before all of the content was sent; only in the history",
     RECIPIENT_DOMAIN: "the recipient's domain is not certain, and something depends on it",
     RELEASED: "the mail was released from the quarantine, so it was not scanned again",
@@ -50,8 +53,9 @@ DOCUMENTED = {
     CANNOT_HOLD: "the mail was to be held, but the mail server did not offer to hold mail",
     LINE_ENDS: "the content has a CR, LF or NUL that is not part of a line end",
     FIRST_LINE: "the first line would continue a header field that was put above it",
-    OUR_FIELDS: "the mail has too many header fields that only the bridge may write",
+    OUR_FIELDS: "the mail has header fields that only the bridge may write, and they cannot be removed",
     CLIENT: "the header section names two clients",
+    LOSSY: "the mail server sent a copy in which bytes are missing or replaced",
     CONTENT: "the content could not be accepted for another reason; `reply=` shows it",
     RELOADED: "a reload during the transfer assigned the recipients to different tenants",
     INTERNAL_ERROR: "an unexpected error occurred; `why=` has its text",

@@ -39,6 +39,11 @@ class Surroundings:
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
 
     @property
+    def is_delivered_in_front(self) -> bool:
+        """Whether the mail server in front of us delivers the mail itself."""
+        return self.protocol in ("milter", "mta-hooks")
+
+    @property
     def maildir(self) -> str:
         """The path of the next hop, if it is a Maildir."""
         return self.next_hop.removeprefix("maildir:") if self.next_hop.startswith("maildir:") else ""
@@ -286,7 +291,7 @@ def _shadow(entry: MailEntry) -> str:
 def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     hop = f"The next hop {around.next_hop}" if around.next_hop else "The next hop"
-    if kind.action == Action.RELAY and around.protocol != "milter" and not kind.stage:
+    if kind.action == Action.RELAY and not around.is_delivered_in_front and not kind.stage:
         named = f" as {row.next_id}" if row.next_id else ""
         yield f"{hop} accepted it{named} after {_duration(row.relay_s)}."
     elif kind.error == "next_hop":
@@ -297,7 +302,7 @@ def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     if kind.action == CANCELLED:
         yield f"{_capital(_peer(around))} disconnected before it could read an answer."
-    elif around.protocol == "milter" and kind.action not in (Action.REJECT, Action.TEMPFAIL):
+    elif around.is_delivered_in_front and kind.action not in (Action.REJECT, Action.TEMPFAIL):
         yield "The mail server answered its client with its own reply (250)."
     elif row.reply:
         yield f"The client read: {row.reply}"
@@ -347,7 +352,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
     kind, row = last.kind, last.row
     text = ""
     match kind.action:
-        case Action.RELAY if around.protocol == "milter":
+        case Action.RELAY if around.is_delivered_in_front:
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
             text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
         case Action.RELAY if around.maildir:

@@ -14,12 +14,15 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 from collections.abc import Callable
+from typing import Any
 
 AT_ONCE = 8  # more gain nothing; each copy costs a system call per new connection, even if the queue is empty
 AT_ONCE_OF_MANY = 4  # with workers, which all wake up for each new connection and compete for it
 _BACKLOG = 4096  # clients that do not fit in the queue retry only after a second
 _RETRY_S = 0.1
+_HANDSHAKE_S = 30.0
 _YIELD_S = 0.003  # a longer pause leaves a worker idle while mail waits
 
 
@@ -27,11 +30,16 @@ class Acceptor:
     """Accepts on one listening TCP or unix socket, and owns it."""
 
     def __init__(
-        self, sock: socket.socket, spawn: Callable[[], asyncio.Protocol], is_ahead: Callable[[], bool] | None = None
+        self,
+        sock: socket.socket,
+        spawn: Callable[[], asyncio.Protocol],
+        is_ahead: Callable[[], bool] | None = None,
+        tls: ssl.SSLContext | None = None,  # every connection begins with a TLS handshake
     ) -> None:
         self._sock = sock
         self._spawn = spawn
         self._is_ahead = is_ahead
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -49,7 +57,7 @@ class Acceptor:
                 if not self._servers:
                     raise
                 break  # fewer copies suffice
-            self._servers.append(await create(spawn, sock=copy, backlog=_BACKLOG))
+            self._servers.append(await create(spawn, sock=copy, backlog=_BACKLOG, **self._tls))
 
     def close(self) -> None:
         """Connections in the queue stay there if another process holds the socket."""

@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -99,9 +100,11 @@ class Listener(Generic[C]):
         self.trusted = TrustedClients(settings.trusted)
         self._max_untrusted = max(settings.max_connections // _UNTRUSTED_SHARE, _UNTRUSTED_MIN)
 
-    async def serve(self, sock: socket.socket, make_connection: Callable[[], asyncio.Protocol]) -> None:
+    async def serve(
+        self, sock: socket.socket, make_connection: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+    ) -> None:
         """Accept on a bound TCP or unix socket: our own, or one from systemd or an earlier worker."""
-        self._acceptors.append(Acceptor(sock, make_connection, self._is_ahead))
+        self._acceptors.append(Acceptor(sock, make_connection, self._is_ahead, tls))
         await self._acceptors[-1].start()
 
     def expect(self, connection: C, peer: str | None) -> Refusal | None:

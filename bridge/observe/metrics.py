@@ -33,10 +33,10 @@ from bridge.observe.metric_types import Counter, Gauge, Histogram
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision was reached
 ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client disconnected
 CODES = ("2xx", "4xx", "5xx")
-REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
+REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted", "token")
 STAGES = ("mail", "data")
 LIMITS = (  # docs/reference/limits.md explains each
-    *("line", "command", "frame", "header", "max_message_size", "max_bytes_in_processing"),
+    *("line", "command", "frame", "request", "header", "max_message_size", "max_bytes_in_processing"),
     *("max_recipients", "max_received"),
     *("max_mails_per_connection", "max_errors", "idle_commands"),
     *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),

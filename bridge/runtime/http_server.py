@@ -26,6 +26,7 @@ from typing import Any, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
@@ -58,23 +59,8 @@ class HttpServer:
         limits: HttpLimits | None = None,
     ) -> None:
         limits = limits or HttpLimits()
-        interval_s = min(_CHECK_EVERY_S, limits.head_timeout_s / _CHECKS_PER_TIMEOUT)
-        timer = ConnectionTimer(asyncio.get_running_loop(), interval_s)
         self._sockets = list(sockets)
-        config = uvicorn.Config(
-            _UnchunkedForOldClients(app),
-            http=cast("type[asyncio.Protocol]", partial(_Protocol, limits=limits, timer=timer)),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-        config.load()
+        config = _config(app, partial(HttpConnection, limits=limits, timer=_timer(limits)))
         config.ssl = tls
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -114,6 +100,42 @@ class HttpServer:
             sock.close()
 
 
+class HttpApplication:
+    """One ASGI application on connections that the caller accepts: what an `HttpConnection` needs to be made."""
+
+    def __init__(self, app: Any, limits: HttpLimits) -> None:
+        self.needed: dict[str, Any] = {
+            "config": _config(app, HttpConnection),
+            "server_state": ServerState(),
+            "app_state": {},
+            "limits": limits,
+            "timer": _timer(limits),
+        }
+
+
+def _config(app: Any, protocol: Any) -> uvicorn.Config:
+    config = uvicorn.Config(
+        _UnchunkedForOldClients(app),
+        http=cast("type[asyncio.Protocol]", protocol),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    config.load()
+    return config
+
+
+def _timer(limits: HttpLimits) -> ConnectionTimer:
+    interval_s = min(_CHECK_EVERY_S, limits.head_timeout_s / _CHECKS_PER_TIMEOUT)
+    return ConnectionTimer(asyncio.get_running_loop(), interval_s)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, without its control of the process."""
 
@@ -144,7 +166,7 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
 
-class _Protocol(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Limits a request's head in size and time, ignores upgrades, and answers bad requests in the API's format.
 
     RFC 9110 7.8: a server may ignore an Upgrade field. The parser cannot: it stops behind the head and leaves the body
@@ -169,7 +191,7 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
-            self._refuse(503, "saturated", "too many connections")
+            self.refuse(503, "saturated", "too many connections")
             return
         self._timer.add(self)
         self._await_head()
@@ -186,7 +208,7 @@ class _Protocol(HttpToolsProtocol):
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
-                self._refuse(431, "head_too_large", "the header of the request is too large")
+                self.refuse(431, "head_too_large", "the header of the request is too large")
                 return
         if self.transport.is_closing():
             return
@@ -194,7 +216,7 @@ class _Protocol(HttpToolsProtocol):
         self._bytes_without_body += len(data)
         self._feed(memoryview(data))
         if self._head_until is None and self._bytes_without_body > self._limits.max_head_bytes + len(data):
-            self._refuse(431, "trailer_too_large", "the request's trailer is too large")
+            self.refuse(431, "trailer_too_large", "the request's trailer is too large")
 
     def _feed(self, data: memoryview) -> None:
         """Have everything parsed; each request to upgrade makes the parser stop once."""
@@ -211,7 +233,7 @@ class _Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as exc:
             head, self._head_to_read_again = self._head_to_read_again, None
             if head is None:
-                self._refuse(405, "method_not_allowed", "CONNECT is not supported")
+                self.refuse(405, "method_not_allowed", "CONNECT is not supported")
                 return None
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
@@ -259,7 +281,7 @@ class _Protocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "bad_request", msg)
+        self.refuse(400, "bad_request", msg)
 
     def on_response_complete(self) -> None:
         if self._last_answer is not None and not self.pipeline and not self.transport.is_closing():
@@ -281,7 +303,7 @@ class _Protocol(HttpToolsProtocol):
             return
         self._head_until = None
         if self._head_bytes:
-            self._refuse(408, "head_timeout", "the header of the request took too long")
+            self.refuse(408, "head_timeout", "the header of the request took too long")
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 
@@ -297,7 +319,7 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_until = self.loop.time() + self._limits.head_timeout_s
 
-    def _refuse(self, status: int, error: str, message: str) -> None:
+    def refuse(self, status: int, error: str, message: str) -> None:
         """Answer with the API's Error object (bridge.api.failure), and close.
 
         Earlier requests of a client that does not wait for answers are answered first, so that none of them gets
@@ -311,7 +333,7 @@ class _Protocol(HttpToolsProtocol):
                 self.transport.close()  # a request has one answer, and nothing may begin inside it
                 return
             must_wait = False
-        body = json.dumps({"error": error, "message": message}).encode()
+        body = self.error_body(error, message)
         answer = (
             b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
         ) % (status, HTTPStatus(status).phrase.encode(), len(body), body)
@@ -321,6 +343,9 @@ class _Protocol(HttpToolsProtocol):
             return
         self.transport.write(answer)
         self.transport.close()
+
+    def error_body(self, error: str, message: str) -> bytes:
+        return json.dumps({"error": error, "message": message}).encode()
 
 
 class _UnchunkedForOldClients:

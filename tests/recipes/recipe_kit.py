@@ -150,7 +150,7 @@ class Setting:
         self.destination = Destination()
         self.front = free_port()
         self._admin = free_port()
-        self._ports = {port: free_port() for port in ("10025", "10026", "10027")}
+        self._ports = {port: free_port() for port in ("10025", "10026", "10027", "10028")}
         self._ports |= dict.fromkeys(("9081", "11333"), service.port)
         data = yaml.safe_load(self.file("bridge.yml").replace("https://scan.example.org", "http://127.0.0.1"))
         data["scanner"] = scanner or data["scanner"]
@@ -165,13 +165,13 @@ class Setting:
     def file(self, name: str, recipe: str = "") -> str:
         """One of the recipe's files, on our ports; or one of another recipe's, which this one refers to."""
         return re.sub(
-            r"\b(10025|10026|10027|9081|11333)\b",
+            r"\b(10025|10026|10027|10028|9081|11333)\b",
             lambda m: str(self.port(m[1])),
             (DEPLOY / (recipe or self.recipe) / name).read_text(),
         )
 
     def port(self, of_the_recipe: str) -> int:
-        """Our port for 10025, 10026 or 10027."""
+        """Our port for 10025, 10026, 10027 or 10028."""
         return self._ports[of_the_recipe]
 
     def __enter__(self) -> Self:

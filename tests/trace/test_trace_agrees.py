@@ -219,12 +219,16 @@ def test_shadow_mode_says_what_would_have_happened(tmp_path: Path) -> None:
         ("postfix-milter", "deliver", "relay", "the mail server's own reply"),
         ("postfix-milter", "bounce", "reject", "550 5.7.1 The message was refused (id=ID)"),
         ("stalwart-milter", "deliver", "relay", "the mail server's own reply"),
+        ("haraka-hooks", "deliver", "relay", "the mail server's own reply"),
+        ("mta-hooks", "bounce", "reject", "550 5.7.1 The message was refused (id=ID)"),
         ("stalwart-milter", "undecided", "tempfail", "451 4.7.1 The scan came to no decision, try again later (id=ID)"),
     ],
 )
-def test_a_milter_listener(tmp_path: Path, profile: str, case: str, action: str, told: str) -> None:
+def test_a_listener_whose_mail_server_delivers(tmp_path: Path, profile: str, case: str, action: str, told: str) -> None:
     """Its own protocol, with the client that the mail server names; the mail server delivers."""
     given: dict[str, Any] = {"protocol": "milter", "profile": profile}
+    if profile.endswith("hooks"):
+        given |= {"protocol": "mta-hooks", "hooks": {"token_file": "token"}}
     with running_bridge(tmp_path, **given) as bridge:
         options = ("--to", "b@example.org", "--remote-address", "2001:db8::7", "--helo", "mx.client.example")
         steps = Traces(tmp_path, bridge, **given).steps(*options, "--decision", case)

@@ -16,7 +16,7 @@ from typing import Any
 from bridge.cli.check.finding import Finding
 from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
-from bridge.daemon import certificates, embedded, event_wiring, resources, wiring
+from bridge.daemon import certificates, embedded, event_wiring, hooks_wiring, resources, wiring
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
@@ -121,11 +121,13 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
     try:
         if listener.tls is not None:
             resources.listener_tls(listener.tls, conf.directory, f"{what}: tls")
+        if listener.hooks is not None:
+            hooks_wiring.read_token(conf, listener)
         if not running and not listener.address.systemd:
             _try_to_listen(listener.address)
     except BridgeError as exc:
         return Finding(what, str(exc))
-    detail = f"{listener.protocol} on {listener.address}"
+    detail = f"{listener.protocol} on {listener.address}" + (", experimental" if listener.hooks is not None else "")
     return Finding(what, detail=detail + (", in use by the running daemon" if running else ""))
 
 

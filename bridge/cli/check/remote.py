@@ -140,7 +140,7 @@ def _size_problem(conf: Config, extensions: tuple[str, ...]) -> str:
 
 def _lacking(conf: Config, hop: NextHop, extensions: tuple[str, ...]) -> str:
     names = {line.split()[0].upper() for line in extensions}
-    listeners = [listener for listener in conf.listeners if listener.protocol != "milter"]
+    listeners = [listener for listener in conf.listeners if listener.hands_on]
     lacks = [
         name
         for name in ("8BITMIME", "DSN", "SMTPUTF8")

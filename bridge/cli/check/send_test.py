@@ -32,9 +32,7 @@ def send_test(conf: Config, to: str, name: str | None) -> Iterator[Finding]:
         hint = did_you_mean(name, names) or f"; the configuration has {', '.join(names)}"
         yield Finding("test mail", f"--listener: no listener is named {name}{hint}")
         return
-    listeners = [
-        listener for listener in conf.listeners if listener.protocol != "milter" and name in (None, listener.name)
-    ]
+    listeners = [listener for listener in conf.listeners if listener.hands_on and name in (None, listener.name)]
     listeners = [listener for listener in listeners if not (listener.proxy_protocol or listener.address.systemd)]
     if not listeners:
         which = "no listener accepts" if name is None else f"listener {name} does not accept"

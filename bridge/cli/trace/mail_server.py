@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from bridge.errors import ProtocolError
@@ -55,6 +56,17 @@ class Exchange:
         return [address for address, reply in self.recipients.items() if reply.startswith("452")]
 
 
+async def in_turns(given: Given, mail: Callable[[list[str]], Awaitable[Exchange]]) -> list[Exchange]:
+    """One `mail` after another, until every recipient is accepted or refused for good."""
+    exchanges: list[Exchange] = []
+    waiting = list(given.recipients)
+    while waiting and len(exchanges) < _MAX_MAILS:
+        exchange = await mail(waiting)
+        exchanges.append(exchange)
+        waiting = exchange.later if exchange.accepted else []
+    return exchanges
+
+
 async def by_smtp(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], given: Given, hostname: str, *, is_lmtp: bool
 ) -> list[Exchange]:
@@ -62,13 +74,7 @@ async def by_smtp(
     await side.reply()
     name = given.helo if given.helo and _NAME.fullmatch(given.helo) else hostname
     offered = await side.ask(b"LHLO" if is_lmtp else b"EHLO", name.encode("ascii", "replace"))
-    exchanges: list[Exchange] = []
-    waiting = list(given.recipients)
-    while waiting and len(exchanges) < _MAX_MAILS:
-        exchange = await side.mail(given, waiting, offered, is_lmtp=is_lmtp)
-        exchanges.append(exchange)
-        waiting = exchange.later if exchange.accepted else []
-    return exchanges
+    return await in_turns(given, lambda recipients: side.mail(given, recipients, offered, is_lmtp=is_lmtp))
 
 
 @dataclass(slots=True)
@@ -149,13 +155,7 @@ async def by_milter(
     await side.ask(protocol.CONNECT, _connect(given.remote_address))
     if given.helo is not None:
         await side.ask(protocol.HELO, given.helo.encode("utf-8", "surrogateescape") + b"\0")
-    exchanges: list[Exchange] = []
-    waiting = list(given.recipients)
-    while waiting and len(exchanges) < _MAX_MAILS:
-        exchange = await side.mail(given, waiting, body_is_whole=body_is_whole)
-        exchanges.append(exchange)
-        waiting = exchange.later if exchange.accepted else []
-    return exchanges
+    return await in_turns(given, lambda recipients: side.mail(given, recipients, body_is_whole=body_is_whole))
 
 
 @dataclass(slots=True)

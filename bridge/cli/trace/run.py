@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.api.scanning import AnalysisRequest
+from bridge.cli.trace.hooks_client import by_hooks
 from bridge.cli.trace.mail_server import Exchange, Given, by_milter, by_smtp
 from bridge.cli.trace.stand_ins import (
     ExistingMaildir,
@@ -30,7 +31,7 @@ from bridge.config import model
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
-from bridge.daemon import wiring
+from bridge.daemon import hooks_wiring, wiring
 from bridge.daemon.personal_wiring import Snapshot, personal_filter
 from bridge.filter.admission import Admission
 from bridge.filter.headers import HeaderEditor
@@ -38,6 +39,7 @@ from bridge.filter.outcome import Record
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import Case
 from bridge.filter.released import ReleasedMail
+from bridge.intake.hooks.server import HooksServer
 from bridge.intake.milter.server import MilterServer
 from bridge.intake.smtp.server import SmtpServer
 from bridge.mail.message import Spool
@@ -49,6 +51,7 @@ from bridge.runtime.endpoints import NextHop
 from bridge.scanner.client import Scanner
 
 _SPARE_S = 30.0
+_TOKEN = "trace"  # noqa: S105 - of a listener that exists for this conversation alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def _filter(
         admission=Admission(wiring.admission_settings(conf)),
         headers=HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received),
         quarantine=quarantine,
-        relay=None if listener.protocol == "milter" else relay,
+        relay=relay if listener.hands_on else None,
         report=done.records.append,
         released_mail=released,
         envelope_lists=wiring.envelope_lists(conf, listener, done.copies),
@@ -148,8 +151,11 @@ async def _listening(
     """A connection to the listener, which exists as long as it."""
     plain = setup.listener.model_copy(update={"tls": None, "proxy_protocol": False})
     spool = Spool(*wiring.spool_settings(setup.config))
-    server: MilterServer | SmtpServer
-    if plain.protocol == "milter":
+    server: HooksServer | MilterServer | SmtpServer
+    if plain.protocol == "mta-hooks":
+        hooks = hooks_wiring.hooks_settings(setup.config, plain, _TOKEN, setup.state / "mta-hooks")
+        server = HooksServer(hooks, filter_, spool, on_limit=done.limits.append)
+    elif plain.protocol == "milter":
         settings = wiring.milter_settings(setup.config, plain)
         server = MilterServer(settings, filter_, spool, on_limit=done.limits.append)
     else:
@@ -182,6 +188,8 @@ async def _converse(setup: Setup, streams: tuple[asyncio.StreamReader, asyncio.S
     listener = setup.listener
     if listener.protocol == "milter":
         return await by_milter(streams, setup.given, body_is_whole=PROFILES[listener.profile].body_is_whole)
+    if listener.protocol == "mta-hooks":
+        return await by_hooks(streams, setup.given, _TOKEN)
     return await by_smtp(
         streams, setup.given, wiring.hostname(setup.config), is_lmtp=listener.protocol == "lmtp"
     )  # fmt: skip

@@ -98,7 +98,7 @@ def policy_row(setup: Setup, record: Record, case: Case) -> dict[str, Any]:
 def reply_text(setup: Setup, record: Record) -> str:
     outcome = record.outcome
     assert outcome is not None
-    if setup.listener.protocol == "milter" and outcome.reply.is_success:
+    if not setup.listener.hands_on and outcome.reply.is_success:
         return "the mail server's own reply"
     if outcome.reply is ACCEPTED:
         return "the next hop's own reply"
@@ -288,7 +288,7 @@ def _places(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
     assert outcome is not None
     handed = [hop for hop in done.handed if set(hop.recipients) <= set(addresses)]
     kept = [head for tx, head, _ in done.kept if tx.id == record.tx.id]
-    if setup.listener.protocol == "milter":
+    if not setup.listener.hands_on:
         fields = [f"{name}: {value}" for name, value in outcome.stamp]
     else:
         heads = [hop.head for hop in handed] or kept
@@ -304,7 +304,7 @@ def _places(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
     for hop in handed:
         for address in hop.recipients:
             yield _next_hop(setup, address, hop.next_hop, hop.problem)
-    if outcome.action in (Action.RELAY, Action.HOLD) and setup.listener.protocol == "milter":
+    if outcome.action in (Action.RELAY, Action.HOLD) and not setup.listener.hands_on:
         verb = "delivers it" if outcome.action is Action.RELAY else "keeps it in its hold queue"
         yield Step("next_hop", f"{who}The mail server {verb} itself.", {"next_hop": None})
 
@@ -333,7 +333,7 @@ def _route(setup: Setup, address: str) -> str:
 def _replies(record: Record, who: str, setup: Setup) -> Iterator[Step]:
     outcome = record.outcome
     assert outcome is not None
-    told = "The client of the mail server" if setup.listener.protocol == "milter" else "The client"
+    told = "The client" if setup.listener.hands_on else "The client of the mail server"
     if outcome.replies and len({str(reply) for reply in outcome.replies}) > 1:
         for address, reply in zip(record.tx.envelope.addresses, outcome.replies, strict=True):
             shown = "the next hop's own reply" if reply.is_success else without_id(str(reply), record)

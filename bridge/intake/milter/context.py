@@ -8,8 +8,6 @@ server fills the disk with log lines.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,13 +18,11 @@ from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.listener import LOOPBACK, Listener, ListenerSettings, Network, Refusal
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
+from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.write_batch import WriteBatch
 
-log = logging.getLogger(__name__)
-
-_WARN_EVERY_S = 1.0
 _CHECK_EVERY_S = 1.0
 _CHECKS_PER_TIMEOUT = 4
 
@@ -96,8 +92,7 @@ class MilterContext:
         self.listener = listener
         self.timer = ConnectionTimer(self.loop, settings.check_interval_s)
         self.writes = WriteBatch(self.loop)
-        self._warned_at = float("-inf")
-        self._suppressed = 0
+        self.warn = Warnings(settings.name)
         self._configure(settings, filter_)
 
     def adopt(self, settings: MilterSettings, filter_: Filter) -> None:
@@ -109,14 +104,7 @@ class MilterContext:
         self.settings = settings
         self.filter = filter_
         self.mail_class = WholeMail if settings.body_is_whole else Mail
-        self.limits = Limits(
-            settings.max_message_size,
-            settings.max_recipients,
-            filter_.header_prefix.lower().encode("ascii"),
-            settings.tenant_by_domain,
-            self.on_limit,
-            needs_domain=bool(settings.tenant_by_domain) and filter_.refuses,
-        )
+        self.limits = Limits.of(settings, filter_.header_prefix, filter_.refuses, self.on_limit)
 
     def admit(self, connection: OpenConnection, address: str | None) -> bool:
         """Whether a new connection from this address (None: on a unix socket) may stay."""
@@ -137,14 +125,3 @@ class MilterContext:
     def forget(self, connection: OpenConnection) -> None:
         self.timer.discard(connection)
         self.listener.forget(connection)
-
-    def warn(self, text: str, *args: object) -> None:
-        """Log at most one line a second, so that a peer cannot fill the disk."""
-        now = time.monotonic()
-        if now - self._warned_at < _WARN_EVERY_S:
-            self._suppressed += 1
-            return
-        if self._suppressed:
-            text, args = text + " (and %d more warnings)", (*args, self._suppressed)
-        self._warned_at, self._suppressed = now, 0
-        log.warning("listener %s: " + text, self.settings.name, *args)

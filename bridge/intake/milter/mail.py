@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
@@ -35,6 +36,19 @@ _LF = ord("\n")
 _MAX_COLLECTED, _LONG_RUN_BYTES = 64, 2048
 
 
+class LimitSettings(Protocol):
+    """The settings of a listener that limit its mail."""
+
+    @property
+    def max_message_size(self) -> int: ...
+
+    @property
+    def max_recipients(self) -> int: ...
+
+    @property
+    def tenant_by_domain(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one mail may be."""
@@ -50,6 +64,19 @@ class Limits:
     def __post_init__(self) -> None:
         pattern = re.compile(rb"^(%b[^:\r\n]*):" % re.escape(self.prefix), re.IGNORECASE | re.MULTILINE)
         object.__setattr__(self, "our_fields", pattern)
+
+    @classmethod
+    def of(cls, settings: LimitSettings, prefix: str, refuses: bool, on_hit: Callable[[str], None]) -> Limits:
+        """Those of one listener. `refuses`: it refuses mail at all, and does not only report what it would do."""
+        tenants = settings.tenant_by_domain
+        return cls(
+            settings.max_message_size,
+            settings.max_recipients,
+            prefix.lower().encode("ascii"),
+            tenants,
+            on_hit,
+            needs_domain=bool(tenants) and refuses,
+        )
 
 
 class Mail:

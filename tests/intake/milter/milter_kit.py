@@ -53,6 +53,7 @@ class ScriptedFilter(Filter):
     def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
         self.deadline_s = 30.0
         self.header_prefix = "X-Scan-"
+        self.refuses = True
         self.answer = answer
         self.saturated: Reply | None = None
         self.seen: list[Seen] = []

@@ -29,6 +29,7 @@ class Sleeper(Filter):
 
     deadline_s = 60.0
     header_prefix = "X-Scan-"
+    refuses = True
 
     def __init__(self, scan_s: float) -> None:
         self._scan_s = scan_s

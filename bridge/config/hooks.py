@@ -1,0 +1,26 @@
+"""A listener that speaks MTA Hooks: who may ask, and what the mail server can do.
+
+Part of the configuration (`bridge.config.model`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bridge.config.fields import FILE_LOOKUP, Section
+
+
+class Hooks(Section):
+    token_file: str = Field(description=f"File with the token that the mail server sends (`Bearer`). {FILE_LOOKUP}")
+    deletes: bool = Field(
+        True,
+        description="The mail server deletes and changes header fields, and removes recipients, when it is told to. "
+        "If not, fields that look like ours stay in the mail.",
+    )
+    lossy_content: Literal["tempfail", "scan"] = Field(
+        "tempfail",
+        description="For mail of which Stalwart sent a copy that is not exact, because it has bytes that are not "
+        "UTF-8: defer it, or scan the copy.",
+    )

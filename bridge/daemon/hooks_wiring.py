@@ -1,0 +1,49 @@
+"""From the configuration to the settings of an MTA Hooks listener."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from pathlib import Path
+
+from bridge.config import model
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.intake.hooks.context import HooksSettings
+
+
+def hooks_settings(conf: Config, listener: model.Listener, token: str, ended: Path) -> HooksSettings:
+    """Raises ConfigError."""
+    assert listener.hooks is not None
+    limits, hooks = conf.limits, listener.hooks
+    tls = listener.tls
+    return HooksSettings(
+        name=listener.name,
+        token=token,
+        token_digest=hashlib.sha256(token.encode("ascii")).digest(),
+        ended=ended,
+        trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
+        tls=resources.listener_tls(tls, conf.directory, f"listener {listener.name}: tls") if tls else None,
+        max_connections=limits.max_connections,
+        max_connections_per_client=limits.max_connections_per_client,
+        max_message_size=limits.max_message_size,
+        max_recipients=limits.max_recipients,
+        tenant_by_domain=wiring.tenants_by_domain(conf),
+        can_delete=hooks.deletes,
+        defers_lossy=hooks.lossy_content == "tempfail",
+        data_timeout_s=limits.data_timeout,
+        mail_timeout_s=limits.mail_timeout,
+        min_data_rate=limits.min_data_rate,
+    )
+
+
+def read_token(conf: Config, listener: model.Listener) -> str:
+    """Raises ConfigError."""
+    assert listener.hooks is not None
+    path = resources.locate(listener.hooks.token_file, conf.directory)
+    return resources.read_secret(path, f"listener {listener.name}: hooks.token_file")
+
+
+def make_ended(state: Path) -> Path:
+    """Where registrations that were ended are remembered. Raises ConfigError."""
+    return resources.make_directory(state / "mta-hooks", "state_directory")

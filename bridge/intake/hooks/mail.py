@@ -1,0 +1,72 @@
+"""One mail from a hook request: the same checks as a milter's, on content that arrives in one piece.
+
+Content that cannot be kept is discarded while it arrives, and the refusal is the answer. Fields that only we may write
+are found by their place in the header section, so that the mail server can be told to delete them; that is possible
+only if every reader sees the same fields. Knows nothing of HTTP and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.filter.policy import FORGED_FIELDS, TOO_MANY_FORGED
+from bridge.intake.milter import codec
+from bridge.intake.milter.mail import MAX_STRIPPED, Limits, Mail, declared_size
+from bridge.mail.envelope import Recipient
+from bridge.mail.header_fields import clean_fields
+from bridge.mail.message import Spool
+from bridge.mail.reply import Reply
+
+
+class HookMail(Mail):
+    """Its envelope may become known before or after its content."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, spool: Spool, limits: Limits) -> None:
+        super().__init__("", (), spool, limits)
+        self._in_head = False
+        self.fields: list[bytes] | None = None  # the names of all header fields in lower case; None: not certain
+
+    def set_sender(self, data: bytes) -> None:
+        parsed = codec.parse_address(data)
+        if isinstance(parsed, Reply):
+            self.refuse(parsed)
+            return
+        self.sender, self.params = parsed
+        if declared_size(self.params) > self._limits.max_message_size:
+            self._refuse_size()
+
+    def add_recipients(self, recipients: tuple[bytes, ...], refused: Callable[[str], Reply | None] | None) -> None:
+        """All of them, or the mail is refused: nobody but its client could send it to the others."""
+        for data in recipients:
+            reply = self.add_recipient(data, refused)
+            if reply is not None:
+                if self.refusal is None:
+                    self.refuse(reply)
+                return self._note_recipients(recipients)
+        return None
+
+    def _note_recipients(self, recipients: tuple[bytes, ...]) -> None:
+        """For the log: the recipients of a mail that is refused."""
+        parsed = [codec.parse_address(data) for data in recipients[: self._limits.max_recipients]]
+        self.recipients = [Recipient(*one) for one in parsed if not isinstance(one, Reply)]
+
+    def complete(self, needs_fields: bool) -> None:
+        """All of the content is here. `needs_fields`: the mail server is told which fields to delete."""
+        self.end(b"")
+        if self.refusal is not None or not needs_fields:
+            return
+        head = self.message.head()
+        found = clean_fields(head)
+        if found is not None:
+            self.fields = [field.name.rstrip(b" \t").lower() for field in found]
+            if len(self.our_fields()) > MAX_STRIPPED:
+                self._limits.on_hit("header")
+                self.refuse(TOO_MANY_FORGED)
+        elif self._limits.our_fields.search(head) is not None:
+            self.refuse(FORGED_FIELDS)
+
+    def our_fields(self) -> list[int]:
+        """The places of fields that only we may write."""
+        return [place for place, name in enumerate(self.fields or ()) if name.startswith(self._limits.prefix)]
