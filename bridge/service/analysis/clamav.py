@@ -12,7 +12,7 @@ import struct
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
-from bridge.service.settings import ClamAv
+from bridge.service.engine_settings import ClamAv
 
 MAX_ANSWER = 4096
 

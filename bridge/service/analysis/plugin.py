@@ -20,7 +20,7 @@ from bridge.errors import ConfigError
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.worker_pool import WorkerFailed, WorkerPool
-from bridge.service.settings import Plugin
+from bridge.service.engine_settings import Plugin
 
 ENTRY_POINTS = "scanbridge.analyzers"
 MODULE = "bridge.service.analysis.plugin_process"

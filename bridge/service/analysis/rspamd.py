@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import httpx2
 
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
-from bridge.service.settings import Rspamd
+from bridge.service.engine_settings import Rspamd
 
 MAX_ANSWER = 4 * 1024 * 1024
 
