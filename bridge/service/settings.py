@@ -34,11 +34,16 @@ from bridge.service.engine_settings import (
     AddressField,
     AnalyzerSection,
     ClamAv,
+    Hook,
+    Icap,
     Plugin,
     Rspamd,
     Section,
+    SpamAssassin,
+    Yara,
     check_url,
 )
+from bridge.service.token_files import tokens_in
 
 KiB, MiB = 1024, 1024**2
 REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
@@ -203,7 +208,7 @@ class StaticApiToken(Section):
             raise ValueError("set either token or token_file")
         if not files:
             return {**value, "token": given}
-        found = [token for name in files for token in _tokens_in(str(name), _abby_directory(info))]
+        found = [token for name in files for token in tokens_in(str(name), _abby_directory(info))]
         return {**value, "token": found}
 
     @field_validator("permissions", mode="before")
@@ -236,26 +241,6 @@ def _several(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def token_path(name: str, directory: Path) -> Path:
-    """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
-    beside_config = directory / name
-    credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / name
-    return credential if os.path.exists(credential) else beside_config  # noqa: PTH110 (Path.exists may raise)
-
-
-def _tokens_in(name: str, directory: Path) -> list[str]:
-    """One per line. Raises ValueError."""
-    try:
-        text = token_path(name, directory).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ValueError(f"cannot read token_file {name}: {reason}") from exc
-    found = [line.strip() for line in text.splitlines() if line.strip()]
-    if not found:
-        raise ValueError(f"token_file {name} is empty; create a token with `scanbridge service token`")
-    return found
 
 
 class Abby(Section):
@@ -341,6 +326,10 @@ class Analyzers(Section):
     authentication: Authentication | None = None
     clamav: ClamAv | None = None
     rspamd: Rspamd | None = None
+    icap: Icap | None = None
+    spamassassin: SpamAssassin | None = None
+    yara: Yara | None = None
+    hooks: dict[str, Hook] = Field({})
     plugins: dict[str, Plugin] = Field({})
     processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")

@@ -28,8 +28,9 @@ from bridge.service.advice import advice
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.server import tls_context
-from bridge.service.settings import StaticApiToken, Timings, token_path
+from bridge.service.settings import StaticApiToken, Timings
 from bridge.service.store import DATABASE_ID, Store
+from bridge.service.token_files import token_path
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_PAGE = 1024 * 1024
