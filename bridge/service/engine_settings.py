@@ -80,6 +80,8 @@ class Icap(AnalyzerSection):
     @classmethod
     def _url(cls, url: str) -> str:
         check_url(url, "an ICAP service is icap://host:port/name", https=False, schemes=("icap",))
+        if not re.fullmatch(r"[\x21-\x7e]+", url):
+            raise ValueError("an ICAP service is icap://host:port/name")
         return url
 
     @property
@@ -168,7 +170,8 @@ def check_url(url: str, rule: str, *, https: bool, schemes: tuple[str, ...] = ("
         port = parts.port
     except ValueError:
         raise ValueError(rule) from None
-    if parts.scheme not in schemes or not parts.hostname or port == 0 or parts.query or parts.fragment:
+    query = "" if schemes == ("icap",) else parts.query
+    if parts.scheme not in schemes or not parts.hostname or port == 0 or query or parts.fragment:
         raise ValueError(rule)
     if parts.username or parts.password:
         raise ValueError("a URL here must not contain a user name or password")

@@ -242,17 +242,14 @@ def _address_of(url: str) -> Endpoint:
 
 
 async def _reach(loaded: Loaded, name: str, address: Endpoint, key: str) -> Finding:
-    opening = (
-        asyncio.open_unix_connection(address.path)
-        if address.path
-        else asyncio.open_connection(address.host, address.port)
-    )
+    from bridge.service.analysis.connections import connect
+
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, writer = await opening
+            connection = await connect(address)
     except OSError as exc:  # TimeoutError is one
         reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
         text = f"{loaded.at('analyzers', name, key)}: {name} cannot be reached at {address}: {reason}; start it"
         return Finding(name, text)
-    writer.close()
+    connection.close()
     return Finding(name, detail=str(address))

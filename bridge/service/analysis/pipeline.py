@@ -23,6 +23,7 @@ from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ConfigError
 from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
+from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
@@ -216,7 +217,7 @@ class Pipeline:
         except (Exception, SystemExit, asyncio.CancelledError) as exc:  # whatever goes wrong counts as its answer
             if _is_cancelled(exc):
                 raise
-            why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
+            why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed | BadAnswer) else type(exc).__name__
             log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
 
