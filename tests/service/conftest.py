@@ -158,6 +158,8 @@ def running_spamd() -> Iterator[ServerProgram]:
     """With rules of its own, without network."""
     need("spamd")
     directory, port = Path(tempfile.mkdtemp(prefix="spamd-")), free_port()
+    directory.chmod(0o755)
+    (directory / "lab.pre").write_text("loadplugin Mail::SpamAssassin::Plugin::Check\n")
     (directory / "lab.cf").write_text(
         "required_score 5.0\nuse_bayes 0\n"
         "body LAB_WORD /xyzzy/\nscore LAB_WORD 3.5\nbody LAB_WORSE /plugh/\nscore LAB_WORSE 10\n"

@@ -32,7 +32,7 @@ def test_rules_become_tags_and_the_score_is_scaled(tmp_path, spamd):
         much = running.submit(mail(b"xyzzy plugh\r\n")).json
         assert much["decision"] == "bounce"
         assert much["tags"] == ["spamassassin:LAB_WORD", "spamassassin:LAB_WORSE", "spamassassin:spam"]
-        good = running.submit(mail(b"xyzzy plugh\r\n", Subject="thanks")).json
+        good = running.submit(mail(b"plugh\r\n", Subject="thanks")).json
         assert (good["decision"], "spamassassin:LAB_GOOD" in good["tags"]) == ("quarantine", True)
         assert running.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:spamassassin"]
 

@@ -44,6 +44,10 @@ class Connection:
     async def send(self, data: bytes | bytearray) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
+    def end(self) -> None:
+        """Tell the peer that nothing more is sent."""
+        self._sock.shutdown(socket.SHUT_WR)
+
     async def answer(self, sending: Coroutine[Any, Any, None], reading: Coroutine[Any, Any, T]) -> T:
         """What `reading` returns; it may do so before everything is sent."""
         task = asyncio.create_task(self._sent(sending))

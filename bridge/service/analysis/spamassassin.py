@@ -45,6 +45,7 @@ class SpamAssassinAnalyzer:
         await connection.send(f"SYMBOLS SPAMC/1.5\r\nContent-length: {mail.size}\r\n{user}\r\n".encode())
         for chunk in mail.chunks():
             await connection.send(chunk)
+        connection.end()  # spamd waits for the end of the last line, which a mail may not have
 
 
 async def _read(connection: Connection) -> tuple[dict[str, str], bytes]:
