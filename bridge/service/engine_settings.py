@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,6 +32,10 @@ from bridge.service.token_files import tokens_in
 
 MiB = 1024**2
 ICAP_PORT = 1344
+OUR_NAMES = (  # of analyzers and parts of the service, in tags such as `failed:clamav`
+    *("mime", "urls", "headers", "authentication", "clamav", "rspamd", "icap", "spamassassin", "yara"),
+    *("lists", "core", "conclusion", "auth", "header", "list", "malware", "spam", "url"),
+)
 
 
 class Section(BaseModel):
@@ -86,8 +91,7 @@ class Icap(AnalyzerSection):
 
     @property
     def address(self) -> Endpoint:
-        parts = urlsplit(self.url)
-        return Endpoint(host=parts.hostname or "", port=parts.port or ICAP_PORT)
+        return endpoint_of(self.url)
 
 
 class SpamAssassin(AnalyzerSection):
@@ -119,6 +123,12 @@ class Hook(AnalyzerSection):
             raise ValueError("set either token or token_file")
         return {**value, "token": tokens_in(str(value["token_file"]), directory_of(info))[0]}
 
+    @model_validator(mode="after")
+    def _keeps_its_token(self) -> Hook:
+        if self.token is not None and urlsplit(self.url).scheme == "http" and not endpoint_of(self.url).is_local:
+            raise ValueError("a token is sent only to an https:// URL, or to this machine")
+        return self
+
     @field_validator("token")
     @classmethod
     def _printable(cls, token: SecretStr | None) -> SecretStr | None:
@@ -131,6 +141,16 @@ class Hook(AnalyzerSection):
     def _url(cls, url: str) -> str:
         check_url(url, "a hook's url must be http://host:port/path or https://host:port/path", https=False)
         return url
+
+
+def _hook_names(hooks: dict[str, Hook]) -> dict[str, Hook]:
+    for name in hooks:
+        if name in OUR_NAMES or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", name):
+            raise ValueError(f"{name}: choose another name, of lower-case letters, digits and hyphens")
+    return hooks
+
+
+Hooks = Annotated[dict[str, Hook], AfterValidator(_hook_names)]
 
 
 class Yara(AnalyzerSection):
@@ -157,6 +177,14 @@ class Plugin(AnalyzerSection):
     memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
     processes: int = Field(2, ge=1, le=64, description="Mails analyzed concurrently, unless it is asynchronous.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
+
+
+_PORTS = {"icap": ICAP_PORT, "http": 80, "https": 443}
+
+
+def endpoint_of(url: str) -> Endpoint:
+    parts = urlsplit(url)
+    return Endpoint(host=parts.hostname or "", port=parts.port or _PORTS[parts.scheme])
 
 
 def directory_of(info: ValidationInfo) -> Path:

@@ -34,7 +34,7 @@ from bridge.service.engine_settings import (
     AddressField,
     AnalyzerSection,
     ClamAv,
-    Hook,
+    Hooks,
     Icap,
     Plugin,
     Rspamd,
@@ -329,10 +329,17 @@ class Analyzers(Section):
     icap: Icap | None = None
     spamassassin: SpamAssassin | None = None
     yara: Yara | None = None
-    hooks: dict[str, Hook] = Field({})
+    hooks: Hooks = Field({})
     plugins: dict[str, Plugin] = Field({})
     processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
+
+    @field_validator("plugins")
+    @classmethod
+    def _other_names(cls, plugins: dict[str, Plugin], info: ValidationInfo) -> dict[str, Plugin]:
+        if both := set(plugins) & set(info.data.get("hooks", ())):
+            raise ValueError(f"a hook has the same name: {min(both)}")
+        return plugins
 
 
 class DecisionRule(Section):

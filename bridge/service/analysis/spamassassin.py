@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
+from email.utils import format_datetime
 
 from bridge.service.analysis.connections import BadAnswer, Connection, Connections
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
@@ -42,10 +44,30 @@ class SpamAssassinAnalyzer:
 
     async def _send(self, connection: Connection, mail: Mail) -> None:
         user = f"User: {self._settings.user}\r\n" if self._settings.user else ""
-        await connection.send(f"SYMBOLS SPAMC/1.5\r\nContent-length: {mail.size}\r\n{user}\r\n".encode())
+        trace = _trace(mail)
+        length = len(trace) + mail.size
+        await connection.send(f"SYMBOLS SPAMC/1.5\r\nContent-length: {length}\r\n{user}\r\n".encode() + trace)
         for chunk in mail.chunks():
             await connection.send(chunk)
         connection.end()  # spamd waits for the end of the last line, which a mail may not have
+
+
+def _trace(mail: Mail) -> bytes:
+    """What SpamAssassin knows of the client only from the header: a mail is scanned before our server adds it."""
+    border = mail.request.border
+    lines = [f"X-Envelope-From: <{_plain(border.envelope_from)}>"]
+    if border.remote_address:
+        helo = _plain(border.sender_helo or "unknown") or "unknown"
+        lines.append(
+            f"Received: from {helo} ([{_plain(border.remote_address)}]) by scanbridge with SMTP id {mail.ggrid};\r\n"
+            f"\t{format_datetime(datetime.now(UTC))}"
+        )
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _plain(text: str) -> str:
+    """Without characters that mean something in a header field."""
+    return re.sub(r"[^\w.@:+=-]", "?", text[:300], flags=re.ASCII)
 
 
 async def _read(connection: Connection) -> tuple[dict[str, str], bytes]:
