@@ -164,6 +164,8 @@ def running_spamd() -> Iterator[ServerProgram]:
         "required_score 5.0\nuse_bayes 0\n"
         "body LAB_WORD /xyzzy/\nscore LAB_WORD 3.5\nbody LAB_WORSE /plugh/\nscore LAB_WORSE 10\n"
         "header LAB_GOOD Subject =~ /thanks/\nscore LAB_GOOD -4\n"
+        "header LAB_RELAY X-Spam-Relays-External =~ /ip=192\\.0\\.2\\.9 /\nscore LAB_RELAY 0.1\n"
+        "header LAB_EVIL exists:Evil\nscore LAB_EVIL 0.1\n"
     )
     options = [f"--configpath={directory}", f"--siteconfigpath={directory}", "-L", "-x", "-m", "2", "--syslog=stderr"]
     if os.geteuid() == 0:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
 from bridge.service.analysis.icap import Response, findings
 from tests.service.conftest import running_c_icap
+from tests.service.lying_server import LyingServer
 from tests.service.service_kit import CONFIG, EICAR, attached, mail, service, zipped
 
 MIB = 1024 * 1024
@@ -90,40 +89,13 @@ def test_limits(tmp_path, c_icap):
         assert running.submit(mail(many, **kind)).json["tags"] == ["incomplete", "limit:icap"]
 
 
-class Liar:
-    """An ICAP server that answers as told; `endless` is repeated until the client closes."""
+class Liar(LyingServer):
+    options = b"Methods: RESPMOD\r\nPreview: 0\r\nAllow: 204\r\n"
 
-    def __init__(self) -> None:
-        self.options = b"Methods: RESPMOD\r\nPreview: 0\r\nAllow: 204\r\n"
-        self.reply = b"ICAP/1.0 204 No\r\n\r\n"
-        self.endless = b""
-        self.requests: list[bytes] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=[client], daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError):
-            while request := client.recv(1 << 20):
-                self.requests.append(request)
-                if request.startswith(b"OPTIONS"):
-                    client.sendall(b"ICAP/1.0 200 OK\r\n" + self.options + b"Encapsulated: null-body=0\r\n\r\n")
-                    continue
-                client.sendall(self.reply)
-                while self.endless:
-                    client.sendall(self.endless)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def answer_to(self, request: bytes) -> bytes:
+        if not request.startswith(b"OPTIONS"):
+            return self.reply
+        return b"ICAP/1.0 200 OK\r\n" + self.options + b"Encapsulated: null-body=0\r\n\r\n"
 
 
 @pytest.fixture(scope="module")

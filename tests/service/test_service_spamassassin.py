@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -13,6 +10,7 @@ from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.engine import Findings
 from bridge.service.analysis.spamassassin import read_answer
 from tests.service.conftest import running_spamd
+from tests.service.lying_server import LyingServer
 from tests.service.service_kit import CONFIG, mail, service
 
 MIB = 1024 * 1024
@@ -32,6 +30,10 @@ def test_rules_become_tags_and_the_score_is_scaled(tmp_path, spamd):
         much = running.submit(mail(b"xyzzy plugh\r\n")).json
         assert much["decision"] == "bounce"
         assert much["tags"] == ["spamassassin:LAB_WORD", "spamassassin:LAB_WORSE", "spamassassin:spam"]
+        relay = running.submit(
+            mail(), remoteAddress="192.0.2.9", senderHelo="x)\r\nEvil: y", sender="a@b\r\nEvil: z"
+        ).json
+        assert relay["tags"] == ["spamassassin:LAB_RELAY"]
         good = running.submit(mail(b"plugh\r\n", Subject="thanks")).json
         assert (good["decision"], "spamassassin:LAB_GOOD" in good["tags"]) == ("quarantine", True)
         assert running.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:spamassassin"]
@@ -61,35 +63,9 @@ def test_a_frozen_or_killed_spamd(tmp_path):
         fails()
 
 
-class Liar:
-    """Sends `reply`, then `endless` until the client closes, whatever it is asked."""
-
-    def __init__(self) -> None:
-        self.reply = self.endless = b""
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with client, suppress(OSError):
-                client.sendall(self.reply)
-                while self.endless:
-                    client.sendall(self.endless)
-                client.recv(1 << 20)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
 @pytest.fixture(scope="module")
 def liar(tmp_path_factory):
-    server = Liar()
+    server = LyingServer()
     with service(tmp_path_factory.mktemp("liar"), config(server.port, timeout="3s")) as running:
         server.running = running
         yield server
@@ -108,7 +84,7 @@ _SPAM = b"Spam: False ; 0.0 / 5.0\r\n"
         (_OK + b"Content-length: 0\r\n\r\n", b""),
         (_OK + _SPAM + b"\r\n", b""),
         (_OK + _SPAM + b"Content-length: -1\r\n\r\n", b""),
-        (_OK + _SPAM + b"Content-length: 5\r\n\r\nx", b""),
+        (_OK + _SPAM + b"Content-length: 5000\r\n\r\nx", b""),
         (_OK + _SPAM + b"Content-length: 9999999\r\n\r\n", b"x" * 1000),
         (_OK + b"Spam: True ; nan / 5.0\r\nContent-length: 0\r\n\r\n", b""),
         (_OK + b"Spam: False ; 1e999 / 5.0\r\nContent-length: 0\r\n\r\n", b""),
