@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -209,6 +210,13 @@ class Pipeline:
         return Inspection(), self._failure(job.ggrid, "mime", "failed:mime-crash", self._mime.required)
 
     async def _ask(self, engine: Engine, mail: Mail) -> _Answer:
+        start = time.monotonic()
+        try:
+            return await self._answer(engine, mail)
+        finally:
+            self._metrics.engine_took(engine.name, time.monotonic() - start)
+
+    async def _answer(self, engine: Engine, mail: Mail) -> _Answer:
         try:
             async with asyncio.timeout(engine.timeout_s):
                 return _Answer(await engine.analyzer.analyze(mail))

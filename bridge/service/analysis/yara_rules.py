@@ -89,9 +89,18 @@ def _mistakes(yara: Any, files: list[str]) -> list[str]:
         try:
             _compile(yara, [file])
         except yara.Error as exc:
-            match = _PLACE.fullmatch(str(exc))
-            found.append("{}:{}: {}".format(*match.groups()) if match else f"{file}: {exc}")
+            found.append(_located(str(exc), file))
     return found or ["analyzers.yara.rules: the files cannot be compiled together"]
+
+
+def _located(text: str, file: str) -> str:
+    match = _PLACE.fullmatch(text)
+    if not match:
+        return f"{file}: {text}"
+    name, line, problem = match.groups()
+    if line == "0":  # the end of the file
+        line = str(len(Path(name).read_bytes().splitlines()))
+    return f"{name}:{line}: {problem}"
 
 
 class Matcher:
