@@ -32,7 +32,9 @@ rule Lab_Score { meta: score = 3 strings: $a = "plugh" condition: $a }
 rule Lab_Subject { meta: score = 1 strings: $a = "Subject: strange" condition: $a at 0 or $a }
 rule Lab_Name { meta: score = 0 condition: extension == "scr" and filename contains "bill" }
 """
-SLOW = "rule Slow { condition: for all i in (1..filesize): (for all j in (1..filesize): (uint8(i - 1) + uint8(j - 1) >= 0)) }"
+SLOW = """rule Slow {
+  condition: for all i in (1..filesize): (for all j in (1..filesize): (uint8(i - 1) + uint8(j - 1) >= 0))
+}"""
 
 
 @pytest.fixture(autouse=True)
