@@ -234,7 +234,7 @@ END
     ),
     "docs/operate/upgrade.md": Story(prepare="embedded", shows=["scanbridge, version", "OK: "]),
     "docs/operate/own-engine.md": Story(
-        goes_on={"python3 hook.py     # listens at 127.0.0.1:8090": "8090"},
+        goes_on={"python3 hook.py": "8090"},
         shows=["empty: ok", "spam.eml: ok", "clean.eml: ok"],
     ),
     "docs/operate/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
