@@ -16,6 +16,9 @@ swaks        swaks
 miltertest   miltertest
 initdb       postgresql
 clamd        clamav-daemon
+c-icap       c-icap
+/usr/lib/*/c_icap/virus_scan.so libc-icap-mod-virus-scan
+spamd        spamd
 rspamd       rspamd
 redis-server redis-server
 mmdebstrap   mmdebstrap

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bridge.testing import until
@@ -16,7 +20,9 @@ class ServerProgram:
     def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 180.0) -> None:
         self.port = port
         self._log = log.open("wb")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             until(lambda: self._answers() or self._process.poll() is not None, f"{command[0]} to start", deadline_s)
             assert self._process.poll() is None
@@ -29,11 +35,22 @@ class ServerProgram:
             probe.settimeout(1)
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def kill(self) -> None:
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """With all its processes."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
+    def kill(self, patience_s: float = 10) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its children, too
+        self._process.wait()
         self._log.close()

@@ -144,6 +144,7 @@ class Site:
     def _show_metrics(self) -> None:
         metrics = self._lasting.metrics
         metrics.know_engines(engine.name for engine in self._engines)
+        metrics.know_engines(["yara"] if self.config.analyzers.yara else [])
         metrics.gauge(
             "in_processing", "submitEmail requests in processing.", lambda: self._lasting.admission.in_processing
         )

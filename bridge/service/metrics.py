@@ -34,6 +34,10 @@ class ServiceMetrics:
             "scanservice_scan_seconds", "Time from the header of a request to its answer.", buckets=BUCKETS,
             registry=self.registry,
         )  # fmt: skip
+        self._engine_seconds = Histogram(
+            "scanservice_analyzer_seconds", "Time that an engine took for a mail, whether it answered or not.",
+            ["analyzer"], buckets=BUCKETS, registry=self.registry,
+        )  # fmt: skip
         for decision in Decision:
             self._decisions.labels(str(decision))
         for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
@@ -58,6 +62,9 @@ class ServiceMetrics:
 
     def engine_failed(self, name: str) -> None:
         self._failures.labels(name).inc()
+
+    def engine_took(self, name: str, seconds: float) -> None:
+        self._engine_seconds.labels(name).observe(seconds)
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()

@@ -15,19 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
     PrivateAttr,
     SecretStr,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -35,6 +30,20 @@ from pydantic import (
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
+from bridge.service.engine_settings import (
+    AddressField,
+    AnalyzerSection,
+    ClamAv,
+    Hooks,
+    Icap,
+    Plugin,
+    Rspamd,
+    Section,
+    SpamAssassin,
+    Yara,
+    check_url,
+)
+from bridge.service.token_files import tokens_in
 
 KiB, MiB = 1024, 1024**2
 REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
@@ -53,18 +62,6 @@ class Timings:
     probe_interval_s: float = 2.0  # between two probes of an excluded core node
     head_s: float = 30.0  # for a request's head
     upload_idle_s: float = 60.0  # the longest pause within an upload
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-AddressField = Annotated[
-    Endpoint,
-    BeforeValidator(lambda v: Endpoint.parse(v) if isinstance(v, str) else v),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string"}),
-]
 
 
 class Tls(Section):
@@ -145,7 +142,7 @@ class Core(Section):
         for host in hosts:
             if re.search(r"[{}<>$]|%7[bd]", host, re.IGNORECASE):
                 raise ValueError(PLACEHOLDER_HINT)
-            _check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
+            check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
         return [host.rstrip("/") for host in hosts]
 
     @model_validator(mode="after")
@@ -211,7 +208,7 @@ class StaticApiToken(Section):
             raise ValueError("set either token or token_file")
         if not files:
             return {**value, "token": given}
-        found = [token for name in files for token in _tokens_in(str(name), _abby_directory(info))]
+        found = [token for name in files for token in tokens_in(str(name), _abby_directory(info))]
         return {**value, "token": found}
 
     @field_validator("permissions", mode="before")
@@ -246,29 +243,9 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def token_path(name: str, directory: Path) -> Path:
-    """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
-    beside_config = directory / name
-    credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / name
-    return credential if os.path.exists(credential) else beside_config  # noqa: PTH110 (Path.exists may raise)
-
-
-def _tokens_in(name: str, directory: Path) -> list[str]:
-    """One per line. Raises ValueError."""
-    try:
-        text = token_path(name, directory).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ValueError(f"cannot read token_file {name}: {reason}") from exc
-    found = [line.strip() for line in text.splitlines() if line.strip()]
-    if not found:
-        raise ValueError(f"token_file {name} is empty; create a token with `scanbridge service token`")
-    return found
-
-
 class Abby(Section):
     serviceProviders: ServiceProviders = ServiceProviders()  # noqa: N815
-    staticApiTokens: list[StaticApiToken] = []  # noqa: N815
+    staticApiTokens: list[StaticApiToken] = Field([])  # noqa: N815
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("staticApiTokens", mode="before")
@@ -316,31 +293,6 @@ class ListDefinition(Section):
     maxSize: int = Field(100_000, ge=1, le=10_000_000, description="Maximum number of entries per scope.")  # noqa: N815
 
 
-class AnalyzerSection(Section):
-    """Keys that every analyzer has."""
-
-    required: bool = Field(True, description="If true, a mail without this analyzer's answer is undecided.")
-    timeout: Duration = Field(30.0, description="Maximum time to wait for its answer.")
-
-
-class ClamAv(AnalyzerSection):
-    address: AddressField = Field(description="clamd's socket: host:port or unix:/path.")
-    max_size: Size = Field(
-        50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent and gets the tag `limit:clamav`."
-    )
-
-
-class Rspamd(AnalyzerSection):
-    url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:rspamd`.")
-
-    @field_validator("url")
-    @classmethod
-    def _url(cls, url: str) -> str:
-        _check_url(url, "rspamd's url must be http://host:port", https=False)
-        return url.rstrip("/")
-
-
 class Mime(AnalyzerSection):
     timeout: Duration = 20.0
     max_parts: int = Field(2000, ge=1, description="MIME parts in one mail.")
@@ -367,15 +319,6 @@ class Authentication(AnalyzerSection):
     nameservers: list[AddressField] = Field([], description="Query these instead of the system's.")
 
 
-class Plugin(AnalyzerSection):
-    """A custom analyzer, found as an entry point of this name."""
-
-    options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
-    memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
-    processes: int = Field(2, ge=1, le=64, description="Mails analyzed concurrently, unless it is asynchronous.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
-
-
 class Analyzers(Section):
     mime: Mime | None = Mime()
     urls: Urls | None = Urls()
@@ -383,9 +326,20 @@ class Analyzers(Section):
     authentication: Authentication | None = None
     clamav: ClamAv | None = None
     rspamd: Rspamd | None = None
-    plugins: dict[str, Plugin] = {}
+    icap: Icap | None = None
+    spamassassin: SpamAssassin | None = None
+    yara: Yara | None = None
+    hooks: Hooks = Field({})
+    plugins: dict[str, Plugin] = Field({})
     processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
+
+    @field_validator("plugins")
+    @classmethod
+    def _other_names(cls, plugins: dict[str, Plugin], info: ValidationInfo) -> dict[str, Plugin]:
+        if both := set(plugins) & set(info.data.get("hooks", ())):
+            raise ValueError(f"a hook has the same name: {min(both)}")
+        return plugins
 
 
 class DecisionRule(Section):
@@ -440,7 +394,7 @@ class ServiceConfig(Section):
     guard: Guard = Guard()
     abby: Abby = Abby()
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
-    lists: list[ListDefinition] = []
+    lists: list[ListDefinition] = Field([])
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Field(Decisions(), validate_default=True)
     records: Records = Records()
@@ -536,17 +490,3 @@ def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path
 
 def embedded_database(state_dir: Path) -> str:
     return f"sqlite:///{state_dir.absolute() / 'service.sqlite'}"
-
-
-def _check_url(url: str, rule: str, *, https: bool) -> None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError(rule) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise ValueError(rule)
-    if parts.username or parts.password:
-        raise ValueError("a URL here must not contain a user name or password")
-    if https and parts.scheme == "http" and not Endpoint(host=parts.hostname).is_local:
-        raise ValueError(rule)

@@ -233,6 +233,10 @@ END
         shows=["OK: ", "deliver", "malware", "released: 250"],
     ),
     "docs/operate/upgrade.md": Story(prepare="embedded", shows=["scanbridge, version", "OK: "]),
+    "docs/operate/own-engine.md": Story(
+        goes_on={"python3 hook.py": "8090"},
+        shows=["empty: ok", "spam.eml: ok", "clean.eml: ok"],
+    ),
     "docs/operate/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
 }
 

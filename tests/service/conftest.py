@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgresql import fresh_database
-from tests.requirements import find, need
+from tests.requirements import find, need, unavailable
 from tests.server_program import ServerProgram
 from tests.service.service_kit import EICAR, free_port
 
@@ -91,3 +91,93 @@ def rspamd():
     yield daemon
     daemon.kill()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+C_ICAP = """\
+Port 127.0.0.1:{port}
+PidFile {directory}/pid
+CommandsSocket {directory}/ctl
+TmpDir {directory}
+ServerLog {directory}/server.log
+AccessLog {directory}/access.log
+StartServers 1
+MaxServers 2
+ThreadsPerChild 10
+LoadMagicFile /etc/c-icap/c-icap.magic
+ModulesDir {modules}
+ServicesDir {modules}
+TemplateDir /usr/share/c_icap/templates/
+{user}
+Module common clamd_mod.so
+clamd_mod.ClamdHost 127.0.0.1
+clamd_mod.ClamdPort {clamd}
+Service echo srv_echo.so
+Service virus_scan virus_scan.so
+ServiceAlias avscan virus_scan?allow204=on&sizelimit=off&mode=simple
+virus_scan.ScanFileTypes TEXT DATA EXECUTABLE ARCHIVE GIF JPEG MSOFFICE DOCUMENT
+virus_scan.MaxObjectSize 60M
+virus_scan.DefaultEngine clamd
+"""
+
+
+@contextmanager
+def running_c_icap(clamd_port: int) -> Iterator[ServerProgram]:
+    """The ICAP services `virus_scan`, which asks clamd, and `echo`."""
+    need("c-icap")
+    modules = next(Path("/usr/lib").glob("*/c_icap/virus_scan.so"), None)
+    if modules is None:
+        unavailable("c-icap's virus_scan not installed (Debian: apt-get install libc-icap-mod-virus-scan)")
+    directory, port = Path(tempfile.mkdtemp(prefix="c-icap-")), free_port()
+    is_root = os.geteuid() == 0
+    (directory / "c-icap.conf").write_text(
+        C_ICAP.format(
+            port=port,
+            directory=directory,
+            modules=modules.parent,
+            clamd=clamd_port,
+            user="User clamav\nGroup clamav" if is_root else "",
+        )
+    )
+    if is_root:
+        shutil.chown(directory, "clamav")  # clamd opens the files that c-icap writes
+    daemon = ServerProgram([find("c-icap") or "", "-N", "-f", str(directory / "c-icap.conf")], directory / "log", port)
+    yield daemon
+    daemon.kill(0.2)  # it takes seconds to end itself
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def c_icap(clamd):
+    """A local ICAP server with a clamd behind it."""
+    with running_c_icap(clamd.port) as daemon:
+        yield daemon
+
+
+@contextmanager
+def running_spamd() -> Iterator[ServerProgram]:
+    """With rules of its own, without network."""
+    need("spamd")
+    directory, port = Path(tempfile.mkdtemp(prefix="spamd-")), free_port()
+    directory.chmod(0o755)
+    (directory / "lab.pre").write_text("loadplugin Mail::SpamAssassin::Plugin::Check\n")
+    (directory / "lab.cf").write_text(
+        "required_score 5.0\nuse_bayes 0\n"
+        "body LAB_WORD /xyzzy/\nscore LAB_WORD 3.5\nbody LAB_WORSE /plugh/\nscore LAB_WORSE 10\n"
+        "header LAB_GOOD Subject =~ /thanks/\nscore LAB_GOOD -4\n"
+        "header LAB_RELAY X-Spam-Relays-External =~ /ip=192\\.0\\.2\\.9 /\nscore LAB_RELAY 0.1\n"
+        "header LAB_EVIL exists:Evil\nscore LAB_EVIL 0.1\n"
+    )
+    options = [f"--configpath={directory}", f"--siteconfigpath={directory}", "-L", "-x", "-m", "2", "--syslog=stderr"]
+    if os.geteuid() == 0:
+        options += ["-u", "nobody"]
+    daemon = ServerProgram([find("spamd") or "", *options, "-i", "127.0.0.1", "-p", str(port)], directory / "log", port)
+    yield daemon
+    daemon.kill()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def spamd():
+    """A local spamd with three rules."""
+    with running_spamd() as daemon:
+        yield daemon

@@ -17,7 +17,8 @@ from bridge.service.analysis.inspection import Inspection, Limits
 from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.rspamd import RspamdAnalyzer
 from bridge.service.analysis.worker_pool import WorkerPool
-from bridge.service.settings import Rspamd, Timings
+from bridge.service.engine_settings import Rspamd
+from bridge.service.settings import Timings
 from tests.service.service_kit import mail, service
 from tests.service.test_service_core import _front
 

@@ -13,7 +13,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bridge.api.scanning import SUBMIT_PATH
 from bridge.cli.check.finding import Finding
@@ -27,9 +26,11 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
+from bridge.service.engine_settings import endpoint_of
 from bridge.service.server import tls_context
-from bridge.service.settings import StaticApiToken, Timings, token_path
+from bridge.service.settings import StaticApiToken, Timings
 from bridge.service.store import DATABASE_ID, Store
+from bridge.service.token_files import token_path
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_PAGE = 1024 * 1024
@@ -227,31 +228,41 @@ async def _analyzers(loaded: Loaded) -> list[Finding]:
         engines_of(analyzers)
     except ConfigError as exc:
         return [Finding("analyzers", located(loaded, exc))]
-    places = []
+    places: list[tuple[str, Endpoint, tuple[str, ...]]] = []
     if analyzers.clamav is not None:
-        places.append(("clamav", analyzers.clamav.address, "address"))
+        places.append(("clamav", analyzers.clamav.address, ("clamav", "address")))
     if analyzers.rspamd is not None:
-        places.append(("rspamd", _address_of(analyzers.rspamd.url), "url"))
-    return [await _reach(loaded, name, address, key) for name, address, key in places]
+        places.append(("rspamd", endpoint_of(analyzers.rspamd.url), ("rspamd", "url")))
+    if analyzers.icap is not None:
+        places.append(("icap", analyzers.icap.address, ("icap", "url")))
+    if analyzers.spamassassin is not None:
+        places.append(("spamassassin", analyzers.spamassassin.address, ("spamassassin", "address")))
+    places += [(name, endpoint_of(hook.url), ("hooks", name, "url")) for name, hook in analyzers.hooks.items()]
+    return [*_rules(loaded), *[await _reach(loaded, name, address, key) for name, address, key in places]]
 
 
-def _address_of(url: str) -> Endpoint:
-    parts = urlsplit(url)
-    return Endpoint(host=parts.hostname or "", port=parts.port or (443 if parts.scheme == "https" else 80))
+def _rules(loaded: Loaded) -> Iterator[Finding]:
+    if (yara := loaded.config.analyzers.yara) is None:
+        return
+    from bridge.service.analysis.yara_rules import compiled_setup
+
+    try:
+        compiled_setup(yara)
+    except ConfigError as exc:
+        yield from (Finding("yara", located(loaded, ConfigError(line))) for line in str(exc).splitlines())
+    else:
+        yield Finding("yara", detail=", ".join(yara.rules))
 
 
-async def _reach(loaded: Loaded, name: str, address: Endpoint, key: str) -> Finding:
-    opening = (
-        asyncio.open_unix_connection(address.path)
-        if address.path
-        else asyncio.open_connection(address.host, address.port)
-    )
+async def _reach(loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...]) -> Finding:
+    from bridge.service.analysis.connections import connect
+
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, writer = await opening
+            connection = await connect(address)
     except OSError as exc:  # TimeoutError is one
         reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
-        text = f"{loaded.at('analyzers', name, key)}: {name} cannot be reached at {address}: {reason}; start it"
+        text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {reason}; start it"
         return Finding(name, text)
-    writer.close()
+    connection.close()
     return Finding(name, detail=str(address))

@@ -7,12 +7,11 @@ is a limit, not malware.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 
-from bridge.runtime.endpoints import Endpoint
+from bridge.service.analysis.connections import Connection, connect
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
-from bridge.service.settings import ClamAv
+from bridge.service.engine_settings import ClamAv
 
 MAX_ANSWER = 4096
 
@@ -32,42 +31,22 @@ class ClamAvAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")
-        reader, writer = await _connect(self._address)
+        connection = await connect(self._address)
         try:
-            await _send(writer, mail)
-            answer = await reader.readuntil(b"\0")
-        except (ConnectionError, asyncio.IncompleteReadError) as exc:
-            answer = await _buffered_answer(reader, exc)
+            connection.allow(MAX_ANSWER)
+            return read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))
         finally:
-            writer.close()
-        return read_answer(answer)
+            connection.close()
 
     async def close(self) -> None:
         return None
 
 
-async def _connect(address: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if address.path:
-        return await asyncio.open_unix_connection(address.path, limit=MAX_ANSWER)
-    return await asyncio.open_connection(address.host, address.port, limit=MAX_ANSWER)
-
-
-async def _send(writer: asyncio.StreamWriter, mail: Mail) -> None:
-    writer.write(b"zINSTREAM\0")
+async def _send(connection: Connection, mail: Mail) -> None:
+    await connection.send(b"zINSTREAM\0")
     for chunk in mail.chunks():
-        writer.write(struct.pack("!I", len(chunk)))
-        writer.write(chunk)
-        await writer.drain()
-    writer.write(struct.pack("!I", 0))
-    await writer.drain()
-
-
-async def _buffered_answer(reader: asyncio.StreamReader, exc: Exception) -> bytes:
-    """What clamd sent before it closed the connection in the middle of a stream: the reason."""
-    try:
-        return await reader.read(MAX_ANSWER)
-    except OSError:
-        raise ClamdError("connection lost") from exc
+        await connection.send(struct.pack("!I", len(chunk)) + chunk)
+    await connection.send(struct.pack("!I", 0))
 
 
 def read_answer(answer: bytes) -> Findings:

@@ -52,6 +52,9 @@ TAG_SCORES: dict[str, float] = {
     "auth:dmarc-reject": 10.0,
     "auth:dmarc-quarantine": 8.0,
     "clamav:encrypted": 4.0,
+    "icap:blocked": 8.0,
+    "icap:policy": 8.0,
+    "icap:container": 8.0,
 }
 
 

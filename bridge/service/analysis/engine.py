@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisRequest
+from bridge.service.analysis.parts import MailParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Mail:
     ggrid: str
     request: AnalysisRequest
     stored: Content  # internal; custom analyzers use `size` and `chunks`
+    found_parts: MailParts | None = None  # internal; custom analyzers use `parts`
 
     @property
     def size(self) -> int:
@@ -63,6 +65,14 @@ class Mail:
     def chunks(self) -> Iterator[bytes]:
         """The raw mail, in chunks of at most a few hundred KiB."""
         return self.stored.chunks()
+
+    def parts(self) -> MailParts:
+        """The decoded parts. Takes CPU time in proportion to the mail, unless the service has read them already."""
+        if self.found_parts is not None:
+            return self.found_parts
+        from bridge.service.analysis.inspection import parts_of  # slow to import
+
+        return parts_of(b"".join(self.chunks()))
 
 
 class Analyzer(Protocol):
@@ -82,6 +92,7 @@ class Engine:
     required: bool
     timeout_s: float | None  # None: the analyzer applies its own timeout
     scans_objects: bool = False  # True: it looks for malware, so it also gets the objects of an ambiguous mail
+    reads_parts: bool = False  # True: it is asked after the inspection, and gets the parts that were found
 
 
 def as_tag(text: str) -> str:

@@ -31,8 +31,10 @@ from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.parts import Collector, MailParts, divided
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
+from bridge.service.analysis.yara_rules import YaraAnswer
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -79,6 +81,8 @@ class Limits:
     look_at_headers: bool = True
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
+    keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time
+    show_members: bool = False  # True: `see` also gets the files in archives that engines would open themselves
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,24 +102,34 @@ class Inspection:
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
     rendition: list[bytes] = field(default_factory=list)  # a mail of what engines may not find themselves, in pieces
+    parts: MailParts | None = None  # with `Limits.keep_parts`
+    yara: YaraAnswer | None = None  # if there are rules
 
     def to_dict(self) -> dict[str, list[str]]:
         return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
 
     @classmethod
-    def from_dict(cls, value: dict[str, list[str]], rendition: list[bytes] | None = None) -> Inspection:
+    def from_dict(cls, value: dict[str, Any], content: list[bytes] | None = None) -> Inspection:
+        """`content`: the bytes of the parts, if there are any, then the rendition."""
         tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
-        return cls(tags, limits, hosts, digests, list(value["senders"]), rendition or [])
+        found = cls(tags, limits, hosts, digests, list(value["senders"]), content or [])
+        if (described := value.get("parts")) is not None:
+            pieces, found.rendition = divided(content or [], sum(size for _, _, size, _ in described))
+            found.parts = MailParts(iter(pieces), described, is_complete=not limits)
+        if (yara := value.get("yara")) is not None:
+            found.yara = YaraAnswer.from_dict(yara)
+        return found
 
 
-See = Callable[[bytes, Collection[str], bool], None]
+See = Callable[[bytes, Collection[str], bool, str | None], None]
 
 
 def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
     """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False.
 
-    `see` is called with every object that a mail program may find in the mail, the names it may have, and whether
-    it is in a container that engines may not open. It may raise TooMuch.
+    `see` is called with every object that a mail program may find in the mail, the names it may have, whether it is
+    in a container that engines may not open, and its type as declared by the mail: "" if there is none, None for a
+    file in an archive that engines open themselves. It may raise TooMuch.
     """
     inspector = _MailInspector(limits, len(data), see)
     try:
@@ -126,6 +140,13 @@ def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
             raise NeedsProcess from None
         inspector.found.limits.add(str(exc))
     return inspector.finish()
+
+
+def parts_of(data: bytes) -> MailParts:
+    """The parts of one mail, read here and now, with the default limits."""
+    found = Collector()
+    limits = inspect(data, Limits(look_at_urls=False, look_at_headers=False), found.see).limits
+    return MailParts(iter(found.contents), found.described, is_complete=not limits and not found.is_full)
 
 
 class _MailInspector:
@@ -147,9 +168,9 @@ class _MailInspector:
         self.found.hosts = self.links.hosts
         return self.found
 
-    def show(self, content: bytes, names: Collection[str]) -> None:
+    def show(self, content: bytes, names: Collection[str], content_type: str | None = "") -> None:
         if self.see:
-            self.see(content, names, self.opaque > 0)
+            self.see(content, names, self.opaque > 0, content_type)
 
     def signatures(self, data: Buffer) -> None:
         if data.find(EICAR) >= 0:
@@ -277,12 +298,12 @@ class _MailInspector:
             # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part, nesting)
             if self.see:
-                self.show(data[part.body : part.end], part.names)
+                self.show(data[part.body : part.end], part.names, part.content_type)
             return
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
-        self.show(content, part.names)
+        self.show(content, part.names, part.content_type)
         if not plain:
             self.signatures(content)
         if self.limits.look_at_mime and not plain:
@@ -463,8 +484,8 @@ class _MailInspector:
             self.found.tags.add("mime:nested-archive")
         self.signatures(content)
         self.opaque += member.is_disputed
-        if self.opaque:
-            self.show(content, member.names)
+        if self.opaque or self.limits.show_members:
+            self.show(content, member.names, "" if self.opaque else None)
         if any(map(recognition.is_mail_name, member.names)) or (
             kind == "openpgp" and readings.begins_like_mail(content)
         ):

@@ -15,21 +15,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from bridge.api.scanning import AnalysisResult, Decision
+from bridge.errors import ConfigError
 from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
+from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.links import NeedsProcess
+from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
+from bridge.service.analysis.yara_rules import YaraAnswer, compiled_setup
+from bridge.service.engine_settings import Yara
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
 from bridge.service.metrics import ServiceMetrics
@@ -73,15 +79,36 @@ class Pipeline:
         self._engines = list(engines)
         self._metrics = metrics
         self._log_scans = config.log_scans
-        self._limits = _limits(analyzers, keep_objects=any(engine.scans_objects for engine in engines))
+        self._reads_parts = any(engine.reads_parts for engine in engines)
+        self._limits = replace(
+            _limits(analyzers),
+            keep_objects=any(engine.scans_objects for engine in engines),
+            keep_parts=self._reads_parts,
+            show_members=analyzers.yara is not None,
+        )
         self._inline = _limits(analyzers, archives=False)
         self._mime = analyzers.mime or Mime()
+        self._yara = analyzers.yara
+        self._inspect_s = self._mime.timeout + (self._yara.timeout + 1 if self._yara else 0)  # YARA counts in seconds
+        self._analyzers = analyzers
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
     async def start(self) -> None:
-        """Raises ConfigError if a custom analyzer cannot be created."""
+        """Raises ConfigError if a custom analyzer cannot be created, or a YARA rule is wrong."""
+        if self._yara is not None:
+            await self._load_rules(self._yara)
         for engine in self._engines:
             await engine.analyzer.start()
+
+    async def _load_rules(self, settings: Yara) -> None:
+        setup = {"yara": await asyncio.to_thread(compiled_setup, settings)}
+        self._inspector = Inspector(self._analyzers.processes, self._analyzers.process_memory, setup)
+        try:
+            await self._inspector.start()
+        except WorkerFailed:
+            raise ConfigError(
+                "analyzers.yara: a process could not load the rules; is analyzers.process_memory large enough?"
+            ) from None
 
     async def stop(self) -> None:
         await self._inspector.stop()
@@ -104,12 +131,43 @@ class Pipeline:
         mail = Mail(job.ggrid, job.request, job.mail)
         async with asyncio.TaskGroup() as group:
             inspecting = group.create_task(self._inspect(job))
-            asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines]
+            asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines if not engine.reads_parts]
         inspection, answer = inspecting.result()
         answers = [answer, *(task.result() for task in asking)]
-        if inspection.rendition:
-            answers += await self._ask_about_objects(mail, inspection.rendition)
+        if self._yara:
+            answers.append(self._answer_of_yara(job.ggrid, inspection.yara, self._yara.required))
+        answers += await self._ask_about_content(mail, inspection)
         return self._conclude(job, inspection, answers)
+
+    def _answer_of_yara(self, ggrid: str, found: YaraAnswer | None, required: bool) -> _Answer:
+        if found is None:  # the inspection failed
+            return self._failure(ggrid, "yara", "failed:yara", required)
+        findings = Findings(found.tags, found.score)
+        if found.is_complete:
+            return _Answer(findings)
+        reached = self._failure(ggrid, "yara", "limit:yara", required)
+        return replace(reached, findings=Findings(found.tags | reached.findings.tags, found.score))
+
+    async def _ask_about_content(self, mail: Mail, inspection: Inspection) -> list[_Answer]:
+        """The engines that get what the inspection found."""
+        if not inspection.rendition and not self._reads_parts:
+            return []
+        try:
+            asking = [self._ask_about_objects(mail, inspection.rendition)] if inspection.rendition else []
+            asking.append(self._ask_about_parts(mail, inspection.parts))
+            return [answer for answers in await asyncio.gather(*asking) for answer in answers]
+        finally:
+            if inspection.parts is not None:
+                inspection.parts.close()
+
+    async def _ask_about_parts(self, mail: Mail, parts: MailParts | None) -> list[_Answer]:
+        engines = [engine for engine in self._engines if engine.reads_parts]
+        if parts is None:  # the inspection failed
+            return [
+                self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required) for engine in engines
+            ]
+        with_parts = replace(mail, found_parts=parts)
+        return list(await asyncio.gather(*(self._ask(engine, with_parts) for engine in engines)))
 
     async def _ask_about_objects(self, mail: Mail, pieces: list[bytes]) -> list[_Answer]:
         """An ambiguous mail: the engines that look for malware read it in one way, and get everything else here."""
@@ -118,22 +176,30 @@ class Pipeline:
         return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
     def _inspect_now(self, job: AnalysisJob) -> tuple[Inspection, _Answer] | None:
-        if job.mail.size > INLINE_BYTES or job.mail.needs_process:
+        if job.mail.size > INLINE_BYTES or job.mail.needs_process or self._yara:
             return None
         try:
-            return inspect(job.mail.content(), self._inline), _NOTHING
+            return self._inspected_here(job.mail.content()), _NOTHING
         except NeedsProcess:
             job.mail.needs_process = True
             return None
         except Exception as exc:  # also RecursionError and MemoryError
             return self._crashed(job, exc)
 
+    def _inspected_here(self, content: bytes) -> Inspection:
+        if not self._reads_parts:
+            return inspect(content, self._inline)
+        parts = Collector()
+        found = inspect(content, self._inline, parts.see)
+        found.parts = MailParts(iter(parts.contents), parts.described, is_complete=not found.limits)
+        return found
+
     async def _inspect(self, job: AnalysisJob) -> tuple[Inspection, _Answer]:
         inspected = self._inspect_now(job)
         if inspected is not None:
             return inspected
         try:
-            return await self._inspector.inspect(job.mail, self._limits, self._mime.timeout), _NOTHING
+            return await self._inspector.inspect(job.mail, self._limits, self._inspect_s), _NOTHING
         except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
         except Exception as exc:
@@ -144,6 +210,13 @@ class Pipeline:
         return Inspection(), self._failure(job.ggrid, "mime", "failed:mime-crash", self._mime.required)
 
     async def _ask(self, engine: Engine, mail: Mail) -> _Answer:
+        start = time.monotonic()
+        try:
+            return await self._answer(engine, mail)
+        finally:
+            self._metrics.engine_took(engine.name, time.monotonic() - start)
+
+    async def _answer(self, engine: Engine, mail: Mail) -> _Answer:
         try:
             async with asyncio.timeout(engine.timeout_s):
                 return _Answer(await engine.analyzer.analyze(mail))
@@ -152,7 +225,7 @@ class Pipeline:
         except (Exception, SystemExit, asyncio.CancelledError) as exc:  # whatever goes wrong counts as its answer
             if _is_cancelled(exc):
                 raise
-            why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
+            why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed | BadAnswer) else type(exc).__name__
             log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
 
@@ -235,7 +308,7 @@ def _finite(score: float) -> float:
     return 0.0 if math.isnan(score) else max(-MAX_SCORE, min(score, MAX_SCORE))
 
 
-def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:
+def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
         bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
@@ -249,5 +322,4 @@ def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool =
         look_at_urls=analyzers.urls is not None,
         look_at_headers=analyzers.headers is not None,
         archives=archives,
-        keep_objects=keep_objects,
     )

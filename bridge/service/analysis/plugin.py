@@ -20,7 +20,7 @@ from bridge.errors import ConfigError
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.worker_pool import WorkerFailed, WorkerPool
-from bridge.service.settings import Plugin
+from bridge.service.engine_settings import Plugin
 
 ENTRY_POINTS = "scanbridge.analyzers"
 MODULE = "bridge.service.analysis.plugin_process"
@@ -33,9 +33,9 @@ class PluginFailed(Exception):
 
 
 class PluginAnalyzer:
-    def __init__(self, name: str, settings: Plugin) -> None:
-        """Raises ConfigError if no installed package provides the analyzer."""
-        found = list(entry_points(group=ENTRY_POINTS, name=name))
+    def __init__(self, name: str, settings: Plugin, entry_point: EntryPoint | None = None) -> None:
+        """Raises ConfigError if no installed package provides the analyzer, and no `entry_point` is given."""
+        found = [entry_point] if entry_point else list(entry_points(group=ENTRY_POINTS, name=name))
         if not found:
             raise ConfigError(
                 f"analyzers.plugins.{name}: no installed package provides an entry point {name} in the group "
@@ -44,7 +44,8 @@ class PluginAnalyzer:
         self._name = name
         self._entry_point: EntryPoint = found[0]
         self._settings = settings
-        setup = {"group": ENTRY_POINTS, "name": name, "options": settings.options, "timeout_s": settings.timeout}
+        place = {"group": ENTRY_POINTS, "name": name, "value": self._entry_point.value}
+        setup = {**place, "options": settings.options, "timeout_s": settings.timeout}
         try:
             self._workers = WorkerPool(MODULE, settings.processes, settings.memory, setup, may_log=True)
         except (TypeError, ValueError):  # YAML also has dates, for example
@@ -76,7 +77,7 @@ class PluginAnalyzer:
                 raise found
             return found
         async with asyncio.timeout(self._settings.timeout):
-            return _checked(await self._async_analyzer.analyze(mail))
+            return checked(await self._async_analyzer.analyze(mail))
 
     async def close(self) -> None:
         await self._workers.stop()
@@ -109,12 +110,12 @@ def _read(answer: dict[str, Any], _content: list[bytes]) -> Findings | LimitReac
     if "failed" in answer:
         return PluginFailed(str(answer["failed"])[:100])
     try:
-        return _checked(Findings(frozenset(answer["tags"]), answer["score"]))
+        return checked(Findings(frozenset(answer["tags"]), answer["score"]))
     except PluginFailed as exc:
         return exc
 
 
-def _checked(found: Any) -> Findings:
+def checked(found: Any) -> Findings:
     if not isinstance(found, Findings):
         raise PluginFailed("not Findings")
     if not all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in found.tags) or len(found.tags) > MAX_TAGS:

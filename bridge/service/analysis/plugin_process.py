@@ -11,7 +11,7 @@ import math
 import os
 import signal
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
@@ -24,11 +24,8 @@ GRACE_S = 5
 
 def begin(setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     """Create the analyzer and report whether it is asynchronous (it then runs elsewhere), or why creation failed."""
-    found = list(entry_points(group=setup["group"], name=setup["name"]))
-    if not found:
-        return {"failed": "not installed"}, _no_analyzer
     try:
-        analyzer = found[0].load()(setup["options"])
+        analyzer = EntryPoint(setup["name"], setup["value"], setup["group"]).load()(setup["options"])
         is_async = inspect.iscoroutinefunction(analyzer.analyze)
     except Exception as exc:
         return {"failed": type(exc).__name__}, _no_analyzer

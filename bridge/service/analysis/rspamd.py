@@ -1,8 +1,4 @@
-"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours.
-
-Each mail has its own connection: rspamd does not say to which request an answer belongs, and the HTTP library
-would take a second answer to one mail for the answer to the next.
-"""
+"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours."""
 
 from __future__ import annotations
 
@@ -11,25 +7,22 @@ import math
 import re
 from collections.abc import AsyncIterator
 
-import httpx2
-
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
-from bridge.service.settings import Rspamd
+from bridge.service.analysis.http_answer import answer_to, http_client
+from bridge.service.engine_settings import Rspamd
 
 MAX_ANSWER = 4 * 1024 * 1024
 
 
 class RspamdError(Exception):
-    """rspamd's answer is an error or unusable."""
+    """rspamd's answer is unusable."""
 
 
 class RspamdAnalyzer:
     def __init__(self, settings: Rspamd) -> None:
         self._url = f"{settings.url}/checkv2"
         self._max_size = settings.max_size
-        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
-        # The timeout applies to each step of a request; the pipeline limits the total.
-        self._client = httpx2.AsyncClient(trust_env=False, timeout=settings.timeout, limits=limits)
+        self._client = http_client(settings.timeout, connections=100)
 
     async def start(self) -> None:
         return None
@@ -37,19 +30,8 @@ class RspamdAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")
-        request = self._client.build_request("POST", self._url, headers=_headers(mail), content=_body(mail))
-        response = await self._client.send(request, stream=True)
-        try:
-            if response.status_code != 200:
-                raise RspamdError(f"HTTP status {response.status_code}")
-            answer = bytearray()
-            async for piece in response.aiter_bytes():
-                answer += piece
-                if len(answer) > MAX_ANSWER:
-                    raise RspamdError(f"answer larger than {MAX_ANSWER} bytes")
-        finally:
-            await response.aclose()
-        return read_answer(bytes(answer))
+        answer = await answer_to(self._client, self._url, _headers(mail), _body(mail), MAX_ANSWER)
+        return read_answer(answer)
 
     async def close(self) -> None:
         await self._client.aclose()

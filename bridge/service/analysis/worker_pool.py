@@ -26,7 +26,7 @@ from bridge.service.analysis.worker import LENGTHS
 
 START_S = 30.0  # to start Python and import on a busy machine; not part of any mail's time
 MAX_JSON = 8 * 1024 * 1024  # of an answer; thousands of hosts and digests have a quarter of it
-MAX_CONTENT = 64 * 1024 * 1024
+MAX_CONTENT = 128 * 1024 * 1024  # the parts of a mail, and a rendition of it in Base64
 _PIECE = 256 * 1024
 _KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # environment variables that cannot contain a secret
 

@@ -1,0 +1,177 @@
+"""Connections to engines that speak a protocol of their own over TCP or a Unix socket.
+
+One home for the rules that all of them follow: at most `count` connections, so that an engine is not flooded;
+a connection is used again only if nothing was left unread, so that no mail gets the answer to another; an answer has
+a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because an engine
+may answer early and then stop reading. Timeouts are the pipeline's: it cancels the whole analysis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.unread import has_unread
+
+_PIECE = 64 * 1024
+
+T = TypeVar("T")
+
+
+class BadAnswer(Exception):
+    """The engine sent something that its protocol does not allow, too much, or nothing."""
+
+
+class Connection:
+    """One connection. `allow` says how long the next answer may be."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._allowed = 0
+        self.is_reused = False
+        self.has_answered = False  # since `allow`
+        self.may_be_reused = False  # set by the protocol, after a complete answer
+
+    def allow(self, count: int) -> None:
+        self._allowed = count
+        self.has_answered = self.may_be_reused = False
+
+    async def send(self, data: bytes | bytearray) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    def end(self) -> None:
+        """Tell the peer that nothing more is sent."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    async def answer(self, sending: Coroutine[Any, Any, None], reading: Coroutine[Any, Any, T]) -> T:
+        """What `reading` returns; it may do so before everything is sent."""
+        task = asyncio.create_task(self._sent(sending))
+        try:
+            return await reading
+        finally:
+            if not task.done():
+                self.may_be_reused = False
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            sending.close()  # it may not have begun
+
+    async def _sent(self, sending: Coroutine[Any, Any, None]) -> None:
+        try:
+            await sending
+        except ConnectionError:
+            self.may_be_reused = False  # the reason may have arrived
+        except Exception:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # ends the reading
+            raise
+
+    async def line(self) -> bytes:
+        """Up to the next LF, without CR and LF."""
+        return (await self.until(b"\n")).removesuffix(b"\r")
+
+    async def until(self, end: bytes) -> bytes:
+        searched = 0
+        while (at := self._buffer.find(end, searched)) < 0:
+            searched = max(0, len(self._buffer) - len(end) + 1)
+            await self._receive()
+        found = bytes(self._buffer[:at])
+        del self._buffer[: at + len(end)]
+        return found
+
+    async def exactly(self, count: int) -> AsyncIterator[bytes]:
+        """So many bytes, in pieces."""
+        while count:
+            if not self._buffer:
+                await self._receive()
+            piece = bytes(self._buffer[:count])
+            del self._buffer[: len(piece)]
+            count -= len(piece)
+            yield piece
+
+    async def _receive(self) -> None:
+        piece = await asyncio.get_running_loop().sock_recv(self._sock, _PIECE)
+        if not piece:
+            raise BadAnswer("the connection was closed")
+        self.has_answered = True
+        self._allowed -= len(piece)
+        if self._allowed < 0:
+            raise BadAnswer("the answer is too long")
+        self._buffer += piece
+        await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is left unread, and the peer has not closed it."""
+        return not self._buffer and self._sock.fileno() >= 0 and not has_unread(self._sock.fileno())
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+async def connect(address: Endpoint) -> Connection:
+    """Raises OSError."""
+    if address.path:
+        return await _connected(socket.AF_UNIX, address.path)
+    loop = asyncio.get_running_loop()
+    places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    for number, (family, _, _, _, place) in enumerate(places, 1):
+        try:
+            return await _connected(family, place)
+        except OSError:
+            if number == len(places):
+                raise
+    raise OSError(f"{address.host} has no address")
+
+
+async def _connected(family: int, place: Any) -> Connection:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, place)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+class Connections:
+    """At most `count` connections to one engine; callers wait for a free one."""
+
+    def __init__(self, address: Endpoint, count: int) -> None:
+        self._address = address
+        self._free = asyncio.Semaphore(count)
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def one(self, *, new: bool = False) -> AsyncIterator[Connection]:
+        """An idle connection, or a `new` one; kept afterwards if the protocol allows it. Raises OSError."""
+        async with self._free:
+            connection = await self._take(new)
+            try:
+                yield connection
+            except BaseException:
+                connection.close()
+                raise
+            if connection.may_be_reused and connection.is_clean:
+                connection.is_reused = True
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _take(self, new: bool) -> Connection:
+        while self._idle and not new:
+            connection = self._idle.pop()
+            if connection.is_clean:
+                return connection
+            connection.close()
+        return await connect(self._address)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,105 @@
+"""SpamAssassin over spamd's protocol (SPAMC/1.5): its rules become tags, its score is added to ours.
+
+Each mail has its own connection, because spamd closes it after one answer. A score of SpamAssassin means something only
+in relation to its threshold (`required_score`), which an administrator or a user may change; so it is scaled by it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+from bridge.service.analysis.connections import BadAnswer, Connection, Connections
+from bridge.service.analysis.engine import Findings, LimitReached, Mail
+from bridge.service.engine_settings import SpamAssassin
+
+MAX_ANSWER = 256 * 1024
+MAX_RULES = 100
+MAX_FIELDS = 100
+_STATUS = re.compile(rb"SPAMD/\d{1,3}\.\d{1,3} (\d{1,9}) .*")
+_SPAM = re.compile(r"(True|False|Yes|No) *; *(-?\d{1,9}(?:\.\d{1,9})?) */ *(-?\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_RULE = re.compile(r"[A-Za-z0-9_]{1,100}")
+
+
+class SpamAssassinAnalyzer:
+    def __init__(self, settings: SpamAssassin) -> None:
+        self._settings = settings
+        self._connections = Connections(settings.address, settings.connections)
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        self._connections.close()
+
+    async def analyze(self, mail: Mail) -> Findings:
+        if mail.size > self._settings.max_size:
+            raise LimitReached("size")
+        async with self._connections.one() as connection:
+            connection.allow(MAX_ANSWER)
+            head, body = await connection.answer(self._send(connection, mail), _read(connection))
+        return read_answer(head, body, self._settings.spam_score)
+
+    async def _send(self, connection: Connection, mail: Mail) -> None:
+        user = f"User: {self._settings.user}\r\n" if self._settings.user else ""
+        trace = _trace(mail)
+        length = len(trace) + mail.size
+        await connection.send(f"SYMBOLS SPAMC/1.5\r\nContent-length: {length}\r\n{user}\r\n".encode() + trace)
+        for chunk in mail.chunks():
+            await connection.send(chunk)
+        connection.end()  # spamd waits for the end of the last line, which a mail may not have
+
+
+def _trace(mail: Mail) -> bytes:
+    """What SpamAssassin knows of the client only from the header: a mail is scanned before our server adds it."""
+    border = mail.request.border
+    lines = [f"X-Envelope-From: <{_plain(border.envelope_from)}>"]
+    if border.remote_address:
+        helo = _plain(border.sender_helo or "unknown") or "unknown"
+        lines.append(
+            f"Received: from {helo} ([{_plain(border.remote_address)}]) by scanbridge with SMTP id {mail.ggrid};\r\n"
+            f"\t{format_datetime(datetime.now(UTC))}"
+        )
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _plain(text: str) -> str:
+    """Without characters that mean something in a header field."""
+    return re.sub(r"[^\w.@:+=-]", "?", text[:300], flags=re.ASCII)
+
+
+async def _read(connection: Connection) -> tuple[dict[str, str], bytes]:
+    """The fields and the text of an answer. Raises BadAnswer."""
+    status = _STATUS.fullmatch(await connection.line())
+    if status is None:
+        raise BadAnswer("no status line")
+    if int(status.group(1)):
+        raise BadAnswer(f"status {int(status.group(1))}")  # as in sysexits.h
+    fields: dict[str, str] = {}
+    while line := await connection.line():
+        name, colon, value = line.decode("utf-8", "replace").partition(":")
+        if not colon or len(fields) >= MAX_FIELDS:
+            raise BadAnswer("not a header field")
+        fields[name.strip().lower()] = value.strip()
+    length = fields.get("content-length", "")
+    if not re.fullmatch(r"[0-9]{1,7}", length):
+        raise BadAnswer("no length")
+    return fields, b"".join([piece async for piece in connection.exactly(int(length))])
+
+
+def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findings:
+    """Raises BadAnswer. `spam_score`: our score of a mail that just reaches SpamAssassin's threshold."""
+    match = _SPAM.fullmatch(fields.get("spam", ""))
+    if match is None:
+        raise BadAnswer("no score")
+    score, threshold = float(match.group(2)), float(match.group(3))
+    scaled = score * spam_score / threshold if threshold > 0 else score
+    rules = [name.strip() for name in re.split(r"[,\s]+", body.decode("ascii", "replace")) if name.strip()]
+    tags = {f"spamassassin:{name}" for name in rules[:MAX_RULES] if _RULE.fullmatch(name)}
+    if match.group(1).lower() in ("true", "yes"):
+        tags.add("spamassassin:spam")
+    if not math.isfinite(scaled):
+        raise BadAnswer("no score")
+    return Findings(frozenset(tags), round(scaled, 2))

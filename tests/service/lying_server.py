@@ -1,0 +1,42 @@
+"""A server that answers as told, however wrong, on as many connections as there are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class LyingServer:
+    """Reads a little, sends `reply`, then `endless` again and again until the client closes."""
+
+    def __init__(self) -> None:
+        self.reply = self.endless = b""
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            while request := client.recv(1 << 20):
+                self.requests.append(request)
+                reply = self.answer_to(request)
+                client.sendall(reply)
+                while self.endless and reply == self.reply:
+                    client.sendall(self.endless)
+
+    def answer_to(self, _request: bytes) -> bytes:
+        return self.reply
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()

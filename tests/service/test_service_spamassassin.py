@@ -1,0 +1,110 @@
+"""SpamAssassin: a real spamd, and servers that lie."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from bridge.service.analysis.connections import BadAnswer
+from bridge.service.analysis.engine import Findings
+from bridge.service.analysis.spamassassin import read_answer
+from tests.service.conftest import running_spamd
+from tests.service.lying_server import LyingServer
+from tests.service.service_kit import CONFIG, mail, service
+
+MIB = 1024 * 1024
+
+
+def config(port: int, **settings: object) -> str:
+    more = "".join(f", {key}: {value}" for key, value in settings.items())
+    return CONFIG + f"analyzers: {{spamassassin: {{address: '127.0.0.1:{port}'{more}}}}}\n"
+
+
+def test_rules_become_tags_and_the_score_is_scaled(tmp_path, spamd):
+    """A score above SpamAssassin's threshold quarantines, twice the threshold bounces; rules are tags."""
+    with service(tmp_path, config(spamd.port, max_size="1MiB", user="nobody")) as running:
+        assert running.submit(mail()).json["tags"] == []
+        some = running.submit(mail(b"xyzzy\r\n")).json
+        assert (some["decision"], some["tags"]) == ("deliver", ["spamassassin:LAB_WORD"])
+        much = running.submit(mail(b"xyzzy plugh\r\n")).json
+        assert much["decision"] == "bounce"
+        assert much["tags"] == ["spamassassin:LAB_WORD", "spamassassin:LAB_WORSE", "spamassassin:spam"]
+        relay = running.submit(
+            mail(), remoteAddress="192.0.2.9", senderHelo="x)\r\nEvil: y", sender="a@b\r\nEvil: z"
+        ).json
+        assert relay["tags"] == ["spamassassin:LAB_RELAY"]
+        good = running.submit(mail(b"plugh\r\n", Subject="thanks")).json
+        assert (good["decision"], "spamassassin:LAB_GOOD" in good["tags"]) == ("quarantine", True)
+        assert running.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:spamassassin"]
+
+
+def test_a_frozen_or_killed_spamd(tmp_path):
+    """Required: undecided. Not required: delivered with a tag. Both within the timeout, and it recovers."""
+    (tmp_path / "lenient").mkdir()
+    with (
+        running_spamd() as server,
+        service(tmp_path, config(server.port, timeout="5s")) as strict,
+        service(tmp_path / "lenient", config(server.port, timeout="1s", required="false")) as lenient,
+    ):
+
+        def fails() -> None:
+            start = time.monotonic()
+            answer = lenient.submit(mail()).json
+            assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:spamassassin"])
+            answer = strict.submit(mail()).json
+            assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:spamassassin", "incomplete"])
+            assert time.monotonic() - start < 25
+
+        with server.frozen():
+            fails()
+        assert strict.submit(mail(b"xyzzy")).json["tags"] == ["spamassassin:LAB_WORD"]
+        server.kill()
+        fails()
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory):
+    server = LyingServer()
+    with service(tmp_path_factory.mktemp("liar"), config(server.port, timeout="3s")) as running:
+        server.running = running
+        yield server
+    server.close()
+
+
+_OK = b"SPAMD/1.1 0 EX_OK\r\n"
+_SPAM = b"Spam: False ; 0.0 / 5.0\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "endless"),
+    [
+        (b"nonsense\r\n", b""),
+        (b"SPAMD/1.1 76 Bad header line\r\n", b""),
+        (_OK + b"Content-length: 0\r\n\r\n", b""),
+        (_OK + _SPAM + b"\r\n", b""),
+        (_OK + _SPAM + b"Content-length: -1\r\n\r\n", b""),
+        (_OK + _SPAM + b"Content-length: 5000\r\n\r\nx", b""),
+        (_OK + _SPAM + b"Content-length: 9999999\r\n\r\n", b"x" * 1000),
+        (_OK + b"Spam: True ; nan / 5.0\r\nContent-length: 0\r\n\r\n", b""),
+        (_OK + b"Spam: False ; 1e999 / 5.0\r\nContent-length: 0\r\n\r\n", b""),
+        (_OK, b"X-A: b\r\n"),
+        (b"", b"x" * 1000),
+    ],
+)
+def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
+    """No answer that is wrong or has no end counts, and each is given up within the timeout."""
+    liar.reply, liar.endless = reply, endless
+    answer = liar.running.submit(mail()).json
+    assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:spamassassin", "incomplete"])
+
+
+def test_scores_are_relative_to_the_threshold():
+    """Whatever the threshold is, a mail that reaches it gets the score `spam_score`."""
+    assert read_answer({"spam": "True ; 6.0 / 6.0"}, b"A,B\r\n", 8.0) == Findings(
+        frozenset({"spamassassin:A", "spamassassin:B", "spamassassin:spam"}), 8.0
+    )
+    assert read_answer({"spam": "False ; -2.5 / 5.0"}, b"", 8.0).score == -4.0
+    assert read_answer({"spam": "True ; 3.0 / 0.0"}, b"<x>, a b\n", 8.0).score == 3.0
+    with pytest.raises(BadAnswer):
+        read_answer({}, b"", 8.0)
