@@ -1,0 +1,341 @@
+"""The brands that phishing impersonates, and the domains from which they write themselves.
+
+A brand is recognised in a text whatever letters it is written with: accents, full-width letters and the look-alikes
+of Cyrillic, Greek and Cherokee count as the Latin letter they resemble. Names that are ordinary words as well (Apple,
+Target, Ledger) count only if the rest of the text is words like "support" or "team".
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from bridge.service.detection.domains import name_of, registered
+
+# Name: the other labels and domains that belong to it. Underscores are spaces.
+_CERTAIN = """
+paypal: paypal-corp paypalobjects xoom
+netflix:
+amazon: amazonses amazonaws awsapps audible a2z primevideo
+microsoft: office office365 outlook live hotmail microsoftonline sharepointonline msn windows azure linkedin
+outlook: microsoft live hotmail office
+office_365: microsoft office
+onedrive: microsoft live
+google: youtube gmail googlemail blogger withgoogle doubleclick
+facebook: facebookmail meta fb instagram
+instagram: facebookmail meta
+whatsapp: facebookmail meta
+linkedin: microsoft
+icloud: apple me mac
+dhl: dpdhl deutschepost
+fedex:
+usps:
+ups_delivery: ups
+ups_package: ups
+royal_mail: royalmail
+la_poste: laposte
+chronopost: laposte
+colissimo: laposte
+dpd: dpdgroup geopost
+gls: gls-group gls-pakete
+correios: 
+correos: 
+postnl:
+bpost:
+poste_italiane: poste posteitaliane
+swiss_post: post
+evri: myhermes
+bradesco: bradescoprime bradescoseguros
+banco_do_brasil: bb
+itau: itau-unibanco
+santander: santanderbank gruposantander
+caixa_economica: caixa
+nubank: nu
+mercado_livre: mercadolivre mercadolibre mercadopago
+mercado_pago: mercadopago mercadolivre mercadolibre
+livelo: 
+serasa: serasaexperian experian
+porto_seguro: portoseguro
+notredame_intermedica: gndi hapvida
+amil:
+detran: 
+receita_federal: fazenda receita
+wells_fargo: wellsfargo wf
+bank_of_america: bankofamerica bofa
+jpmorgan: jpmorganchase chase
+chase_bank: chase jpmorgan
+capital_one: capitalone
+american_express: americanexpress aexp amex
+citibank: citi
+hsbc:
+barclays: barclaycard
+lloyds: lloydsbank lloydsbankinggroup
+natwest: 
+sparkasse: s-finanzgruppe dsgv
+volksbank: vr
+commerzbank:
+deutsche_bank: db
+postbank: 
+deutsche_bahn: bahn deutschebahn
+rabobank: 
+abn_amro: abnamro
+credit_agricole: credit-agricole
+bnp_paribas: bnpparibas
+societe_generale: socgen societegenerale
+postfinance:
+swisscom: bluewin
+bbva:
+intesa_sanpaolo: intesasanpaolo
+unicredit:
+mastercard:
+binance:
+coinbase:
+metamask: consensys
+trust_wallet: trustwallet
+trustwallet:
+blockchain.com: blockchain
+crypto.com: crypto
+kraken:
+opensea:
+pancakeswap: 
+ledger_live: ledger
+trezor:
+freebitco.in: freebitco
+unstoppable_domains: unstoppabledomains ud
+docusign:
+dropbox: dropboxmail
+wetransfer:
+adobe: adobesign
+norton: nortonlifelock gen gendigital lifelock
+mcafee: 
+geek_squad: bestbuy geeksquad
+best_buy: bestbuy
+walmart: 
+costco:
+sams_club: samsclub walmart
+home_depot: homedepot
+lowes: 
+harbor_freight: harborfreight
+ace_hardware: acehardware
+dicks_sporting: dickssportinggoods dcsg
+tractor_supply: tractorsupply
+kohls: 
+cvs_pharmacy: cvs
+walgreens:
+starbucks:
+state_farm: statefarm
+t-mobile: 
+verizon: verizonwireless vzw
+xfinity: comcast
+comcast: xfinity
+vodafone:
+telekom: t-online deutschetelekom
+t-online: telekom
+sirius_xm: siriusxm
+peacock_tv: peacocktv
+hulu: hulumail
+disney+: disneyplus disney
+spotify:
+youtube: google
+carshield: 
+medicare: 
+aarp: 
+temu: temuemail
+shein: sheinemail
+aliexpress: alibaba
+ebay: ebaystatic
+ikea:
+aldi: aldi-sued aldi-nord
+lidl: schwarz
+edeka:
+rewe: rewe-group
+rossmann:
+fressnapf:
+mediamarkt: mediamarktsaturn
+decathlon:
+leroy_merlin: leroymerlin adeo
+louis_vuitton: louisvuitton vuitton
+adac:
+booking.com: booking
+airbnb:
+github: githubmail
+godaddy: secureserver
+cpanel:
+zimbra: synacor
+webmail_admin: zimbra
+mailbox_admin: zimbra
+hmrc: 
+gov.uk: service
+irs.gov: irs
+ameli: 
+antai: 
+impots: finances dgfip
+digid: logius
+makita:
+dewalt: 
+"""
+_WORDS = """
+apple: icloud me mac
+chase: jpmorgan jpmorganchase
+target: 
+ups:
+ledger:
+lido:
+scroll:
+exodus: 
+ripple:
+arbitrum:
+optimism:
+ethereum: 
+ethereum.org: ethereum
+tether: 
+tether.to: tether
+uniswap: 
+phantom: 
+steam: steampowered valvesoftware
+visa: 
+orange: orange-business
+citi: citibank
+discover: discoverbank
+usaa:
+meta: facebookmail facebook fb
+office: microsoft
+onlyfans: 
+trust: 
+zoom: 
+slack: 
+proton.me: protonmail pm
+proton: protonmail pm
+hilton: 
+marriott: 
+stake:
+postbank:
+coin_base: coinbase
+trust_waiiet: trustwallet
+eth: ethereum
+bnb: binance
+vivo: 
+claro: 
+the_home_depot: homedepot
+"""
+_FILLERS = frozenset(
+    "the your our a an of from for by at and or team support service services customer customers care center centre "
+    "account accounts security secure alert alerts notice notices notification notifications info information online "
+    "official inc llc ltd gmbh ag sa co corp corporation com app id billing payment payments department dept desk help "
+    "helpdesk news insights update updates rewards reward delivery paket parcel tracking mail email member members "
+    "membership admin no reply noreply mailer auto kundenservice kunden kundendienst wallet bank card survey winner "
+    "prize gift gutschein bonus offer promo club store shop us uk de fr brasil".split()
+)
+_LOOKALIKES = str.maketrans(
+    "аеорсухіјѕԁһԛԝӏвмнткгпᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢαβγεικνορτυχωÐðØøŁłıᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷΝᎾᏢᏒᏚᎢᏙᎳᏃꮮ",
+    "aeopcyxijsdhqwlbmhtkrnabcdeghijklmnoprstuvwyzabyeiknoptuxwddoolliabcdeghijklmnoprstvwzl",
+)
+_UNSEEN = re.compile("[\u0300-\u036f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u20d0-\u20ff\ufe00-\ufe0f\ufeff]+")
+_TOKEN = re.compile(r"[a-z0-9+&]+(?:[.-][a-z0-9]+)*")
+
+
+def _table(text: str) -> dict[str, frozenset[str]]:
+    lines = (line.partition(":") for line in text.strip().splitlines())
+    return {
+        name.replace("_", " "): frozenset((*rest.split(), re.sub(r"[ .].*|\W", "", name.replace("_", ""))))
+        for name, _, rest in lines
+    }
+
+
+CERTAIN, WORDS = _table(_CERTAIN), _table(_WORDS)
+_ALL = {**WORDS, **CERTAIN}
+_LONG = frozenset(name.replace(" ", "") for name in _ALL if len(name) >= 6 and name.isascii())
+
+
+def _pattern(names: dict[str, frozenset[str]]) -> re.Pattern[str]:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile(r"(?<![a-z0-9])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![a-z0-9])")
+
+
+_CERTAIN_NAME = _pattern(CERTAIN)
+_SQUEEZED = re.compile("|".join(sorted(map(re.escape, _LONG), key=len, reverse=True)))
+
+
+def skeleton(text: str) -> str:
+    """The text as it looks: lower-case Latin letters, without accents, invisible characters and decoration."""
+    if text.isascii():
+        return text.lower()
+    plain = unicodedata.normalize("NFKD", text[:2000]).lower().translate(_LOOKALIKES)
+    return _UNSEEN.sub("", plain)
+
+
+@lru_cache(2048)
+def claimed(text: str) -> str:
+    """The brand that a display name claims to be; "" if none."""
+    shown = " ".join(skeleton(text[:200]).replace("_", " ").replace("'", "").split())
+    found = _CERTAIN_NAME.search(shown)
+    if found:
+        return found[0]
+    tokens = _TOKEN.findall(shown)
+    if sum(len(token) == 1 for token in tokens) >= 4 and (spaced := _SQUEEZED.search("".join(tokens))):
+        return spaced[0]
+    rest = [token for token in tokens if token not in _FILLERS and not token.isdigit()]
+    name = " ".join(rest)
+    return name if name in WORDS else ""
+
+
+def mentioned(text: str) -> str:
+    """The brand that a subject or a text names first; ordinary words do not count."""
+    shown = skeleton(text[:500]).replace("'", "")
+    if _FIRST_WORDS.isdisjoint(_PIECE.findall(shown)):
+        return ""
+    found = _CERTAIN_NAME.search(shown)
+    return found[0] if found else ""
+
+
+_PIECE = re.compile(r"[a-z0-9]+")
+_FIRST_WORDS = frozenset(match[0] for match in map(_PIECE.match, CERTAIN) if match)
+
+
+def owns(brand: str, host: str) -> bool:
+    """Whether the brand itself uses this domain. A brand has its name under many top-level domains."""
+    labels = _ALL.get(brand, frozenset())
+    name = name_of(host)
+    top = host.rpartition(".")[2]
+    return top in labels or (name in labels and (len(top) == 2 or top in _USUAL)) or registered(host) == brand
+
+
+_USUAL = frozenset({"com", "net", "org", "io", "bank", "eu", "app", "email", "info", "gov", "biz", "jus", "group"})
+_DIGITS = str.maketrans("013458", "oleasb")
+
+
+@lru_cache(4096)
+def imitated(host: str) -> str:
+    """The brand whose name is in a host that is not its own: `paypal.com.evil.example`, `paypa1.example`."""
+    if "xn--" in host:
+        host = _decoded(host)
+    plain = skeleton(host)
+    for text in dict.fromkeys((plain, plain.translate(_DIGITS))):
+        found = _IN_HOST.search(text)
+        if found and not owns(_BY_SQUEEZED[found[0]], host) and not _owner(host):
+            return _BY_SQUEEZED[found[0]]
+    return ""
+
+
+def _owner(host: str) -> bool:
+    """Whether any brand uses this domain: `facebook.com.example` is no `facebook`, but `amazonaws.com` is Amazon."""
+    name, top = name_of(host), host.rpartition(".")[2]
+    return name in _LABELS and (len(top) == 2 or top in _USUAL)
+
+
+_LABELS = frozenset().union(*_ALL.values())
+_BY_SQUEEZED = {
+    re.sub(r"\W", "", name): name for name in CERTAIN if len(re.sub(r"\W", "", name)) >= 5 and "." not in name
+}
+_IN_HOST = re.compile("|".join(sorted(_BY_SQUEEZED, key=len, reverse=True)))
+
+
+def _decoded(host: str) -> str:
+    try:
+        return ".".join(
+            label[4:].encode("ascii").decode("punycode") if label.startswith("xn--") and len(label) < 64 else label
+            for label in host[:253].split(".")
+        )
+    except UnicodeError:
+        return host
