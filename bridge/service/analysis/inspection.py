@@ -36,7 +36,7 @@ from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
 from bridge.service.detection import phishing
 from bridge.service.detection.material import Material
-from bridge.service.detection.phishing import Suspicion
+from bridge.service.detection.phishing import Search, Suspicion
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -81,8 +81,8 @@ class Limits:
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
-    look_for_phishing: bool = False
-    envelope_from: str = ""  # for `look_for_phishing`
+    phishing: Search | None = None  # None: it is not looked for
+    envelope_from: str = ""  # of this mail; only for `phishing`
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
 
@@ -91,7 +91,8 @@ class Limits:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Limits:
-        return cls(**{**value, "bounds": Bounds(**value["bounds"])})
+        search = Search.from_dict(value["phishing"]) if value["phishing"] else None
+        return cls(**{**value, "bounds": Bounds(**value["bounds"]), "phishing": search})
 
 
 @dataclass(slots=True)
@@ -151,13 +152,13 @@ class _MailInspector:
         self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
         self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
-        self.material = Material(envelope_from=limits.envelope_from) if limits.look_for_phishing else None
+        self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
         self.found.hosts = self.links.hosts
-        if self.material is not None:
-            self.found.phishing = phishing.assess(self.material, self.found.tags)
+        if self.material is not None and self.limits.phishing is not None:
+            self.found.phishing = phishing.assess(self.material, self.limits.phishing, self.found.tags)
         return self.found
 
     def show(self, content: bytes, names: Collection[str]) -> None:

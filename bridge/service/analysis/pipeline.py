@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from bridge.api.scanning import AnalysisResult, Decision
@@ -26,6 +26,7 @@ from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, Li
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
+from bridge.service.analysis.judgement import Judgement, search_of
 from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
@@ -71,9 +72,10 @@ class Pipeline:
         self._engines = list(engines)
         self._metrics = metrics
         self._log_scans = config.log_scans
-        self._limits = _limits(analyzers, keep_objects=any(engine.scans_objects for engine in engines))
-        self._inline = _limits(analyzers, archives=False)
+        self._limits = limits_of(analyzers, keep_objects=any(engine.scans_objects for engine in engines))
+        self._inline = limits_of(analyzers, archives=False)
         self._mime = analyzers.mime or Mime()
+        self._phishing = Judgement(analyzers.phishing) if analyzers.phishing else None
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
     async def start(self) -> None:
@@ -119,19 +121,25 @@ class Pipeline:
         if job.mail.size > INLINE_BYTES or job.mail.needs_process:
             return None
         try:
-            return inspect(job.mail.content(), self._inline), _NOTHING
+            return inspect(job.mail.content(), self._of_this(job, self._inline)), _NOTHING
         except NeedsProcess:
             job.mail.needs_process = True
             return None
         except Exception as exc:  # also RecursionError and MemoryError
             return self._crashed(job, exc)
 
+    def _of_this(self, job: AnalysisJob, limits: Limits) -> Limits:
+        """The envelope says who sent a mail, which the mail itself need not."""
+        sender = job.request.border.envelope_from
+        return replace(limits, envelope_from=sender) if self._phishing and sender else limits
+
     async def _inspect(self, job: AnalysisJob) -> tuple[Inspection, _Answer]:
         inspected = self._inspect_now(job)
         if inspected is not None:
             return inspected
         try:
-            return await self._inspector.inspect(job.mail, self._limits, self._mime.timeout), _NOTHING
+            limits = self._of_this(job, self._limits)
+            return await self._inspector.inspect(job.mail, limits, self._mime.timeout), _NOTHING
         except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
         except Exception as exc:
@@ -162,7 +170,8 @@ class Pipeline:
     def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
         try:
             tags = self._tags(job, inspection, answers)
-            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)))
+            points = self._phishing.points(inspection.phishing, tags) if self._phishing else 0.0
+            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)), points)
         except Exception as exc:
             log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
             tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
@@ -230,7 +239,9 @@ def _finite(score: float) -> float:
     return 0.0 if math.isnan(score) else max(-MAX_SCORE, min(score, MAX_SCORE))
 
 
-def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:
+def limits_of(
+    analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False, envelope_from: str = ""
+) -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
         bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
@@ -243,6 +254,8 @@ def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool =
         look_at_mime=analyzers.mime is not None,
         look_at_urls=analyzers.urls is not None,
         look_at_headers=analyzers.headers is not None,
+        phishing=search_of(analyzers.phishing) if analyzers.phishing else None,
+        envelope_from=envelope_from,
         archives=archives,
         keep_objects=keep_objects,
     )

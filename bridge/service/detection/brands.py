@@ -27,6 +27,7 @@ facebook: facebookmail meta fb instagram
 instagram: facebookmail meta
 whatsapp: facebookmail meta
 linkedin: microsoft
+twitter: x twimg t
 icloud: apple me mac
 dhl: dpdhl deutschepost
 fedex:
@@ -299,6 +300,18 @@ def owns(brand: str, host: str) -> bool:
     name = name_of(host)
     top = host.rpartition(".")[2]
     return top in labels or (name in labels and (len(top) == 2 or top in _USUAL)) or registered(host) == brand
+
+
+def are_related(first: str, second: str) -> bool:
+    """Whether two domains belong to one brand: Microsoft writes from `microsoft.com` about `live.com`."""
+    return not _OWNERS.get(name_of(first), _NOBODY).isdisjoint(_OWNERS.get(name_of(second), _NOBODY))
+
+
+_NOBODY: frozenset[str] = frozenset()
+_OWNERS: dict[str, frozenset[str]] = {
+    label: frozenset(brand for brand, labels in _ALL.items() if label in labels)
+    for label in frozenset().union(*_ALL.values())
+}
 
 
 _USUAL = frozenset({"com", "net", "org", "io", "bank", "eu", "app", "email", "info", "gov", "biz", "jus", "group"})

@@ -97,20 +97,24 @@ def is_abused(host: str) -> bool:
     return labels[-1] in ABUSED_TLDS or ".".join(labels[-2:]) in ABUSED_TLDS
 
 
-_CONSONANTS = re.compile(r"[bcdfghjklmnpqrstvwxz]{5,}")
+_CONSONANTS = re.compile(r"[bcdfghjklmnpqrstvwxz]{6,}")
 _SWITCHES = re.compile(r"[a-z](?=[0-9])|[0-9](?=[a-z])")
 _VOWEL = re.compile("[aeiouy]")
 _COMMON_RUNS = re.compile(r"schw|nstr|ghts|rchs|tsch|chst|ngth|rldw|html|http")
+_RARE_PAIR = re.compile(  # of letters, in the languages of Europe
+    r"(?=b[kqx]|c[bfgjpvwx]|dx|f[kqvxz]|g[qvx]|h[kvxz]|iy|j[bcdfghklmnpqrstvwxyz]|k[qvxz]|l[qx]|m[gjqxz]|p[qvx]"
+    r"|q[a-tv-z]|sx|t[qx]|v[bcdfghjkmnpqtwxz]|w[qvxz]|x[bgjkvz]|y[qvz]|z[bcghjnqrsx])"
+)
 
 
-@lru_cache(4096)
+@lru_cache(8192)
 def looks_random(label: str) -> bool:
     """A name that nobody can pronounce: `xk3d9qz1`, `vbnqwrtk`."""
     label = label[:63].lower()
     letters = sum(map(str.isalpha, label))
-    if len(label) < 7 or letters < 4 or label.startswith("xn--"):
+    if len(label) < 6 or letters < 4 or label.startswith("xn--"):
         return False
-    if len(_SWITCHES.findall(label)) >= 3:
+    if len(_SWITCHES.findall(label)) >= 3 or len(_RARE_PAIR.findall(label)) >= 2:
         return True
     plain = "".join(filter(str.isalpha, label))
     if _CONSONANTS.search(_COMMON_RUNS.sub("a", label)):

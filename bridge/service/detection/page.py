@@ -113,6 +113,9 @@ def _split(lower: str) -> tuple[str, str]:
         if count > MAX_HIDDEN:
             break
         end = _end_of(lower, match.end(), name[1])
+        is_small = lower.startswith("font-size", match.start() - 9)
+        if is_small and lower.find("font-size", match.end(), end) >= 0:
+            continue  # what is within has a size of its own: common around tables
         shown.append(lower[done:start])
         hidden.append(lower[start:end])
         done = end

@@ -69,7 +69,7 @@ class Sender:
     def is_aligned(self) -> bool:
         """Whether a signature or the envelope is of the domain in From."""
         others = {domains.registered(name) for name in (*self.signers, self.envelope_domain) if name}
-        return self.site in others
+        return self.site in others or any(brands.are_related(self.site, other) for other in others)
 
     def sites(self) -> set[str]:
         """The domains that have to do with the sender."""
@@ -128,9 +128,11 @@ def _domain(sender: Sender) -> Iterator[tuple[str, str]]:
     if domains.in_list(sender.domain, domains.HOSTING):
         yield "sender:hosting-domain", sender.domain
     labels = sender.domain.split(".")[:-1]
-    if any(map(domains.looks_random, labels)):
+    if domains.looks_random(domains.name_of(sender.domain)):
         yield "sender:random-domain", sender.domain
-    if any(map(domains.looks_random, sender.envelope_domain.split(".")[:-1])):
+    elif any(map(domains.looks_random, labels)):
+        yield "sender:random-subdomain", sender.domain
+    if domains.looks_random(domains.name_of(sender.envelope_domain)):
         yield "sender:random-envelope", sender.envelope_domain
     if len(labels) >= 4:
         yield "sender:deep-domain", sender.domain

@@ -1,6 +1,6 @@
 """All signals of one mail: tags with what they were found in, the context they are weighed in, and the words.
 
-Signals that speak against a mail become tags. The context (a mailing list, an answer, plain text) becomes no tag:
+Signals that mean something by themselves become tags; weaker ones only count in the model. The context (a mailing list, an answer, plain text) becomes no tag:
 it says nothing about a mail by itself, and a sender can write what he likes there. So the model bounds what context
 can take away from the score.
 """
@@ -18,7 +18,42 @@ from bridge.service.detection.material import Material
 WORD_BITS = 15
 MAX_WORDS = 250  # different words of the text
 _ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
+_UNSUBSCRIBE = re.compile(r"unsubscribe|opt[ -]?out|abmelden|abbestellen|descadastr|cancelar inscri|darse de baja|d\u00e9sabonn|d\u00e9sinscri|disiscri|uitschrijven")
 _WORD = re.compile(r"[^\W\d_]{3,20}")
+
+
+# These count, but are too common in legitimate mail to be tags: a tag should mean something by itself.
+_QUIET_GROUPS = ("text:", "subject:")
+_QUIET = frozenset(
+    {
+        "html:button",
+        "html:one-link",
+        "html:script",
+        "html:form",
+        "html:base",
+        "sender:no-recipient",
+        "sender:deep-domain",
+        "sender:random-subdomain",
+        "sender:random-name",
+        "sender:abused-tld",
+        "url:abused-tld",
+        "url:all-foreign",
+        "url:deep-host",
+        "url:escaped",
+        "url:main-suspicious",
+        "url:mostly-not-the-brand",
+        "url:opaque",
+        "url:port",
+        "url:random-subdomain",
+        "url:redirect",
+        "url:single-foreign-site",
+    }
+)
+
+
+def is_tag(name: str) -> bool:
+    """Whether a signal is shown as a tag of the mail; `explain` shows the others as well."""
+    return name not in _QUIET and not name.startswith(_QUIET_GROUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +76,10 @@ def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
     ):
         tags.setdefault(tag, found)
         tags[tag] = tags[tag] or found
-    return Signals(tags, frozenset(_context(material, who)), dict(_words(who, text)))
+    return Signals(tags, frozenset(_context(material, who, text)), dict(_words(who, text)))
 
 
-def _context(material: Material, who: sender.Sender) -> Iterator[str]:
+def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]:
     if who.is_list:
         yield "context:list"
     if who.is_reply:
@@ -57,6 +92,8 @@ def _context(material: Material, who: sender.Sender) -> Iterator[str]:
         yield "context:aligned"
     if material.names:
         yield "context:attachment"
+    if _UNSUBSCRIBE.search(text):
+        yield "context:unsubscribe"
 
 
 def _words(who: sender.Sender, text: str) -> Iterator[tuple[int, str]]:

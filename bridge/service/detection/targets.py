@@ -64,6 +64,7 @@ class Kind(NamedTuple):
     is_hosting: bool
     is_abused: bool
     is_random: bool
+    has_random_part: bool
     imitated: str
 
 
@@ -73,6 +74,7 @@ def kind_of(host: str) -> Kind:
         domains.in_list(host, domains.SHORTENERS),
         domains.in_list(host, domains.HOSTING),
         domains.is_abused(host),
+        domains.looks_random(domains.name_of(host)),
         any(map(domains.looks_random, host.split(".")[:-1])),
         brands.imitated(host),
     )
@@ -85,7 +87,8 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
             yield "url:mailto-only", ""
         return
     own = sender.sites()
-    foreign = [target for target in targets if target.site not in own]
+    known = {site: any(site == one or brands.are_related(site, one) for one in own) for _, site, *_ in targets}
+    foreign = [target for target in targets if not known[target.site]]
     yield from _hosts(foreign)
     yield from _addresses(foreign, sender)
     yield from _purpose(targets, foreign, sender)
@@ -102,6 +105,8 @@ def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:
             yield "url:abused-tld", host
         if kind.is_random and not kind.is_hosting:
             yield "url:random-host", host
+        elif kind.has_random_part:
+            yield "url:random-subdomain", host
         if kind.imitated:
             yield "url:lookalike", f"{kind.imitated}|{host}"
         if host.count(".") >= 4 and not kind.is_hosting:
@@ -131,15 +136,16 @@ def _purpose(targets: list[Target], foreign: list[Target], sender: Sender) -> It
     if not sender.is_list and len(foreign) == len(targets):
         yield "url:all-foreign", main
     sites = {target.site for target in targets}
-    if len(sites) == 1 and len(targets) >= 2 and main not in sender.sites():
+    is_foreign = any(target.site == main for target in foreign)
+    if len(sites) == 1 and len(targets) >= 2 and is_foreign:
         yield "url:single-foreign-site", main
     kind = kind_of(main)
-    if main not in sender.sites() and (kind.is_hosting or kind.is_shortener or kind.is_abused or kind.is_random):
+    if is_foreign and (kind.is_hosting or kind.is_shortener or kind.is_abused or kind.is_random):
         yield "url:main-suspicious", main
     brand = sender.brand or brands.mentioned(sender.subject)
     if brand and not any(brands.owns(brand, site) for site in sites):
         yield "url:not-the-brand", f"{brand}|{main}"
-    elif brand and not brands.owns(brand, main) and main not in sender.sites():
+    elif brand and not brands.owns(brand, main) and is_foreign:
         yield "url:mostly-not-the-brand", f"{brand}|{main}"
     opaque = sum(bool(_OPAQUE.search(target.rest)) for target in foreign)
     if opaque and opaque == len(foreign) and not sender.is_list:
