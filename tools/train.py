@@ -1,8 +1,9 @@
 """Train the phishing model: `python -m tools.train CORPUS --out model.json` (layout of CORPUS: `tools/mail_corpus.py`).
 
-Logistic regression by stochastic gradient descent with AdaGrad steps, in plain Python: a few minutes for ten thousand
-mails. Each source of legitimate mail counts by the square root of its size, so that one large archive does not decide
-what legitimate mail is. The weight of a signal is never negative: no sender gains by adding one.
+Logistic regression (needs `pip install 'scanbridge[train]'`). Each source of legitimate mail counts by the square root
+of its size, so that one large archive does not decide what legitimate mail is. The weight of a signal is never
+negative, and that of the context never positive: no sender gains by adding a signal, and being a mailing list is no
+evidence of phishing, whatever the mails at hand suggest.
 
 The thresholds of the profiles come from mails whose source the model has not seen: for each source of legitimate mail,
 a model is trained on all the others. Sources with fewer than 200 mails are left out together.
@@ -14,13 +15,16 @@ import argparse
 import base64
 import json
 import math
-import random
+import pickle
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+import numpy as np
+from scipy import optimize, sparse
 
 from bridge.service.analysis.inspection import Limits, inspect
 from bridge.service.detection import model as models
@@ -28,10 +32,10 @@ from bridge.service.detection.phishing import Search
 from bridge.service.detection.signals import WORD_BITS, Signals
 from tools.mail_corpus import CorpusMail, by_time, envelope_from, mails
 
-EPOCHS = 12
-STEP = 0.3
-SIGNAL_DECAY = 1e-4
-WORD_DECAY = 1e-3
+ITERATIONS = 60
+SIGNAL_DECAY = 1.0
+WORD_DECAY = 1.0
+LEAST_WEIGHT = 0.01
 SMALL_SOURCE = 200
 SMALL = "small sources"
 FALSE_ALARMS = {"cautious": 0.0005, "balanced": 0.002, "strict": 0.01}
@@ -80,69 +84,92 @@ def examples_of(found: Iterable[CorpusMail]) -> list[Example]:
     return examples
 
 
-class Weights:
-    def __init__(self) -> None:
-        self.bias = 0.0
-        self.of: defaultdict[Feature, float] = defaultdict(float)
+class Matrix:
+    """All examples as rows: named features first, then the words."""
 
-    def fit(self, examples: Sequence[Example], epochs: int = EPOCHS) -> Weights:
-        importance = _importance(examples)
-        rows = [(one.features(), float(one.is_phishing), importance[one.fold]) for one in examples]
-        squares: defaultdict[Feature, float] = defaultdict(lambda: 1.0)
-        dice = random.Random(1)
-        bias_square = 1.0
-        for _ in range(epochs):
-            dice.shuffle(rows)
-            for features, label, weight in rows:
-                error = (_probability(self.margin(features)) - label) * weight
-                bias_square += error * error
-                self.bias -= STEP * error / math.sqrt(bias_square)
-                self._step(features, error, squares)
-        return self
+    def __init__(self, examples: Sequence[Example], without: Sequence[str] = ()) -> None:
+        names = {name for one in examples for name in (*one.signals.tags, *one.signals.context)}
+        self.names = sorted(name for name in names if not name.startswith(tuple(without)))
+        place = {name: number for number, name in enumerate(self.names)}
+        rows, columns, values = [], [], []
+        for row, one in enumerate(examples):
+            for name, value in one.features():
+                column = place.get(name) if isinstance(name, str) else len(self.names) + name
+                if column is not None and not (column >= len(self.names) and "words" in without):
+                    rows.append(row)
+                    columns.append(column)
+                    values.append(value)
+        self.cells = sparse.csr_matrix(
+            (values, (rows, columns)), shape=(len(examples), len(self.names) + (1 << WORD_BITS))
+        )
+        self.folds = np.array([one.fold for one in examples])
+        self.labels = np.array([one.is_phishing for one in examples])
 
-    def _step(self, features: list[tuple[Feature, float]], error: float, squares: dict[Feature, float]) -> None:
-        for name, value in features:
-            is_word = isinstance(name, int)
-            gradient = error * value + (WORD_DECAY if is_word else SIGNAL_DECAY) * self.of[name]
-            squares[name] += gradient * gradient
-            weight = self.of[name] - STEP * gradient / math.sqrt(squares[name])
-            is_signal = isinstance(name, str) and not name.startswith("context:")
-            self.of[name] = max(0.0, weight) if is_signal else weight
+    def fit(self, rows: np.ndarray) -> models.Model:
+        cells, sign = self.cells[rows], np.where(self.labels[rows], 1.0, -1.0)
+        importance = _importance(self.folds[rows], self.labels[rows])
+        decay = np.full(cells.shape[1], WORD_DECAY)
+        decay[: len(self.names)] = SIGNAL_DECAY
 
-    def margin(self, features: list[tuple[Feature, float]]) -> float:
-        of = self.of
-        return self.bias + sum(of[name] * value for name, value in features)
+        def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+            weights, bias = parameters[:-1], parameters[-1]
+            margins = sign * (cells @ weights + bias)
+            slope = -sign * importance / (1 + np.exp(np.clip(margins, -500, 500)))
+            value = (importance * np.logaddexp(0, -margins)).sum() + 0.5 * (decay * weights * weights).sum()
+            return value, np.append(cells.T @ slope + decay * weights, slope.sum())
 
-    def to_model(self, thresholds: dict[str, float], card: dict[str, object]) -> models.Model:
-        words = [self.of.get(number, 0.0) for number in range(1 << WORD_BITS)]
-        scale = max(map(abs, words)) / 127 or 1.0
-        packed = bytes(round(weight / scale) & 0xFF for weight in words)
-        named = {str(k): round(v, 3) for k, v in sorted(self.of.items(), key=str) if isinstance(k, str) and abs(v) >= 0.01}
-        return models.Model(round(self.bias, 4), named, packed, scale, thresholds, card)
+        bounds = [(None, 0.0) if name.startswith("context:") else (0.0, None) for name in self.names]
+        bounds += [(None, None)] * ((1 << WORD_BITS) + 1)
+        start = np.zeros(cells.shape[1] + 1)
+        found = optimize.minimize(
+            loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": ITERATIONS}
+        ).x
+        return self._model(found[:-1], float(found[-1]))
+
+    def _model(self, weights: np.ndarray, bias: float) -> models.Model:
+        words = weights[len(self.names) :]
+        scale = float(np.abs(words).max()) / 127 or 1.0
+        packed = (np.round(words / scale).astype(int) & 0xFF).astype(np.uint8).tobytes()
+        named = zip(self.names, weights, strict=False)
+        kept = {name: round(float(weight), 3) for name, weight in named if abs(weight) >= LEAST_WEIGHT}
+        return models.Model(round(bias, 4), kept, packed, scale, PLACEHOLDER.thresholds, {})
 
 
-def _probability(margin: float) -> float:
-    return 1 / (1 + math.exp(-max(-30.0, min(margin, 30.0))))
-
-
-def _importance(examples: Sequence[Example]) -> dict[str, float]:
+def _importance(folds: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Phishing and legitimate mail count for a half each; a source of legitimate mail by the root of its size."""
-    phishing = Counter(one.fold for one in examples if one.is_phishing)
-    ham = Counter(one.fold for one in examples if not one.is_phishing)
-    roots = sum(math.sqrt(size) for size in ham.values())
-    half = len(examples) / 2
-    found = {fold: half / sum(phishing.values()) for fold in phishing}
-    return found | {fold: half * math.sqrt(size) / roots / size for fold, size in ham.items()}
+    half = len(folds) / 2
+    found = np.where(labels, half / max(1, labels.sum()), 0.0)
+    sizes = Counter(folds[~labels])
+    roots = sum(math.sqrt(size) for size in sizes.values())
+    for fold, size in sizes.items():
+        found[(folds == fold) & ~labels] = half * math.sqrt(size) / roots / size
+    return found
 
 
-def unseen_scores(examples: Sequence[Example], judged: Sequence[Example]) -> tuple[dict[str, list[float]], list[float]]:
+def read_corpus(corpus: Path, cache: Path | None) -> tuple[list[Example], list[Example]]:
+    """Legitimate mail, and phishing with the oldest first."""
+    if cache and cache.exists():
+        with cache.open("rb") as file:
+            ham, phishing = pickle.load(file)  # noqa: S301 (our own file)
+            return ham, phishing
+    found = examples_of(mails(corpus, "ham")), examples_of(by_time(list(mails(corpus, "phishing"))))
+    if cache:
+        with cache.open("wb") as file:
+            pickle.dump(found, file)
+    return found
+
+
+def unseen_scores(
+    examples: Sequence[Example], judged: Sequence[Example], without: Sequence[str] = ()
+) -> tuple[dict[str, list[float]], list[float]]:
     """The scores of each source of legitimate mail by a model that has not seen it, and those of `judged`, averaged."""
-    folds = sorted({one.fold for one in examples if not one.is_phishing})
+    matrix = Matrix(examples, without)
     ham: dict[str, list[float]] = {}
     total = [0.0] * len(judged)
+    folds = sorted({one.fold for one in examples if not one.is_phishing})
     for fold in folds:
         print(f"training without {fold}", file=sys.stderr)
-        found = Weights().fit([one for one in examples if one.fold != fold]).to_model(PLACEHOLDER.thresholds, {})
+        found = matrix.fit(np.flatnonzero(matrix.folds != fold))
         ham[fold] = [found.margin(one.signals) for one in examples if one.fold == fold]
         total = [one + found.margin(example.signals) / len(folds) for one, example in zip(total, judged, strict=True)]
     return ham, total
@@ -172,12 +199,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the signals of all mails in this file, for the next run")
+    parser.add_argument("--without", nargs="*", default=[], help="groups to leave out, such as `url:` or `words`")
     parser.add_argument("--newest", type=float, default=0.4, help="share of the phishing to test on, newest first")
     given = parser.parse_args()
-    ham = examples_of(mails(given.corpus, "ham"))
-    phishing = examples_of(by_time(list(mails(given.corpus, "phishing"))))
+    ham, phishing = read_corpus(given.corpus, given.cache)
     cut = round(len(phishing) * (1 - given.newest))
-    scores, newest = unseen_scores([*ham, *phishing[:cut]], phishing[cut:])
+    scores, newest = unseen_scores([*ham, *phishing[:cut]], phishing[cut:], given.without)
     together = [score for fold in scores.values() for score in fold]
     thresholds = {name: round(threshold_at(together, rate), 3) for name, rate in FALSE_ALARMS.items()}
     card: dict[str, object] = {
@@ -187,10 +215,13 @@ def main() -> None:
         "tested_on_newest_phishing": len(phishing) - cut,
         "recall_on_unseen": {name: round(recall(newest, value), 4) for name, value in thresholds.items()},
         "false_alarms_on_unseen_sources": {
-            fold: {name: round(recall(values, thresholds[name]), 4) for name in thresholds} for fold, values in scores.items()
+            fold: {name: round(recall(values, thresholds[name]), 4) for name in thresholds}
+            for fold, values in scores.items()
         },
     }
-    write(Weights().fit([*ham, *phishing]).to_model(thresholds, card), given.out)
+    everything = [*ham, *phishing]
+    trained = Matrix(everything, given.without).fit(np.arange(len(everything)))
+    write(replace(trained, thresholds=thresholds, card=card), given.out)
     print(json.dumps(card, indent=1))
 
 

@@ -36,7 +36,9 @@ def letter(html: str = "", text: str = "", attach: tuple[str, str, str] | None =
         mail.add_alternative(html, subtype="html")
     if attach:
         kind, name, content = attach
-        mail.add_attachment(content.encode(), maintype=kind.partition("/")[0], subtype=kind.partition("/")[2], filename=name)
+        mail.add_attachment(
+            content.encode(), maintype=kind.partition("/")[0], subtype=kind.partition("/")[2], filename=name
+        )
     return mail.as_bytes().replace(b"\n", b"\r\n")
 
 
@@ -107,12 +109,14 @@ def test_a_signal_is_found(expected: str, content: bytes) -> None:
 )
 def test_an_ordinary_mail_gives_no_tag(content: bytes) -> None:
     """Brands that write themselves, MJML's tables and encoded umlauts are no signals."""
-    suspicious = {tag for tag in inspect(content, SEARCH).tags if tag.split(":")[0] in ("impersonation", "sender", "html", "url")}
+    suspicious = {
+        tag for tag in inspect(content, SEARCH).tags if tag.split(":")[0] in ("impersonation", "sender", "html", "url")
+    }
     assert not suspicious
 
 
 PHISHING = letter(
-    '<p>Dear customer, your account has been suspended. Verify your account within 24 hours.</p>'
+    "<p>Dear customer, your account has been suspended. Verify your account within 24 hours.</p>"
     '<a href="https://paypal.com.verify-account.example.top/login">https://www.paypal.com/signin</a>',
     From='"PayPal Security" <service@mail.qtbmpxeikvoxw.top>',
     Subject="Urgent: your PayPal account has been limited",
@@ -186,7 +190,8 @@ def test_context_and_words_are_bounded() -> None:
     """A sender can write any words and claim to be a mailing list; this takes only so much away."""
     friendly = " ".join(f"wrote the patch committee meeting thread {number}" for number in range(300))
     padded = letter(
-        '<p>Verify your account.</p><a href="https://paypal.com.evil.example.top/">https://www.paypal.com</a>' + f"<p>{friendly}</p>",
+        '<p>Verify your account.</p><a href="https://paypal.com.evil.example.top/">https://www.paypal.com</a>'
+        + f"<p>{friendly}</p>",
         From='"PayPal" <service@qtbmpxeikvoxw.top>',
         List_Id="<patches.example.org>",
         In_Reply_To="<1@example.org>",
@@ -199,7 +204,10 @@ def test_reasons_are_sentences() -> None:
     """With the names of the brand and of the hosts."""
     why = explain(PHISHING, ServiceConfig()).reasons
     assert why[0] == "claims to be PayPal, sent from mail.qtbmpxeikvoxw.top"
-    assert any(line.startswith("the link shown as ") and line.endswith("leads to paypal.com.verify-account.example.top") for line in why)
+    assert any(
+        line.startswith("the link shown as ") and line.endswith("leads to paypal.com.verify-account.example.top")
+        for line in why
+    )
 
 
 def test_every_sentence_can_be_written() -> None:
@@ -225,7 +233,7 @@ def test_a_broken_model_is_a_configuration_error(tmp_path: Path, content: str) -
     """The service says which file it is, instead of judging mail with half a model."""
     file = tmp_path / "model.json"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(model.BadModel, match="model.json"):
+    with pytest.raises(model.BadModel, match=r"model\.json"):
         model.load(file)
 
 
@@ -279,7 +287,9 @@ def test_a_hostile_page_is_read_in_linear_time(unit: str) -> None:
     assert whole < max(4 * half, 0.05)
 
 
-@pytest.mark.parametrize("name", [" " * 5000, '"' * 5000, "(" * 5000, "a,<" * 2000, "=?utf-8?B?" * 500, "\u0430" * 5000])
+@pytest.mark.parametrize(
+    "name", [" " * 5000, '"' * 5000, "(" * 5000, "a,<" * 2000, "=?utf-8?B?" * 500, "\u0430" * 5000]
+)
 def test_a_hostile_sender_is_read_quickly(name: str) -> None:
     """A field of any length is looked at within bounds."""
     content = b"From: " + name.encode() + b" <a@b.example>\r\nSubject: " + name.encode() + b"\r\n\r\nx\r\n"
@@ -296,14 +306,21 @@ def test_the_event_loop_still_refuses_what_takes_long() -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("a.b.example.co.uk", "example.co.uk"), ("www.example.com", "example.com"), ("example.com", "example.com"), ("x", "x")],
+    [
+        ("a.b.example.co.uk", "example.co.uk"),
+        ("www.example.com", "example.com"),
+        ("example.com", "example.com"),
+        ("x", "x"),
+    ],
 )
 def test_registered_domains(host: str, expected: str) -> None:
     """Without the public suffix list: the country codes' own second levels are known."""
     assert domains.registered(host) == expected
 
 
-@pytest.mark.parametrize("label", ["sbcglobal", "schwarzkopf", "strengthsfinder", "newsletter", "hubspotlinks", "deutschetelekom"])
+@pytest.mark.parametrize(
+    "label", ["sbcglobal", "schwarzkopf", "strengthsfinder", "newsletter", "hubspotlinks", "deutschetelekom"]
+)
 def test_names_that_are_not_random(label: str) -> None:
     """Long or foreign is not random."""
     assert not domains.looks_random(label)

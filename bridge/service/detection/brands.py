@@ -11,223 +11,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from bridge.service.detection.domains import name_of, registered
+from bridge.service.detection.domains import DATA, name_of, names_in, registered
 
-# Name: the other labels and domains that belong to it. Underscores are spaces.
-_CERTAIN = """
-paypal: paypal-corp paypalobjects xoom
-netflix:
-amazon: amazonses amazonaws awsapps audible a2z primevideo
-microsoft: office office365 outlook live hotmail microsoftonline sharepointonline msn windows azure linkedin
-outlook: microsoft live hotmail office
-office_365: microsoft office
-onedrive: microsoft live
-google: youtube gmail googlemail blogger withgoogle doubleclick
-facebook: facebookmail meta fb instagram
-instagram: facebookmail meta
-whatsapp: facebookmail meta
-linkedin: microsoft
-twitter: x twimg t
-icloud: apple me mac
-dhl: dpdhl deutschepost
-fedex:
-usps:
-ups_delivery: ups
-ups_package: ups
-royal_mail: royalmail
-la_poste: laposte
-chronopost: laposte
-colissimo: laposte
-dpd: dpdgroup geopost
-gls: gls-group gls-pakete
-correios: 
-correos: 
-postnl:
-bpost:
-poste_italiane: poste posteitaliane
-swiss_post: post
-evri: myhermes
-bradesco: bradescoprime bradescoseguros
-banco_do_brasil: bb
-itau: itau-unibanco
-santander: santanderbank gruposantander
-caixa_economica: caixa
-nubank: nu
-mercado_livre: mercadolivre mercadolibre mercadopago
-mercado_pago: mercadopago mercadolivre mercadolibre
-livelo: 
-serasa: serasaexperian experian
-porto_seguro: portoseguro
-notredame_intermedica: gndi hapvida
-amil:
-detran: 
-receita_federal: fazenda receita
-wells_fargo: wellsfargo wf
-bank_of_america: bankofamerica bofa
-jpmorgan: jpmorganchase chase
-chase_bank: chase jpmorgan
-capital_one: capitalone
-american_express: americanexpress aexp amex
-citibank: citi
-hsbc:
-barclays: barclaycard
-lloyds: lloydsbank lloydsbankinggroup
-natwest: 
-sparkasse: s-finanzgruppe dsgv
-volksbank: vr
-commerzbank:
-deutsche_bank: db
-postbank: 
-deutsche_bahn: bahn deutschebahn
-rabobank: 
-abn_amro: abnamro
-credit_agricole: credit-agricole
-bnp_paribas: bnpparibas
-societe_generale: socgen societegenerale
-postfinance:
-swisscom: bluewin
-bbva:
-intesa_sanpaolo: intesasanpaolo
-unicredit:
-mastercard:
-binance:
-coinbase:
-metamask: consensys
-trust_wallet: trustwallet
-trustwallet:
-blockchain.com: blockchain
-crypto.com: crypto
-kraken:
-opensea:
-pancakeswap: 
-ledger_live: ledger
-trezor:
-freebitco.in: freebitco
-unstoppable_domains: unstoppabledomains ud
-docusign:
-dropbox: dropboxmail
-wetransfer:
-adobe: adobesign
-norton: nortonlifelock gen gendigital lifelock
-mcafee: 
-geek_squad: bestbuy geeksquad
-best_buy: bestbuy
-walmart: 
-costco:
-sams_club: samsclub walmart
-home_depot: homedepot
-lowes: 
-harbor_freight: harborfreight
-ace_hardware: acehardware
-dicks_sporting: dickssportinggoods dcsg
-tractor_supply: tractorsupply
-kohls: 
-cvs_pharmacy: cvs
-walgreens:
-starbucks:
-state_farm: statefarm
-t-mobile: 
-verizon: verizonwireless vzw
-xfinity: comcast
-comcast: xfinity
-vodafone:
-telekom: t-online deutschetelekom
-t-online: telekom
-sirius_xm: siriusxm
-peacock_tv: peacocktv
-hulu: hulumail
-disney+: disneyplus disney
-spotify:
-youtube: google
-carshield: 
-medicare: 
-aarp: 
-temu: temuemail
-shein: sheinemail
-aliexpress: alibaba
-ebay: ebaystatic
-ikea:
-aldi: aldi-sued aldi-nord
-lidl: schwarz
-edeka:
-rewe: rewe-group
-rossmann:
-fressnapf:
-mediamarkt: mediamarktsaturn
-decathlon:
-leroy_merlin: leroymerlin adeo
-louis_vuitton: louisvuitton vuitton
-adac:
-booking.com: booking
-airbnb:
-github: githubmail
-godaddy: secureserver
-cpanel:
-zimbra: synacor
-webmail_admin: zimbra
-mailbox_admin: zimbra
-hmrc: 
-gov.uk: service
-irs.gov: irs
-ameli: 
-antai: 
-impots: finances dgfip
-digid: logius
-makita:
-dewalt: 
-"""
-_WORDS = """
-apple: icloud me mac
-chase: jpmorgan jpmorganchase
-target: 
-ups:
-ledger:
-lido:
-scroll:
-exodus: 
-ripple:
-arbitrum:
-optimism:
-ethereum: 
-ethereum.org: ethereum
-tether: 
-tether.to: tether
-uniswap: 
-phantom: 
-steam: steampowered valvesoftware
-visa: 
-orange: orange-business
-citi: citibank
-discover: discoverbank
-usaa:
-meta: facebookmail facebook fb
-office: microsoft
-onlyfans: 
-trust: 
-zoom: 
-slack: 
-proton.me: protonmail pm
-proton: protonmail pm
-hilton: 
-marriott: 
-stake:
-postbank:
-coin_base: coinbase
-trust_waiiet: trustwallet
-eth: ethereum
-bnb: binance
-vivo: 
-claro: 
-the_home_depot: homedepot
-"""
-_FILLERS = frozenset(
-    "the your our a an of from for by at and or team support service services customer customers care center centre "
-    "account accounts security secure alert alerts notice notices notification notifications info information online "
-    "official inc llc ltd gmbh ag sa co corp corporation com app id billing payment payments department dept desk help "
-    "helpdesk news insights update updates rewards reward delivery paket parcel tracking mail email member members "
-    "membership admin no reply noreply mailer auto kundenservice kunden kundendienst wallet bank card survey winner "
-    "prize gift gutschein bonus offer promo club store shop us uk de fr brasil".split()
-)
+_FILLERS = names_in("fillers.txt")
 _LOOKALIKES = str.maketrans(
     "аеорсухіјѕԁһԛԝӏвмнткгпᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢαβγεικνορτυχωÐðØøŁłıᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷΝᎾᏢᏒᏚᎢᏙᎳᏃꮮ",
     "aeopcyxijsdhqwlbmhtkrnabcdeghijklmnoprstuvwyzabyeiknoptuxwddoolliabcdeghijklmnoprstvwzl",
@@ -236,15 +22,16 @@ _UNSEEN = re.compile("[\u0300-\u036f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206
 _TOKEN = re.compile(r"[a-z0-9+&]+(?:[.-][a-z0-9]+)*")
 
 
-def _table(text: str) -> dict[str, frozenset[str]]:
-    lines = (line.partition(":") for line in text.strip().splitlines())
+def _table(file: str) -> dict[str, frozenset[str]]:
+    text = (DATA / file).read_text(encoding="utf-8")
+    lines = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
     return {
         name.replace("_", " "): frozenset((*rest.split(), re.sub(r"[ .].*|\W", "", name.replace("_", ""))))
         for name, _, rest in lines
     }
 
 
-CERTAIN, WORDS = _table(_CERTAIN), _table(_WORDS)
+CERTAIN, WORDS = _table("brands.txt"), _table("brand_words.txt")
 _ALL = {**WORDS, **CERTAIN}
 _LONG = frozenset(name.replace(" ", "") for name in _ALL if len(name) >= 6 and name.isascii())
 

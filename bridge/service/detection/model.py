@@ -64,7 +64,11 @@ class Model:
         in_header = scale / math.sqrt(header or 1)
         in_text = scale / math.sqrt((len(found.words) - header) or 1)
         return [
-            (word, (words[number] - 256 if words[number] > 127 else words[number]) * (in_header if " " in word else in_text))
+            (
+                word,
+                (words[number] - 256 if words[number] > 127 else words[number])
+                * (in_header if " " in word else in_text),
+            )
             for number, word in found.words.items()
         ]
 

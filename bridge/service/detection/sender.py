@@ -101,9 +101,9 @@ def _identity(sender: Sender) -> Iterator[tuple[str, str]]:
     role = _ROLE.search(sender.name.lower()[:200])
     if role and domains.in_list(sender.site, domains.FREEMAIL):
         yield "sender:freemail-role", f"{role[0]}|{sender.domain}"
-    if "." in sender.name and domains.exists(shown := sender.name.lower().strip()):
-        if domains.registered(shown) != sender.site:
-            yield "impersonation:name-is-domain", f"{shown}|{sender.domain}"
+    shown = sender.name.lower().strip()
+    if "." in shown and domains.exists(shown) and domains.registered(shown) != sender.site:
+        yield "impersonation:name-is-domain", f"{shown}|{sender.domain}"
     if sender.recipients and any(_is_own(sender, address) for address in sender.recipients):
         yield "impersonation:recipient", sender.recipients[0]
 
@@ -112,7 +112,7 @@ def _is_own(sender: Sender, address: str) -> bool:
     """The mail claims to come from the recipient, or his own domain's "support"."""
     if sender.address == address:
         return True
-    local, _, domain = address.rpartition("@")
+    domain = address.rpartition("@")[2]
     shown = sender.name.lower()
     name = domains.name_of(domain)
     return sender.site != domains.registered(domain) and (address in shown or (len(name) > 4 and name in shown))

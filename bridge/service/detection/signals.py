@@ -1,8 +1,8 @@
 """All signals of one mail: tags with what they were found in, the context they are weighed in, and the words.
 
-Signals that mean something by themselves become tags; weaker ones only count in the model. The context (a mailing list, an answer, plain text) becomes no tag:
-it says nothing about a mail by itself, and a sender can write what he likes there. So the model bounds what context
-can take away from the score.
+Signals that mean something by themselves become tags; weaker ones only count in the model. The context (a mailing
+list, an answer, plain text) becomes no tag: it says nothing about a mail by itself, and a sender can write what he
+likes there. So the model bounds what context can take away from the score.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from bridge.service.detection.material import Material
 WORD_BITS = 15
 MAX_WORDS = 250  # different words of the text
 _ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
-_UNSUBSCRIBE = re.compile(r"unsubscribe|opt[ -]?out|abmelden|abbestellen|descadastr|cancelar inscri|darse de baja|d\u00e9sabonn|d\u00e9sinscri|disiscri|uitschrijven")
+_UNSUBSCRIBE = re.compile(
+    r"unsubscribe|opt[ -]?out|abmelden|abbestellen|descadastr|cancelar inscri|darse de baja|d\u00e9sabonn"
+    r"|d\u00e9sinscri|disiscri|uitschrijven"
+)
 _WORD = re.compile(r"[^\W\d_]{3,20}")
 
 
@@ -86,12 +89,8 @@ def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]
         yield "context:reply"
     if not material.pages:
         yield "context:plain-text"
-    elif not material.plain:
-        yield "context:html-only"
     if who.is_aligned:
         yield "context:aligned"
-    if material.names:
-        yield "context:attachment"
     if _UNSUBSCRIBE.search(text):
         yield "context:unsubscribe"
 
