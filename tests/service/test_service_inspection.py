@@ -342,6 +342,8 @@ def test_too_much_names_the_bound():
         ({"list:allowed-domains"}, 100, "allowed", Decision.DELIVER),
         ({"rspamd:soft-reject"}, 0, "deferred", Decision.UNDECIDED),
         (set(), 15, "spam", Decision.BOUNCE),
+        ({"phishing:likely"}, 0, "phishing", Decision.QUARANTINE),
+        ({"phishing:likely", "list:allowed-senders"}, 0, "allowed", Decision.DELIVER),
         (set(), 8, "suspicious", Decision.QUARANTINE),
         ({"mime:executable"}, 0, "suspicious", Decision.QUARANTINE),
         ({"mime:macro"}, 3.9, "clean", Decision.DELIVER),
@@ -351,7 +353,7 @@ def test_every_row_of_the_default_table(tags, score, verdict, decision):
     """The default decision table, row by row."""
     assessment = DecisionTable(Decisions()).decide(tags, score)
     assert (assessment.verdict, assessment.decision) == (verdict, decision)
-    assert len(DEFAULT_RULES) == 8
+    assert len(DEFAULT_RULES) == 9
 
 
 def test_no_table_delivers_mail_that_was_not_fully_inspected():

@@ -91,6 +91,11 @@ def sentences(signals: Mapping[str, str], weights: Mapping[str, float], limit: i
     return [_sentence(tag, signals[tag]) for tag in known[:limit]]
 
 
+def meaning_of(tag: str) -> str:
+    """The sentence in general, for documents."""
+    return _SENTENCES.get(tag, "").format("X", "Y")
+
+
 def _sentence(tag: str, found_in: str) -> str:
     first, _, second = found_in.partition("|")
     return _SENTENCES[tag].format(_shown(first), second or "an unknown domain")
