@@ -26,15 +26,15 @@ def rates(examples: list[Example]) -> dict[str, float]:
 def signal_table(ham: list[Example], phishing: list[Example], weights: dict[str, float]) -> str:
     good, bad = rates(ham), rates(phishing)
     lines = [
-        f"How often each occurs, in {len(phishing)} phishing mails and {len(ham)} legitimate ones, and its weight in the model:",
+        f"How often each occurs, in {len(phishing)} phishing mails and {len(ham)} legitimate ones, and its weight:",
         "",
         "| tag | phishing | legitimate | weight | what `explain` says |",
         "|---|---|---|---|---|",
     ]
     for tag in sorted({*good, *bad}):
         if is_tag(tag):
-            weight = f"{weights.get(tag, 0.0):.2f}"
-            lines.append(f"| `{tag}` | {bad.get(tag, 0):.1f} % | {good.get(tag, 0):.2f} % | {weight} | {meaning_of(tag)} |")
+            shares = f"{bad.get(tag, 0):.1f} % | {good.get(tag, 0):.2f} %"
+            lines.append(f"| `{tag}` | {shares} | {weights.get(tag, 0.0):.2f} | {meaning_of(tag)} |")
     return "\n".join(lines)
 
 
@@ -44,17 +44,16 @@ def card(found: models.Model) -> str:
     legitimate = sum(value["legitimate"].values())
     trained = sum(value["phishing"].values())
     lines = [
-        f"Trained on {value['trained']} on {trained} phishing mails and {legitimate} legitimate ones, from the sources below.",
-        f"For the measurement, models were trained without the newest {value['tested_on_newest_phishing']} phishing mails, "
-        "and without the source of legitimate mail that was judged:",
+        f"Trained on {value['trained']} on {trained} phishing mails and {legitimate} legitimate ones (sources below).",
+        f"For the measurement, models were trained without the newest {value['tested_on_newest_phishing']} phishing",
+        "mails, and without the source of legitimate mail that was judged:",
         "",
         "| profile | newest phishing caught | false alarms by source that was not trained on |",
         "|---|---|---|",
     ]
     for name in ("cautious", "balanced", "strict"):
-        alarms = ", ".join(
-            f"{fold} {100 * by[name]:.2g} %" for fold, by in value["false_alarms_on_unseen_sources"].items() if by[name]
-        )
+        sources = value["false_alarms_on_unseen_sources"].items()
+        alarms = ", ".join(f"{fold} {100 * by[name]:.2g} %" for fold, by in sources if by[name])
         lines.append(f"| `{name}` | {100 * recall[name]:.1f} % | {alarms or 'none'}; none in the others |")
     return "\n".join(lines)
 
@@ -69,7 +68,8 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, part in (("signals", signal_table(ham, phishing, shipped.weights)), ("card", card(shipped))):
         block = f"<!-- {name} -->\n\n{part}\n\n<!-- end of {name} -->"
-        text = re.sub(rf"<!-- {name} -->(?:.*<!-- end of {name} -->)?", lambda _, block=block: block, text, flags=re.DOTALL)
+        pattern = re.compile(rf"<!-- {name} -->(?:.*<!-- end of {name} -->)?", re.DOTALL)
+        text = pattern.sub(block.replace("\\", r"\\"), text)
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ import json
 import math
 import pickle
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ LEAST_WEIGHT = 0.01
 SMALL_SOURCE = 200
 SMALL = "small sources"
 FALSE_ALARMS = {"cautious": 0.0005, "balanced": 0.002, "strict": 0.01}
-PLACEHOLDER = models.Model(0.0, {}, bytes(1 << WORD_BITS), 0.0, dict.fromkeys(FALSE_ALARMS, 0.0), {})
+PLACEHOLDER = models.Model(0.0, {}, array("b", bytes(1 << WORD_BITS)), 0.0, dict.fromkeys(FALSE_ALARMS, 0.0), {})
 
 Feature = str | int  # the name of a signal or context, or the number of a word
 
@@ -129,7 +130,7 @@ class Matrix:
     def _model(self, weights: np.ndarray, bias: float) -> models.Model:
         words = weights[len(self.names) :]
         scale = float(np.abs(words).max()) / 127 or 1.0
-        packed = (np.round(words / scale).astype(int) & 0xFF).astype(np.uint8).tobytes()
+        packed = array("b", np.round(words / scale).astype(np.int8).tobytes())
         named = zip(self.names, weights, strict=False)
         kept = {name: round(float(weight), 3) for name, weight in named if abs(weight) >= LEAST_WEIGHT}
         return models.Model(round(bias, 4), kept, packed, scale, PLACEHOLDER.thresholds, {})
@@ -190,7 +191,7 @@ def write(found: models.Model, path: Path) -> None:
         "bias": found.bias,
         "thresholds": found.thresholds,
         "weights": found.weights,
-        "words": {"scale": found.word_scale, "data": base64.b64encode(found.words).decode("ascii")},
+        "words": {"scale": found.word_scale, "data": base64.b64encode(found.words.tobytes()).decode("ascii")},
     }
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +41,7 @@ class Contribution:
 class Model:
     bias: float
     weights: dict[str, float]  # of tags and context
-    words: bytes  # one signed byte each
+    words: array[int]  # one signed byte each
     word_scale: float
     thresholds: dict[str, float]  # of the profiles
     card: dict[str, Any]
@@ -59,18 +60,11 @@ class Model:
     def word_values(self, found: Signals) -> list[tuple[str, float]]:
         """Each word with its contribution. Words of the header (with their field before them) and those of the text
         count as much as each other, however many there are."""
-        words, scale = self.words, self.word_scale
+        words = self.words
         header = sum(" " in word for word in found.words.values())
-        in_header = scale / math.sqrt(header or 1)
-        in_text = scale / math.sqrt((len(found.words) - header) or 1)
-        return [
-            (
-                word,
-                (words[number] - 256 if words[number] > 127 else words[number])
-                * (in_header if " " in word else in_text),
-            )
-            for number, word in found.words.items()
-        ]
+        in_header = self.word_scale / math.sqrt(header or 1)
+        in_text = self.word_scale / math.sqrt((len(found.words) - header) or 1)
+        return [(word, words[at] * (in_header if " " in word else in_text)) for at, word in found.words.items()]
 
     def points(self, margin: float, profile: str) -> float:
         """For the decision table: 8 at the threshold of the profile, never enough to bounce a mail."""
@@ -89,7 +83,7 @@ def load(path: Path) -> Model:
     """Raises BadModel and OSError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        words = base64.b64decode(value["words"]["data"])
+        words = array("b", base64.b64decode(value["words"]["data"]))
         if len(words) != 1 << WORD_BITS:
             raise BadModel(f"{path}: {len(words)} word weights instead of {1 << WORD_BITS}")
         thresholds = {name: float(value["thresholds"][name]) for name in ("cautious", "balanced", "strict")}

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from zlib import crc32
 
 from bridge.service.detection import body, sender, targets
 from bridge.service.detection.material import Material
 
 WORD_BITS = 15
+_MASK = (1 << WORD_BITS) - 1
 MAX_WORDS = 250  # different words of the text
 _ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
 _UNSUBSCRIBE = re.compile(
@@ -79,7 +81,7 @@ def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
     ):
         tags.setdefault(tag, found)
         tags[tag] = tags[tag] or found
-    return Signals(tags, frozenset(_context(material, who, text)), dict(_words(who, text)))
+    return Signals(tags, frozenset(_context(material, who, text)), _words(who, text))
 
 
 def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]:
@@ -95,17 +97,9 @@ def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]
         yield "context:unsubscribe"
 
 
-def _words(who: sender.Sender, text: str) -> Iterator[tuple[int, str]]:
-    for word in set(_WORD.findall(_ADDRESS.sub(" ", who.subject.lower()[:300]))):
-        yield _hash("subject " + word), "subject " + word
-    for word in set(_WORD.findall(_ADDRESS.sub(" ", who.name.lower()[:100]))):
-        yield _hash("name " + word), "name " + word
+def _words(who: sender.Sender, text: str) -> dict[int, str]:
     text = _ADDRESS.sub(" ", text[:3000]) if "@" in text else text[:3000]
-    for count, word in enumerate(dict.fromkeys(_WORD.findall(text))):
-        if count >= MAX_WORDS:
-            return
-        yield _hash(word), word
-
-
-def _hash(word: str) -> int:
-    return crc32(word.encode("utf-8", "replace")) & ((1 << WORD_BITS) - 1)
+    words = [f"subject {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.subject.lower()[:300])))]
+    words += [f"name {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.name.lower()[:100])))]
+    words += islice(dict.fromkeys(_WORD.findall(text)), MAX_WORDS)
+    return {crc32(word.encode("utf-8", "replace")) & _MASK: word for word in words}
