@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from email.message import EmailMessage
 from pathlib import Path
@@ -13,12 +14,13 @@ from bridge.api.scanning import Decision
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.explanation import explain
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.judgement import load_model
 from bridge.service.analysis.links import NeedsProcess
 from bridge.service.detection import brands, domains, model, page, reasons
 from bridge.service.detection.phishing import Search
 from bridge.service.settings import Analyzers, Decisions, Phishing, ServiceConfig
 from tests.daemon.process_kit import scanbridge
-from tests.service.service_kit import service
+from tests.service.service_kit import CONFIG, service
 
 SEARCH = Limits(phishing=Search())
 
@@ -235,6 +237,25 @@ def test_a_broken_model_is_a_configuration_error(tmp_path: Path, content: str) -
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(model.BadModel, match=r"model\.json"):
         model.load(file)
+
+
+def test_a_reload_uses_a_model_that_was_trained_again(tmp_path: Path) -> None:
+    """Models are read once, but not longer than the file stays the same."""
+    file = tmp_path / "model.json"
+    value = json.loads(model.SHIPPED.read_text())
+    file.write_text(json.dumps(value))
+    settings = Phishing(model_file=str(file))
+    first = load_model(settings).bias
+    file.write_text(json.dumps({**value, "bias": first - 1}))
+    os.utime(file, ns=(1, 1))
+    assert load_model(settings).bias == first - 1
+
+
+def test_a_missing_model_stops_the_start(tmp_path: Path) -> None:
+    """With exit code 78 and the name of the file."""
+    (tmp_path / "service.yml").write_text(CONFIG + "analyzers: {phishing: {model_file: nope.json}}\n")
+    started = scanbridge("service", "-c", str(tmp_path / "service.yml"), cwd=tmp_path)
+    assert started.returncode == 78 and "nope.json" in started.stderr
 
 
 def test_what_a_process_finds_arrives_whole() -> None:

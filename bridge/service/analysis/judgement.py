@@ -6,6 +6,8 @@ it, and `failed:phishing` if there was no answer.
 
 from __future__ import annotations
 
+import os
+
 from bridge.errors import ConfigError
 from bridge.service.detection.model import QUARANTINE_POINTS, BadModel, Model, model_at
 from bridge.service.detection.phishing import Search, Suspicion
@@ -16,13 +18,21 @@ SUSPECTED_POINTS = 5.0
 
 
 def search_of(settings: Phishing) -> Search:
-    return Search(settings.model_path, tuple(settings.ignore))
+    return Search(settings.model_path, _stamp(settings), tuple(settings.ignore))
+
+
+def _stamp(settings: Phishing) -> int:
+    """0 for the shipped model, and for a file that is missing: then `load_model` says so."""
+    try:
+        return os.stat(settings.model_path).st_mtime_ns if settings.model_path else 0  # noqa: PTH116
+    except OSError:
+        return 0
 
 
 def load_model(settings: Phishing) -> Model:
     """Raises ConfigError."""
     try:
-        return model_at(settings.model_path)
+        return model_at(settings.model_path, _stamp(settings))
     except (BadModel, OSError) as exc:
         raise ConfigError(f"analyzers.phishing.model_file: {exc}") from exc
 

@@ -99,6 +99,6 @@ def load(path: Path) -> Model:
 
 
 @lru_cache(4)
-def model_at(path: str) -> Model:
-    """The model in a file; "" is the shipped one. Read once."""
+def model_at(path: str, stamp: int = 0) -> Model:
+    """The model in a file; "" is the shipped one. Read once for each `stamp`, so that a reload finds a new model."""
     return load(Path(path) if path else SHIPPED)

@@ -23,11 +23,12 @@ class Search:
     """How to look for phishing. Plain data, because it is sent to another process."""
 
     model: str = ""  # a file; empty: the shipped one
+    stamp: int = 0  # when the file was changed
     ignored: tuple[str, ...] = ()  # tags that are switched off
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Search:
-        return cls(value["model"], tuple(value["ignored"]))
+        return cls(value["model"], value["stamp"], tuple(value["ignored"]))
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ def assess(material: Material, search: Search, tags: set[str]) -> Suspicion:
     """Adds the tags of the signals to `tags`."""
     try:
         found = found_in(material, search, tags)
-        margin = round(model_at(search.model).margin(found), 3)
+        margin = round(model_at(search.model, search.stamp).margin(found), 3)
     except Exception as exc:
         log.error("no search for phishing: %s", type(exc).__name__)  # its text may quote the mail
         tags.add("failed:phishing")
