@@ -256,6 +256,8 @@ def test_a_missing_model_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "service.yml").write_text(CONFIG + "analyzers: {phishing: {model_file: nope.json}}\n")
     started = scanbridge("service", "-c", str(tmp_path / "service.yml"), cwd=tmp_path)
     assert started.returncode == 78 and "nope.json" in started.stderr
+    checked = scanbridge("service", "check", "-c", str(tmp_path / "service.yml"), cwd=tmp_path)
+    assert checked.returncode == 1 and "nope.json" in checked.stdout
 
 
 def test_what_a_process_finds_arrives_whole() -> None:

@@ -33,7 +33,9 @@ def load_model(settings: Phishing) -> Model:
     """Raises ConfigError."""
     try:
         return model_at(settings.model_path, _stamp(settings))
-    except (BadModel, OSError) as exc:
+    except OSError as exc:
+        raise ConfigError(f"cannot read the phishing model {settings.model_path}: {exc.strerror}") from exc
+    except BadModel as exc:
         raise ConfigError(f"analyzers.phishing.model_file: {exc}") from exc
 
 
