@@ -17,6 +17,7 @@ miltertest   miltertest
 initdb       postgresql
 clamd        clamav-daemon
 rspamd       rspamd
+redis-server redis-server
 spamd        spamd
 mmdebstrap   mmdebstrap
 curl         curl

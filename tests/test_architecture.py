@@ -27,7 +27,7 @@ FLOORS: list[set[str]] = [
     {"history"},
     {"intake", "observe", "events"},
     {"filter"},
-    {"quarantine", "relay", "scanner", "lists", "service"},
+    {"quarantine", "relay", "scanner", "lists", "service", "feedback"},
     {"matching"},
     {"config", "mail", "mime"},
     {"runtime", "api"},
@@ -47,6 +47,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "scanner": {"config"},
     "lists": {"config"},
     "service": {"config"},
+    "feedback": {"config"},
 }
 
 # Parts on one floor do not know each other, with these exceptions.
@@ -55,7 +56,7 @@ SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service", "events", "console"},
+    "httpx2": {"lists", "cli", "service", "events", "console", "feedback"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
@@ -63,7 +64,7 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "nats": {"events"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console", "lists", "feedback"},
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon", "console"},
     "jinja2": {"console"},

@@ -17,10 +17,17 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
 EventTypeName = Literal[
-    "mail.decided", "mail.refused", "mail.quarantined", "mail.released", "list.changed", "scanner.state"
+    "mail.decided",
+    "mail.refused",
+    "mail.quarantined",
+    "mail.released",
+    "mail.reported",
+    "list.changed",
+    "scanner.state",
 ]
 _ALL: list[EventTypeName] = [
-    *("mail.decided", "mail.refused", "mail.quarantined", "mail.released", "list.changed", "scanner.state"),
+    *("mail.decided", "mail.refused", "mail.quarantined", "mail.released", "mail.reported"),
+    *("list.changed", "scanner.state"),
 ]
 Facility = Literal[
     "user", "mail", "daemon", "auth", "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7"
@@ -69,7 +76,7 @@ class EventSink(Section):
     path: str | None = Field(
         None,
         min_length=1,
-        description="`file`: the file, relative to the state directory. It is opened again when it was renamed or "
+        description="`file`: the file, relative to the state directory. It is reopened after it has been renamed or "
         "removed (logrotate).",
     )
     url: str | None = Field(None, description="`webhook`: where events are posted to.")

@@ -6,6 +6,7 @@ cannot sign in with a password for a while; a sign-in link still works.
 
 from __future__ import annotations
 
+import ipaddress
 import time
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -16,6 +17,7 @@ from bridge.console.database import ConsoleStore
 WINDOW_S = 900.0
 MAX_PER_USER = 10
 MAX_PER_ADDRESS = 30
+_IPV6_BITS = 64  # one customer has at least so many addresses
 _LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
 _a = database.attempts.c
 
@@ -24,13 +26,13 @@ class Attempts:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
-    def admit(self, name: str, address: str) -> float:
-        """0 if a password may be tried now; otherwise how long to wait, in seconds.
+    def admit(self, name: str | None, address: str) -> float:
+        """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
 
         The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
         """
         now = time.time()
-        keys = ((f"user:{name[:100]}", MAX_PER_USER), (f"from:{address}", MAX_PER_ADDRESS))
+        keys = [(_from(address), MAX_PER_ADDRESS), *([] if name is None else [(_of(name), MAX_PER_USER)])]
         with self._store.writing(_LOCK) as connection:
             connection.execute(delete(database.attempts).where(_a.at < now - WINDOW_S))
             wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)
@@ -40,10 +42,23 @@ class Attempts:
 
     def succeeded(self, name: str, address: str) -> None:
         """Forgive this user, and this attempt to the address: it may have tried others."""
-        last = select(func.max(_a.seq)).where(_a.about == f"from:{address}").scalar_subquery()
+        last = select(func.max(_a.seq)).where(_a.about == _from(address)).scalar_subquery()
         with self._store.writing() as connection:
-            connection.execute(delete(database.attempts).where(_a.about == f"user:{name[:100]}"))
+            connection.execute(delete(database.attempts).where(_a.about == _of(name)))
             connection.execute(delete(database.attempts).where(_a.seq == last))
+
+
+def _of(name: str) -> str:
+    return f"user:{name[:100]}"
+
+
+def _from(address: str) -> str:
+    """The network of an IPv6 client: whoever has one address there has all of them."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:  # a unix socket
+        return f"from:{address}"
+    return f"from:{ipaddress.ip_network((ip, _IPV6_BITS), strict=False) if ip.version == 6 else ip}"
 
 
 def _wait_s(connection: Connection, about: str, limit: int, now: float) -> float:

@@ -7,6 +7,7 @@ any of it. If this is wrong, a page is open to people it is not for, or to other
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import secrets
@@ -21,6 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
 from bridge.console import audit as audit_log
+from bridge.console.audit import is_storable
 from bridge.console.call import Call, Refused
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
@@ -42,6 +44,7 @@ FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
+_FORM_S, _FILE_S = 20.0, 300.0  # for the whole of it: whoever sends it slowly holds a connection
 _NEAR_S = 86_400.0
 
 
@@ -78,12 +81,17 @@ class Guard:
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
-        if self.route.changes:
-            self._check_origin(call.request)
-            await self._read_form(call)
-            self._check_token(call)
-        await self._check_role(call)
-        await self._find_mail(call)
+        try:
+            if self.route.changes:
+                self._check_origin(call.request)
+            self._check_role(call)  # before the form, which may be large
+            if self.route.changes:
+                await self._read_form(call)
+                self._check_token(call)
+            await self._find_mail(call)
+        except Refused as exc:
+            await self._note_refused(call, exc)
+            raise
         return await self._audited(call)
 
     # Where it comes from
@@ -91,8 +99,8 @@ class Guard:
     def _check_host(self, request: Request) -> None:
         """A name that is not ours may be another site's, which was made to point at this address."""
         origins = self.console.sources.console.origins
-        host = request.headers.get("host", "").lower()
-        if not any(origin.partition("://")[2] == host for origin in origins):
+        hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
+        if not any(hosts == [origin.partition("://")[2]] for origin in origins):
             text = "This console does not answer under this name. The setting console.public_url says which is right."
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
 
@@ -128,22 +136,25 @@ class Guard:
         parameters += ["notice=session-over"] if has_ended else []
         return RedirectResponse(f"{target}?{'&'.join(parameters)}" if parameters else target, status_code=303)
 
-    async def _check_role(self, call: Call) -> None:
+    def _check_role(self, call: Call) -> None:
         route, person = self.route, call.person_or_none
         if route.role is None or person is None:
             return
         if person.role < route.role:
-            await self._refused(call, f"needs the role {route.role}")
+            call.audit_detail = f"needs the role {route.role}"
             text = f"You are signed in as {person.name} with the role {person.role}; this needs the role {route.role}."
             raise Refused(403, "Not allowed", text)
         if route.all_tenants and not person.sees_everything:
-            await self._refused(call, "needs access to all tenants")
+            call.audit_detail = "needs access to all tenants"
             raise Refused(403, "Not allowed", "This is for people who may see the mail of all tenants.")
 
-    async def _refused(self, call: Call, why: str) -> None:
-        action = self.route.audit or f"asked for {self.route.path}"
-        write = call.sources.audit.write
-        await call.run(write, call.person, call.address, action, detail=why, result=audit_log.REFUSED)
+    async def _note_refused(self, call: Call, exc: Refused) -> None:
+        """People who have signed in; strangers could fill the log."""
+        if call.person_or_none is None:
+            return
+        action, mail = self.route.audit or f"asked for {self.route.path}", call.path.get("id", "")
+        write, detail, refused = call.sources.audit.write, call.audit_detail or exc.text, audit_log.REFUSED
+        await call.run(write, call.person, call.address, action, mail=mail, detail=detail, result=refused)
 
     # What it is about
 
@@ -169,14 +180,20 @@ class Guard:
         if int_or(call.request.headers.get("content-length", ""), 0) > limit:
             raise _too_large(limit)
         request = Request(call.request.scope, _limited(call.request.receive, limit))
+        files, limit_s = self.route.max_files, _FILE_S if self.route.max_files else _FORM_S
         try:
-            form = await request.form(max_files=self.route.max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
-        except HTTPException as exc:
+            async with asyncio.timeout(limit_s):
+                form = await request.form(max_files=files, max_fields=_MAX_FIELDS, max_part_size=limit)
+        except TimeoutError:
+            raise Refused(408, "Too slow", f"The form did not come within {limit_s:.0f} seconds.") from None
+        except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
             raise Refused(400, "Not a form", "The form cannot be read.") from exc
         call.form_lists = {
             name: [value for value in form.getlist(name) if isinstance(value, str)]
             for name in form.keys()  # noqa: SIM118
         }
+        if not all(is_storable(value) for values in call.form_lists.values() for value in values):
+            raise Refused(400, "Not a form", "The form has characters that are no text.")
         call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
         call.files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
 
@@ -194,8 +211,18 @@ class Guard:
             return await route.handler(call)
         mail = call.path.get("id", "")
         if not route.changes:
-            response = await route.handler(call)
-            await call.run(audit.write, call.person, call.address, route.audit, mail=mail, detail=call.audit_detail)
+            result = audit_log.FAILED
+            try:
+                response = await route.handler(call)
+                result = audit_log.DONE
+            except Refused as exc:
+                call.audit_detail = call.audit_detail or exc.text
+                raise
+            finally:
+                detail = call.audit_detail
+                await call.run(
+                    audit.write, call.person, call.address, route.audit, mail=mail, detail=detail, result=result
+                )
             return response
         if route.role is None:  # a sign-in writes its own entry: only it knows who that is
             return await route.handler(call)
@@ -230,30 +257,36 @@ def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
 
 
 def client_address(request: Request, console: Console) -> str:
-    """The browser's: behind a reverse proxy that we trust, the address that it names last."""
+    """The browser's: behind a reverse proxy that we trust, the address that it names last.
+
+    Some proxies add a field of their own behind the one that a client has sent, so all of them are read.
+    """
     peer = request.client.host if request.client else "local"
     settings = console.sources.console
-    if settings.public_url and _is_in(peer, settings.trusted_proxies):
-        named = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-        try:
-            return str(ipaddress.ip_address(named))
-        except ValueError:
-            return peer
-    return peer
+    if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
+        return peer
+    named = _ip(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
+    return peer if named is None else str(named)
 
 
 def _is_in(address: str, networks: list[str]) -> bool:
     if address == "local":  # a unix socket: the proxy runs on this machine
         return True
+    ip = _ip(address)
+    return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Without a zone, which may be any text; an IPv4 address that is written as IPv6 is one of IPv4."""
     try:
-        ip = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return False
-    return any(ip in ipaddress.ip_network(network) for network in networks)
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def int_or(text: str, other: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else other
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else other
 
 
 def _too_large(limit: int) -> Refused:

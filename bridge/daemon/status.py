@@ -72,6 +72,8 @@ class Status:
                 for listener in running.config.listeners
             ],
             "lists": core.list_refresh.state(),
+            "personal_lists": {"entries": len(core.personal.table), "problem": core.personal.problem},
+            "feedback": core.feedback.state(),
             "events": core.events.state(),
             "events_problem": core.events.problem,
             "scanner": [_scanner(host) for host in running.scanner.hosts],
@@ -107,6 +109,7 @@ def _scanner(host: Host) -> dict[str, Any]:
     age_s = host.age_s(asyncio.get_running_loop().time())
     return {
         "url": host.url,
+        "dialect": host.dialect.name,
         "status": str(host.status or "unknown"),
         "circuit": str(host.circuit.state),
         "in_flight": host.in_flight,

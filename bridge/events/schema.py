@@ -83,7 +83,7 @@ MAIL: dict[str, Schema] = {
     "list": _text("The list that the mail is on."),
     "list_entry": _text("The entry that matched."),
     "would": _text("Shadow mode: the action that would have been taken.", enum=[str(one) for one in Action]),
-    "unscanned": _text("Why the mail was handed on without a decision."),
+    "unscanned": _text("Why the mail was passed on without a decision."),
     "late": _text("How a late decision was involved.", enum=[str(one) for one in LateStatus]),
     "reply": _REPLY,
     "replies": _LIST_OF_REPLIES,
@@ -110,6 +110,21 @@ RELEASED: dict[str, Schema] = {
     "recipient_count": _number("Their number."),
     "by": _text("Login name of the operator."),
     "reply": _text("The next hop's reply."),
+}
+REPORTED: dict[str, Schema] = {
+    "id": _text("Our id of the mail, as in its other events; a digest of its content if we do not know it."),
+    "listener": _text("The listener that had received it."),
+    "tenant": _text("The tenantUid."),
+    "sender": _text("Envelope sender; empty if it is unknown."),
+    "recipients": _RECIPIENTS,
+    "recipient_count": _number("Their number."),
+    "by": _text("Who reported it."),
+    "kind": _text("What the person says that it is.", enum=["spam", "ham"]),
+    "result": _text(
+        "`learned`: rspamd has learned it. `known`: rspamd knew it already. `noted`: there is nobody to learn it. "
+        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
+        enum=["learned", "known", "noted", "refused", "waiting"],
+    ),
 }
 LIST: dict[str, Schema] = {
     "list": _text("Name of the list."),
@@ -153,9 +168,14 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         RELEASED,
         ["id", "sender", "recipients", "recipient_count", "by", "reply"],
     ),
-    EventType.LIST_CHANGED: ("The local copy of a list has different entries than before.", LIST, ["list", "entries"]),
+    EventType.REPORTED: (
+        "A person reported a mail as spam, or as not spam.",
+        REPORTED,
+        ["id", "sender", "recipients", "recipient_count", "by", "kind", "result"],
+    ),
+    EventType.LIST_CHANGED: ("The entries in the local copy of a list have changed.", LIST, ["list", "entries"]),
     EventType.SCANNER_STATE: (
-        "A scanner host is in another state than before. At startup, only hosts that are not up are reported.",
+        "The state of a scanner host has changed. At startup, only hosts that are not up are reported.",
         SCANNER,
         ["host", "state"],
     ),

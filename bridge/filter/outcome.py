@@ -7,6 +7,7 @@ from typing import Literal
 
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import AmbiguousMail
+from bridge.filter.changes import FieldEdit
 from bridge.filter.headers import Fields
 from bridge.filter.late.decisions import LateStatus
 from bridge.mail.action import Action
@@ -28,6 +29,8 @@ class Outcome:
     result: AnalysisResult | None = None  # None: no decision
     stamp: Fields = ()  # header fields to add, in order (with a milter, the mail server adds them)
     replies: tuple[Reply, ...] = ()  # one per recipient, if the client reads them; otherwise `reply` is for all
+    removed: tuple[str, ...] = ()  # with a milter: recipients that the mail server must remove
+    edits: tuple[FieldEdit, ...] = ()  # for a milter's mail server: fields of the mail to change, in order
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class Record:
     doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
     subject: bytes = b""  # from the mail's own header, as it is written there
     scanner: str = ""  # the URL of the host that was asked last
+    answer: Outcome | None = None  # for the client, if this is the record of some of the recipients only
 
     @property
     def why(self) -> str:

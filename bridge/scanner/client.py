@@ -6,22 +6,16 @@ not sent to another host (unless the operator allows it), because the mail may h
 the service reports about its load (status, 429, 503) is stored here, so that admission can refuse mail
 before its content is sent; a circuit per host records failures.
 
-If a host fails after it received some of a mail, the mail itself may be the cause, and its sender can send more
-of them. Such a failure alone therefore says nothing about the host: a test mail (`probe_mail.py`), or other mail
-that the host decided on meanwhile, shows whether it works. A mail that comes close to its deadline is settled in
-the same way. If the host works, the failure belongs to the mail (`ScanFailed`). If this is wrong, one sender can
-close the scanner for everybody, or have a mail delivered because it breaks the scanner.
+If a host fails on a mail, `trial.py` settles whether the host or the mail is to blame.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-import ssl
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Never
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
@@ -36,22 +30,13 @@ from bridge.errors import (
     ScanUnavailable,
 )
 from bridge.mail.message import Message
-from bridge.runtime.value import value
-from bridge.scanner.answers import BadGateway, read_status
 from bridge.scanner.circuit import Event, State
+from bridge.scanner.exchange import Exchange, Lost, NotReached
 from bridge.scanner.host import Host, ScannerSettings
-from bridge.scanner.http import (
-    Answer,
-    AnswerTooLarge,
-    ConnectionLost,
-    DeadlinePassed,
-    LateAnswer,
-    ScannerConnection,
-    WrongAnswer,
-)
+from bridge.scanner.http import DeadlinePassed, LateAnswer
 from bridge.scanner.late_scan import LateScan, ScanGoesOn
-from bridge.scanner.probe_mail import probe_mail
-from bridge.scanner.requests import STATUS, Request, Submission, new_id
+from bridge.scanner.requests import Submission
+from bridge.scanner.trial import Attempt, Doubt, Trials
 
 __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 
@@ -61,7 +46,6 @@ log = logging.getLogger(__name__)
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
-_CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
@@ -76,6 +60,8 @@ class Scanner:
     def __init__(self, settings: ScannerSettings) -> None:
         self._settings = settings
         self.hosts = [Host(url, settings) for url in settings.urls]
+        self._exchange = Exchange(settings.connect_timeout_s)
+        self._trials = Trials(self._exchange, settings.connect_timeout_s)
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -119,138 +105,97 @@ class Scanner:
         Raises ScanError, Saturated. With `keep_late` also ScanGoesOn, a ScanTimeout that carries the running
         scan: its catcher must await or abandon the scan.
         """
-        problem: ScanError | Saturated | None = None
-        doubts: list[_Doubt] = []  # hosts that got some of the mail and gave no decision
-        loop = self._loop
+        self._check_size(request, message)
         submission = Submission(request, message, header)
-        limit = self._settings.max_request_bytes
-        if limit is not None and (size := submission.body_bytes()) > limit:
-            raise MessageTooLarge(
-                f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
-            )
+        problem: ScanError | Saturated | None = None
+        doubts: list[Doubt] = []
         for host in self._by_preference():
             on_host(host.url)
             is_probe = host.begin()
-            began, was_broken, was_silent = loop.time(), host.is_broken, host.silent
-            may_go_on = True
+            attempt = Attempt(host, self._loop.time(), host.is_broken, host.silent)
             try:
-                answer = await self._exchange(host, submission, deadline, is_mail=True)
-                now = loop.time()
-                host.took(now - began, now)
-                return host.result_of(answer, now, began)
-            except _NotReached as exc:
-                host.learn(Event.UNREACHABLE, loop.time())
-                host.failed(exc)
-                log.warning("scanner %s could not be reached: %s", host.url, exc)
-                problem = ScanUnavailable(f"{host.url}: {exc}")
-                if exc.was_sent:
-                    doubts.append(_Doubt(host, _Lost(str(problem), sent_whole=True), began, was_broken))
+                return await self._decision(attempt, submission, deadline)
             except DeadlinePassed as exc:
-                others_pass = bool(doubts) or host.decided_since > began
-                is_slow = others_pass or not _is_down(host, began, was_broken, was_silent)
-                _give_up(host, exc.late, keep_late, is_slow, others_pass)
-            except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
+                _give_up(attempt, exc.late, keep_late, others_pass=bool(doubts))
+            except (NotReached, ScanUnavailable, ScanMalformed, ScanRefused, Saturated) as exc:
                 # Its traceback holds this frame, which holds the error: a reference cycle.
-                problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
-                host.failed(exc)
-                doubts.append(_Doubt(host, problem, began, was_broken))
-                if host.decided_since <= began:
-                    self._start_check(host, request.tenant_uid)
-            except Saturated as exc:
-                problem, may_go_on = exc, self._settings.resubmit
-                if exc.retry_after_s and host.status not in _PRESSED:  # is it full, or was it this mail?
-                    self._start_check(host, request.tenant_uid)
+                error = exc.with_traceback(None)
+                problem = self._learn_from(attempt, error, request.tenant_uid, doubts)
             finally:
                 host.end(is_probe)
-            if not may_go_on:
+            if not self._may_go_on_after(error):
                 break
             if len(doubts) > 1:  # a mail on which two hosts fail is not sent to a third
-                failed = [doubt for doubt in doubts if isinstance(await self._blame(doubt, deadline), ScanFailed)]
-                if len(failed) > 1:
+                doubts = [doubt for doubt in doubts if await self._is_the_mails(doubt, deadline)]
+                if len(doubts) > 1:
                     break
-                doubts = failed
         for doubt in doubts:
-            error = await self._blame(doubt, deadline)
-            if isinstance(error, ScanFailed):
-                log.warning("scanner %s failed on one mail: %s", doubt.host.url, error)
-                raise error
+            blamed = await self._trials.blame(doubt, deadline)
+            if isinstance(blamed, ScanFailed):
+                log.warning("scanner %s failed on one mail: %s", doubt.attempt.host.url, blamed)
+                raise blamed
         raise problem or ScanUnavailable("every scanner host failed recently")
 
-    def _may_go_on_after(self, error: ScanError) -> bool:
+    def _check_size(self, request: AnalysisRequest, message: Message) -> None:
+        """Raises MessageTooLarge."""
+        limit = self._settings.max_request_bytes
+        if limit is not None and (size := self.hosts[0].dialect.body_bytes(request, message)) > limit:
+            raise MessageTooLarge(
+                f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
+            )
+
+    async def _decision(self, attempt: Attempt, submission: Submission, deadline: float) -> AnalysisResult:
+        """Raises NotReached, DeadlinePassed, ScanError, Saturated."""
+        host = attempt.host
+        answer = await self._exchange.ask(host, submission, deadline, self._trials.start_if_slow)
+        now = self._loop.time()
+        host.took(now - attempt.began, now)
+        return host.result_of(answer, now, attempt.began)
+
+    def _learn_from(
+        self, attempt: Attempt, error: NotReached | ScanError | Saturated, tenant: str | None, doubts: list[Doubt]
+    ) -> ScanError | Saturated:
+        """Note what a failure says about the host, and whether the mail may be the cause. Returns it as an error."""
+        host = attempt.host
+        if isinstance(error, NotReached):
+            host.learn(Event.UNREACHABLE, self._loop.time())
+            host.failed(error)
+            log.warning("scanner %s could not be reached: %s", host.url, error)
+            problem = ScanUnavailable(f"{host.url}: {error}")
+            if error.was_sent:
+                doubts.append(Doubt(attempt, Lost(str(problem), sent_whole=True)))
+            return problem
+        if isinstance(error, Saturated):
+            if error.retry_after_s and host.status not in _PRESSED:  # is it full, or was it this mail?
+                self._trials.start(host, tenant)
+            return error
+        host.failed(error)
+        doubts.append(Doubt(attempt, error))
+        if host.decided_since <= attempt.began:
+            self._trials.start(host, tenant)
+        return error
+
+    def _may_go_on_after(self, error: NotReached | ScanError | Saturated) -> bool:
         """Whether another host may get the mail: it was not sent completely, or the operator allows it."""
+        if isinstance(error, NotReached):
+            return True
         if isinstance(error, ScanRefused):
             return False
-        return self._settings.resubmit or (isinstance(error, _Lost) and not error.sent_whole)
+        return self._settings.resubmit or (isinstance(error, Lost) and not error.sent_whole)
 
-    async def _blame(self, doubt: _Doubt, deadline: float) -> ScanError:
-        """The host's error if it fails on all mail, ScanFailed if the mail may be the cause."""
-        host, error = doubt.host, doubt.error
-        works = True if host.decided_since > doubt.began else await self._works(host, deadline)
-        if isinstance(error, _Lost | BadGateway):
-            # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
-            return error if doubt.was_broken and works is not True else ScanFailed(str(error))
-        return error if works is False else ScanFailed(str(error))
-
-    async def _works(self, host: Host, deadline: float) -> bool | None:
-        """Whether the host decides on the test mail; None if that is not known in time."""
-        check = host.check
-        if check is None:
-            return None
-        await asyncio.wait({check}, timeout=max(0.0, deadline - self._loop.time()))
-        return check.result() if check.done() and not check.cancelled() else None
-
-    def _start_check(self, host: Host, tenant: str | None, limit_s: float = math.inf) -> None:
-        """Send the host the test mail; one at a time."""
-        if host.check is None or host.check.done():
-            host.probe_tenant = tenant
-            host.checked_at = self._loop.time()
-            host.check = asyncio.create_task(self._check(host, tenant, limit_s))
-
-    def _check_if_slow(self, host: Host, since: float, tenant: str | None, limit_s: float) -> None:
-        """A mail comes close to its deadline: is the host slow, or the mail?"""
-        if host.decided_since <= since:
-            self._start_check(host, tenant, limit_s)
-
-    async def _check(self, host: Host, tenant: str | None, limit_s: float) -> bool | None:
-        loop = self._loop
-        try:
-            await self._scan_test_mail(host, tenant, min(self._settings.connect_timeout_s, limit_s))
-        except (ScanTimeout, Saturated):
-            return None
-        except (ScanRefused, MessageTooLarge) as exc:
-            host.is_broken = True
-            host.failed(exc)
-            return False
-        except (_NotReached, ScanError) as exc:
-            host.is_broken = True
-            host.failed(exc)
-            host.learn(Event.UNREACHABLE if isinstance(exc, _NotReached) else Event.FAILURE, loop.time())
-            return False
-        return True
-
-    async def _scan_test_mail(self, host: Host, tenant: str | None, timeout_s: float) -> None:
-        """Raises ScanError, Saturated, _NotReached."""
-        loop = self._loop
-        began = loop.time()
-        request, message = probe_mail(tenant)
-        answer = None
-        try:
-            answer = await self._exchange(host, Submission(request, message, b""), began + timeout_s)
-        except DeadlinePassed as exc:
-            if exc.late is not None:
-                exc.late.abandon()
-        finally:
-            message.close()
-        if answer is None:  # raised here: an error that another one caused would keep this frame, and the mail
-            raise ScanTimeout(f"{host.url}: no decision on the test mail in time")
-        host.result_of(answer, loop.time(), began)
+    async def _is_the_mails(self, doubt: Doubt, deadline: float) -> bool:
+        return isinstance(await self._trials.blame(doubt, deadline), ScanFailed)
 
     async def try_scan(self, host: Host, timeout_s: float) -> None:
         """Have one host decide on the test mail, as it would on any mail. Raises ScanError, Saturated."""
         try:
-            await self._scan_test_mail(host, self._settings.tenant_uid, timeout_s)
-        except _NotReached as exc:
+            await self._trials.scan(host, self._settings.tenant_uid, timeout_s)
+        except NotReached as exc:
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
+
+    async def status(self, host: Host, timeout_s: float) -> QueueStatus:
+        """Request the status of one host. Raises ScanError."""
+        return await self._exchange.status(host, timeout_s)
 
     def _by_preference(self) -> list[Host]:
         """Hosts whose circuit admits a mail: not refusing, with room, then probes, the least busy, the fastest."""
@@ -272,98 +217,6 @@ class Scanner:
             )
         return hosts
 
-    async def _exchange(
-        self, host: Host, request: Request, deadline: float, fresh: bool = False, is_mail: bool = False
-    ) -> Answer:
-        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError.
-
-        A new connection has no earlier request whose answer could be taken for this one's.
-        """
-        loop = self._loop
-        now = loop.time()
-        if now >= deadline:
-            raise DeadlinePassed(None)
-        connection = None if fresh else host.take_idle(now)
-        reused = connection is not None
-        if connection is None:
-            connection = await self._connect(host, deadline)
-        request_id = new_id()
-        content = request.to(host, request_id)
-        if isinstance(request, Submission) and is_mail:
-            check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
-            on_slow = partial(self._check_if_slow, host, now, request.request.tenant_uid, check_s)
-            waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
-        else:
-            waiting = connection.ask(content, deadline, request_id)
-        try:
-            answer = await waiting
-        except WrongAnswer:
-            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
-            if not reused:
-                raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
-        except ConnectionLost as exc:
-            if not reused or exc.answered:
-                raise _Lost(f"{host.url}: {exc}", exc.sent_whole) from exc
-        except AnswerTooLarge as exc:
-            raise ScanMalformed(f"{host.url}: the answer is too large") from exc
-        except DeadlinePassed:
-            raise
-        except BaseException:  # cancelled midway: the connection cannot be used again
-            connection.close()
-            raise
-        else:
-            if answer.is_tied or not reused or not host.echoes:
-                host.give_back(connection, loop.time())
-                return answer
-            log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
-            connection.close()
-        finally:
-            connection.forget(waiting)
-            del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
-        # Most likely the server closed the idle connection before it read the request, or has lost count of its
-        # answers: try once more.
-        try:
-            return await self._exchange(host, request, deadline, fresh=True, is_mail=is_mail)
-        except _NotReached as exc:
-            exc.was_sent = True  # or else the request was its end
-            raise
-
-    async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
-        loop = self._loop
-        limit = loop.time() + self._settings.connect_timeout_s
-        try:
-            async with asyncio.timeout_at(min(limit, deadline)):
-                return await host.connect()
-        except ssl.SSLCertVerificationError as exc:
-            raise _NotReached(f"its certificate is not valid: {exc.verify_message}") from exc
-        except TimeoutError:
-            if deadline < limit:
-                raise DeadlinePassed(None) from None
-            raise _NotReached("no connection in time") from None
-        except (OSError, ssl.SSLError) as exc:
-            raise _NotReached(exc.strerror or type(exc).__name__) from exc
-
-    async def status(self, host: Host, timeout_s: float) -> QueueStatus:
-        """Request the status of one host. Raises ScanError."""
-        loop = self._loop
-        try:
-            answer = await self._exchange(host, STATUS, loop.time() + timeout_s)
-        except DeadlinePassed as exc:
-            if exc.late is not None:
-                exc.late.abandon()
-            host.did_not_answer(loop.time())
-            raise ScanTimeout(f"{host.url}: no status in time") from None
-        except _NotReached as exc:
-            host.did_not_answer(loop.time())
-            host.learn(Event.UNREACHABLE, loop.time())
-            raise ScanUnavailable(f"{host.url}: {exc}") from exc
-        host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
-        host.answered(loop.time())
-        host.date = answer.headers.get(b"date", b"")
-        status = read_status(host.url, answer)
-        host.learn(Event.STATUS, loop.time())
-        return status
-
     async def watch(self) -> None:
         """Poll the status of every host until cancelled, each with its own jitter."""
         await asyncio.gather(*(self._watch(host) for host in self.hosts))
@@ -382,7 +235,7 @@ class Scanner:
                 if host.silent and not isinstance(exc, ScanTimeout):  # which has already taken a while
                     pause_s = min(interval, _RETRY_S)
             if host.is_broken:
-                self._start_check(host, host.probe_tenant)
+                self._trials.start(host, host.probe_tenant)
             if host.untried_since is not None and host.decided_since > host.untried_since:
                 host.untried_since = None
             problem = trouble
@@ -409,46 +262,11 @@ class Scanner:
             host.close()
 
 
-class _NotReached(Exception):
-    """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
-
-    was_sent = False
-
-
-class _Lost(ScanUnavailable):
-    """The connection was lost while the mail was sent, or after that."""
-
-    def __init__(self, text: str, sent_whole: bool) -> None:
-        super().__init__(text)
-        self.sent_whole = sent_whole
-
-
-@value
-class _Doubt:
-    """A host that failed on a mail: is it the host, or the mail?"""
-
-    host: Host
-    error: ScanError
-    began: float  # when the mail was sent
-    was_broken: bool  # the host was known not to work before that
-
-
-def _is_down(host: Host, began: float, was_broken: bool, was_silent: bool) -> bool:
-    """Whether a host that did not answer a mail in time is known not to work, whatever the mail.
-
-    It failed on the test mail, or it was known to be down before it got the mail. If nothing is known, the mail
-    may be the reason: on a quiet host, or beside other slow mail of the same sender.
-    """
-    check = host.check
-    works = None
-    if check is not None and host.checked_at >= began and check.done() and not check.cancelled():
-        works = check.result()
-    return works is False or (works is None and (was_broken or (was_silent and host.silent)))
-
-
-def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool, others_pass: bool) -> Never:
+def _give_up(attempt: Attempt, late: LateAnswer | None, keep_late: bool, others_pass: bool) -> Never:
     """The deadline has passed: keep waiting in the background if the caller wants that and it is possible."""
-    text = "no answer before the deadline"
+    host, text = attempt.host, "no answer before the deadline"
+    others_pass = others_pass or host.decided_since > attempt.began
+    is_slow = others_pass or not attempt.host_is_down
     if late is not None and keep_late:
         raise ScanGoesOn(text, is_slow, others_pass, LateScan(host, late)) from None
     if late is not None:

@@ -247,7 +247,7 @@ def _scanning_schemas() -> Json:
             "type": ["string", "null"],
             "description": "The IP address of the sending mail server. Brackets, the prefix `IPv6:`, a port, an IPv6 "
             "zone and white space are removed, and an IPv4-mapped IPv6 address counts as the IPv4 address. Anything "
-            "that is no address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
+            "that is not an address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
         },
         "senderHelo": {"type": ["string", "null"], "description": "The HELO or EHLO name of the sending mail server."},
     }
@@ -278,7 +278,8 @@ def _list_schemas() -> Json:
             "minLength": 1,
             "maxLength": MAX_ENTRY,
             "description": "The format depends on the list's category: a sender (user@example.org or "
-            "@example.org), a domain, a network (192.0.2.0/24), the host of a URL, or the SHA-256 of an attachment.",
+            "@example.org), a domain, a network (192.0.2.0/24), the host of a URL, the SHA-256 of an attachment, or "
+            "a recipient and a sender (anna@example.org news@shop.example).",
         },
         "comment": {"type": "string", "maxLength": MAX_COMMENT, "pattern": "^[^\\u0000]*$"},
     }

@@ -106,6 +106,11 @@ STORIES: dict[str, Story] = {
     "docs/operate/review-the-quarantine.md": Story(
         prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["1 malware:eicar", "bad@sender.example"]
     ),
+    "docs/operate/personal-lists.md": Story(
+        prepare="embedded",
+        shows=["shop.example: blocked for anna@example.org", r"allow +friend@example.net", "shop.example: deleted"],
+    ),
+    "docs/operate/feedback.md": Story(prepare=f"embedded; {MAIL}", shows=["reported as spam", "reported as not spam"]),
     "docs/operate/block-a-campaign.md": Story(
         prepare="""
             configured bridge.yml </dev/null
@@ -234,6 +239,8 @@ END
 # Page and first command of every block that is not run. The page has the reason above it.
 NOT_RUN = {
     ("CONTRIBUTING.md", "make run"),
+    ("docs/operate/console.md", "scanbridge console user add ann --role admin"),
+    ("docs/operate/console.md", "scanbridge console user list"),
     ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
     ("docs/operate/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
     ("deploy/ansible/README.md", "make packages"),

@@ -1,0 +1,163 @@
+"""Personal lists: what a recipient's own entries change about a mail that the policy has decided on.
+
+A block withholds a mail that would be handed on; an allow hands on a mail that was withheld because of its verdict,
+where the operator permits that. Neither touches the other recipients, and neither weakens anything else: a list of the
+tenant or the deployment refuses mail before this is asked, and no entry delivers mail in which something dangerous was
+found, or which was not inspected completely. Look-ups in memory, no I/O.
+
+If recipients have different fates, the mail is split: some get it, for the others it is quarantined or dropped. A
+client that reads one reply for all cannot be told about a refusal of some, so their mail is quarantined instead; and
+where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the policy's rule
+applies to everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.filter import rule_names
+from bridge.filter.policy import Rule
+from bridge.mail.action import Action
+from bridge.mail.address import comparable_address
+from bridge.mail.envelope import Envelope
+from bridge.mail.list_match import ListAction, ListMatch
+from bridge.matching.dangerous_tags import has_danger
+from bridge.matching.match import address, domain_and_parents
+from bridge.mime.authors import addresses_in_from
+
+LIST = "personal"  # the name under which matches are logged and counted
+BLOCK, ALLOW = "block", "allow"
+
+_AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is who he says
+_MOST_SENDERS, _MOST_LABELS = 6, 10  # those of the envelope and of the From field; of a domain, from its end
+_WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
+
+
+class Table(Protocol):
+    """The entries of all recipients; addresses are in the spelling of entries."""
+
+    is_empty: bool
+
+    def has(self, recipient: str) -> bool: ...
+
+    def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
+        """The first of these senders that the recipient has an entry about."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalRules:
+    """What entries may do, for one tenant."""
+
+    block: Action = Action.QUARANTINE  # or DISCARD
+    allow_verdicts: frozenset[str] = frozenset()  # in lower case; empty: allow entries do nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to the mail of some of the recipients."""
+
+    rule: Rule
+    indexes: tuple[int, ...]
+    listed: ListMatch | None = None  # the entry of the first of them
+
+
+class Source(Protocol):
+    """Replaces the table whenever entries change."""
+
+    @property
+    def table(self) -> Table: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalLists:
+    """The entries, and what they may do."""
+
+    source: Source
+    rules: PersonalRules = field(default_factory=PersonalRules)
+    tenant_rules: Mapping[str, PersonalRules] = field(default_factory=dict)
+
+    def concern(self, envelope: Envelope) -> bool:
+        """Whether a recipient of this mail may have entries: for nearly all mail the only question."""
+        table = self.source.table
+        if table.is_empty:
+            return False
+        for recipient in envelope.recipients:  # noqa: SIM110 - `any` takes twice the time
+            if table.has(comparable_address(recipient.address)):
+                return True
+        return False
+
+    def fates(
+        self, envelope: Envelope, head: bytes, tenant: str | None, rule: Rule, result: AnalysisResult | None
+    ) -> list[Fate]:
+        """One for all recipients, or two; of two, the first one is that of the recipients who get the mail."""
+        rules = self.tenant_rules.get(tenant or "", self.rules)
+        is_handed_on = rule.action is Action.RELAY
+        if not is_handed_on and not _may_allow(rules, result):
+            return [Fate(rule, tuple(range(len(envelope.recipients))))]
+        authors = addresses_in_from(head)
+        blocking = candidates(envelope.sender, *authors)
+        is_authentic = result is not None and _AUTHENTIC in result.tags and len(authors) == 1
+        allowing = candidates(envelope.sender, *(authors if is_authentic else ()))
+        kind = BLOCK if is_handed_on else ALLOW
+        return _split(kind, rule, rules, [self._match(kind, one, blocking, allowing) for one in envelope.addresses])
+
+    def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
+        """The entry of this kind that counts for the recipient: of a block and an allow, the more specific one."""
+        table, normal = self.source.table, comparable_address(recipient)
+        if not table.has(normal):
+            return None
+        block, allow = table.find(BLOCK, normal, blocking), table.find(ALLOW, normal, allowing)
+        if block is None or allow is None:
+            return block if kind == BLOCK else allow
+        is_allowed = _specificity(allow) > _specificity(block)
+        if kind == BLOCK:
+            return None if is_allowed else block
+        return allow if is_allowed else None
+
+
+def candidates(*senders: str) -> list[str]:
+    """What entries about these senders may say, the most specific first: whole addresses, then domains.
+
+    Bounded: a mail may have a thousand recipients, and its author chooses how many labels a domain has.
+    """
+    found: dict[str, None] = {}
+    for sender in senders[:_MOST_SENDERS]:
+        if normal := address(sender):
+            found[normal] = None
+            names = list(domain_and_parents(normal.rpartition("@")[2]))
+            found.update(dict.fromkeys(f"@{name}" for name in names[-_MOST_LABELS:]))
+    return sorted(found, key=_specificity, reverse=True)
+
+
+def _specificity(entry: str) -> tuple[bool, int]:
+    return not entry.startswith("@"), entry.count(".")
+
+
+def _may_allow(rules: PersonalRules, result: AnalysisResult | None) -> bool:
+    """Whether an allow entry may have this mail delivered."""
+    return (
+        result is not None
+        and result.decision in _WITHHELD
+        and result.verdict.lower() in rules.allow_verdicts
+        and not has_danger(result.tags)
+    )
+
+
+def _split(kind: str, rule: Rule, rules: PersonalRules, entries: list[str | None]) -> list[Fate]:
+    listed = [index for index, entry in enumerate(entries) if entry is not None]
+    others = tuple(index for index, entry in enumerate(entries) if entry is None)
+    usual = Fate(rule, others)
+    if not listed:
+        return [usual]
+    entry = entries[listed[0]] or ""
+    if kind == BLOCK:
+        action, name, done = rules.block, rule_names.PERSONAL_BLOCK, ListAction.BLOCKED
+    else:
+        action, name, done = Action.RELAY, rule_names.PERSONAL_ALLOW, ListAction.ALLOWED
+    own = Fate(Rule(action, name=name), tuple(listed), ListMatch(LIST, entry, done))
+    if not others:
+        return [own]
+    return [usual, own] if kind == BLOCK else [own, usual]

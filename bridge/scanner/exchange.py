@@ -1,0 +1,188 @@
+"""One request to one host: over an idle connection if there is one, and once more over a new one.
+
+A server may close an idle connection at the moment we write to it, so a request that got no answer there is sent
+again. A new connection has no earlier request whose answer could be taken for this one's. Knows nothing of other
+hosts, and draws no conclusion about this one. If this is wrong, a mail gets the decision on another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from functools import cached_property, partial
+
+from bridge.api.scanning import QueueStatus
+from bridge.errors import ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.scanner.circuit import Event
+from bridge.scanner.host import Host
+from bridge.scanner.http import (
+    Answer,
+    AnswerTooLarge,
+    ConnectionLost,
+    DeadlinePassed,
+    ScannerConnection,
+    WrongAnswer,
+)
+from bridge.scanner.requests import STATUS, Request, new_id
+
+log = logging.getLogger(__name__)
+
+_SLOW_LEAD = 1.1  # of the time that a test mail may take: how long before its deadline a mail counts as slow
+_MAX_STEPS = 4  # requests until a host that has to know us first reports its status
+
+# Called with the time at which the request began, and with how long a test mail may take.
+OnSlow = Callable[[Host, Request, float, float], None]
+
+
+class NotReached(Exception):
+    """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
+
+    was_sent = False
+
+
+class Lost(ScanUnavailable):
+    """The connection was lost while the mail was sent, or after that."""
+
+    def __init__(self, text: str, sent_whole: bool) -> None:
+        super().__init__(text)
+        self.sent_whole = sent_whole
+
+
+class Exchange:
+    """Requests and their answers."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Python 3.11: get_running_loop makes a system call (getpid) each time."""
+        return asyncio.get_running_loop()
+
+    async def ask(self, host: Host, request: Request, deadline: float, on_slow: OnSlow | None = None) -> Answer:
+        """Raises NotReached, DeadlinePassed, ScanError."""
+        again = renewed = False
+        try:
+            while True:
+                now = self._loop.time()
+                if now >= deadline:
+                    raise DeadlinePassed(None)
+                if not host.dialect.is_ready and request is not STATUS:
+                    await self._introduce(host, deadline)
+                connection = None if again else host.take_idle(now)
+                reused = connection is not None
+                if connection is None:
+                    connection = await self._connect(host, deadline)
+                answer = await self._ask_over(connection, reused, host, request, now, deadline, on_slow)
+                if answer is not None:
+                    if answer.status < 400 or renewed or not host.dialect.has_forgotten_us(answer):
+                        return answer
+                    renewed = True
+                again = True
+        except NotReached as exc:
+            exc.was_sent = again  # the server closed the idle connection, or the request was its end
+            raise
+
+    async def _ask_over(
+        self,
+        connection: ScannerConnection,
+        reused: bool,
+        host: Host,
+        request: Request,
+        now: float,
+        deadline: float,
+        on_slow: OnSlow | None,
+    ) -> Answer | None:
+        """None: most likely a reused connection was closed before the request was read, or has lost count of answers.
+
+        Raises DeadlinePassed, ScanError.
+        """
+        request_id = new_id()
+        trial_s = min(self._connect_timeout_s, (deadline - now) / 2)
+        when_slow = partial(on_slow, host, request, now, trial_s) if on_slow is not None else None
+        content = request.to(host, request_id)
+        waiting = connection.ask(content, deadline, request_id, deadline - trial_s * _SLOW_LEAD, when_slow)
+        try:
+            answer = await waiting
+        except WrongAnswer:
+            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
+            if reused:
+                return None
+            raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
+        except ConnectionLost as exc:
+            if reused and not exc.answered:
+                return None
+            raise Lost(f"{host.url}: {exc}", exc.sent_whole) from exc
+        except AnswerTooLarge as exc:
+            raise ScanMalformed(f"{host.url}: the answer is too large") from exc
+        except DeadlinePassed:
+            raise
+        except BaseException:  # cancelled midway: the connection cannot be used again
+            connection.close()
+            raise
+        finally:
+            connection.forget(waiting)
+            del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
+        if reused and host.echoes and not answer.is_tied:
+            log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
+            connection.close()
+            return None
+        host.give_back(connection, self._loop.time())
+        return answer
+
+    async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
+        limit = self._loop.time() + self._connect_timeout_s
+        try:
+            async with asyncio.timeout_at(min(limit, deadline)):
+                return await host.connect()
+        except ssl.SSLCertVerificationError as exc:
+            raise NotReached(f"its certificate is not valid: {exc.verify_message}") from exc
+        except TimeoutError:
+            if deadline < limit:
+                raise DeadlinePassed(None) from None
+            raise NotReached("no connection in time") from None
+        except (OSError, ssl.SSLError) as exc:
+            raise NotReached(exc.strerror or type(exc).__name__) from exc
+
+    async def status(self, host: Host, timeout_s: float) -> QueueStatus:
+        """Request the status of a host, and note whether it answers. Raises ScanError."""
+        deadline = self._loop.time() + timeout_s
+        try:
+            async with host.asking(deadline):
+                status = await self._ask_status(host, deadline)
+        except DeadlinePassed as exc:
+            if exc.late is not None:
+                exc.late.abandon()
+            host.did_not_answer(self._loop.time())
+            raise ScanTimeout(f"{host.url}: no status in time") from None
+        except NotReached as exc:
+            host.did_not_answer(self._loop.time())
+            host.learn(Event.UNREACHABLE, self._loop.time())
+            raise ScanUnavailable(f"{host.url}: {exc}") from exc
+        host.learn(Event.STATUS, self._loop.time())
+        return status
+
+    async def _ask_status(self, host: Host, deadline: float) -> QueueStatus:
+        """Raises NotReached, DeadlinePassed, ScanError. The caller holds `host.asking`."""
+        for _ in range(_MAX_STEPS):
+            answer = await self.ask(host, STATUS, deadline)
+            host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
+            host.answered(self._loop.time())
+            host.date = answer.headers.get(b"date", b"")
+            status = host.dialect.read_status(answer)
+            if status is not None:
+                return status
+        raise ScanMalformed(f"{host.url}: it does not come to an end with our introduction")
+
+    async def _introduce(self, host: Host, deadline: float) -> None:
+        """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""
+        try:
+            async with host.asking(deadline):
+                if not host.dialect.is_ready:
+                    await self._ask_status(host, deadline)
+        except DeadlinePassed as exc:
+            if exc.late is not None:  # an answer to the introduction is not one to the mail
+                exc.late.abandon()
+            raise DeadlinePassed(None) from None
