@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 
 from bridge.errors import ConfigError
+from bridge.service.analysis.decision import INCOMPLETE
 from bridge.service.detection.model import QUARANTINE_POINTS, BadModel, Model, model_at
 from bridge.service.detection.phishing import Search, Suspicion
 from bridge.service.settings import Phishing
 
-INCOMPLETE = "incomplete"
 SUSPECTED_POINTS = 5.0
 
 

@@ -1,6 +1,6 @@
 """Why a mail looks like phishing, in sentences for people: postmasters, and users who read their digest.
 
-Everything in a sentence that comes from the mail was chosen by its sender; whoever prints it must make it safe for a
+Parts of a sentence come from the mail, so its sender chose them: a caller that prints them must make them safe for a
 terminal or a page.
 """
 
