@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console fuzz clean
+.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -107,6 +107,12 @@ bench-overload: $(DEV_READY)    ## measure overload at ten times the scanner's c
 
 bench-memory: $(DEV_READY)      ## measure memory under attack, compared with stock aiosmtpd: docs/evidence/memory.md
 	$(BIN)/python bench/memory.py
+
+evaluate: $(DEV_READY)          ## measure the detection of phishing with the mails in CORPUS=...; the result goes into docs/evidence/detection.md
+	@test -n "$(CORPUS)" || { echo "usage: make evaluate CORPUS=DIR, with DIR/ham/SOURCE/* and DIR/phishing/SOURCE/*"; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
+	deploy/test-servers.sh
+	$(BIN)/python -m tools.evaluate $(CORPUS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 clean:                          ## remove everything the other commands created
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist build/site

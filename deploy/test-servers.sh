@@ -21,6 +21,7 @@ c-icap       c-icap
 spamd        spamd
 rspamd       rspamd
 redis-server redis-server
+spamd        spamd
 mmdebstrap   mmdebstrap
 curl         curl
 jq           jq

@@ -90,6 +90,38 @@ def token(name: str) -> None:
     )
 
 
+@service.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("--from", "sender", default="", help="Envelope sender. Default: unknown.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_obj
+def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_json: bool) -> None:
+    """Explain what the service finds in a mail and why it decides as it does.
+
+    FILE is a mail saved by a mail program (.eml). Reads the mail's bytes only: no lists, no other engines, no
+    network. Without a configuration, the service's defaults apply.
+    """
+    from bridge.cli.service_explain import lines_of
+    from bridge.service.analysis.explanation import explain as explained
+    from bridge.service.settings import ServiceConfig
+
+    chosen = path or given or (DEFAULT if DEFAULT.exists() else None)
+    config = _load(chosen).config if chosen else ServiceConfig()
+    try:
+        found = explained(file.read_bytes(), config, sender)
+    except ConfigError as exc:
+        fail_config(exc)
+    except OSError as exc:
+        say_lines(f"scanbridge service: cannot read {file}: {exc.strerror}", err=True)
+        sys.exit(1)
+    if as_json:
+        say_json(found.to_dict(), indent=2)
+    else:
+        for line in lines_of(found):
+            say(line)
+
+
 _own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=_CONFIG)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -312,6 +312,28 @@ class HeadersAnalyzer(AnalyzerSection):
     timeout: Duration = 20.0
 
 
+class Phishing(AnalyzerSection):
+    required: bool = Field(False, description="If true, a mail for which the search for phishing failed is undecided.")
+    timeout: Duration = 20.0
+    profile: Literal["cautious", "balanced", "strict"] = Field(
+        "balanced", description="How sure the model must be before a mail is quarantined."
+    )
+    model_file: str | None = Field(None, description="A model of your own, from `tools/train.py`.")
+    use_model: bool = Field(True, description="If false, there are only the tags of the signals, and no score.")
+    ignore: list[str] = Field([], description="Tags of signals that are switched off.")
+    _directory: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _place(self, info: ValidationInfo) -> Phishing:
+        self._directory = Path((info.context or {}).get("directory") or "")
+        return self
+
+    @property
+    def model_path(self) -> str:
+        """Empty: the shipped model."""
+        return str(self._directory / self.model_file) if self.model_file else ""
+
+
 class Authentication(AnalyzerSection):
     required: bool = False
     timeout: Duration = 10.0
@@ -323,6 +345,7 @@ class Analyzers(Section):
     mime: Mime | None = Mime()
     urls: Urls | None = Urls()
     headers: HeadersAnalyzer | None = HeadersAnalyzer()
+    phishing: Phishing | None = Phishing()
     authentication: Authentication | None = None
     clamav: ClamAv | None = None
     rspamd: Rspamd | None = None
@@ -365,6 +388,7 @@ DEFAULT_RULES = [
     DecisionRule(tags=["incomplete"], verdict="incomplete", decision=Decision.UNDECIDED),
     DecisionRule(tags=["list:allowed-*"], verdict="allowed", decision=Decision.DELIVER),
     DecisionRule(tags=["rspamd:soft-reject"], verdict="deferred", decision=Decision.UNDECIDED),
+    DecisionRule(tags=["phishing:likely"], verdict="phishing", decision=Decision.QUARANTINE),
     DecisionRule(tags=["list:personal-allowed-*"], verdict="allowed", decision=Decision.DELIVER),
     DecisionRule(score=15.0, verdict="spam", decision=Decision.BOUNCE),
     DecisionRule(score=8.0, verdict="suspicious", decision=Decision.QUARANTINE),

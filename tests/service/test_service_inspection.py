@@ -348,6 +348,9 @@ def test_too_much_names_the_bound():
         ({"list:personal-allowed-senders", "malware:eicar"}, 0, "malware", Decision.QUARANTINE),
         ({"list:personal-allowed-senders", "incomplete"}, 0, "incomplete", Decision.UNDECIDED),
         (set(), 15, "spam", Decision.BOUNCE),
+        ({"phishing:likely"}, 0, "phishing", Decision.QUARANTINE),
+        ({"phishing:likely", "list:allowed-senders"}, 0, "allowed", Decision.DELIVER),
+        ({"phishing:likely", "list:personal-allowed-senders"}, 0, "phishing", Decision.QUARANTINE),
         (set(), 8, "suspicious", Decision.QUARANTINE),
         ({"mime:executable"}, 0, "suspicious", Decision.QUARANTINE),
         ({"mime:macro"}, 3.9, "clean", Decision.DELIVER),
@@ -357,7 +360,7 @@ def test_every_row_of_the_default_table(tags, score, verdict, decision):
     """The default decision table, row by row."""
     assessment = DecisionTable(Decisions()).decide(tags, score)
     assert (assessment.verdict, assessment.decision) == (verdict, decision)
-    assert len(DEFAULT_RULES) == 10
+    assert len(DEFAULT_RULES) == 11
 
 
 def test_no_table_delivers_mail_that_was_not_fully_inspected():

@@ -210,7 +210,10 @@ def test_a_blocked_sender_is_bounced_within_a_second(running, lists):
     assert running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver"
     lists.add("blocked-senders", "evil@bad.example")
     wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "bounce", SOON_S)
-    assert running.submit(mail(), sender="Evil@Bad.Example").json["tags"] == ["list:blocked-senders"]
+    assert running.submit(mail(), sender="Evil@Bad.Example").json["tags"] == [
+        "list:blocked-senders",
+        "sender:unaligned",
+    ]
     lists.delete("blocked-senders", "EVIL@bad.example")
     wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver", SOON_S)
 
@@ -224,7 +227,10 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
     ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [Entry("bad.example", "bad.example")])
     other.close()
     wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", SOON_S)
-    assert running.submit(mail(), sender="x@sub.bad.example").json["tags"] == ["list:blocked-domains"]
+    assert running.submit(mail(), sender="x@sub.bad.example").json["tags"] == [
+        "list:blocked-domains",
+        "sender:unaligned",
+    ]
 
 
 def test_a_tenants_list_applies_only_to_its_own_mail(running, lists):
@@ -470,7 +476,7 @@ decisions:
         assert lists.call("addEntries", entry).status == 200
         wait_for(lambda: running.submit(mail(), sender="boss@bank.example").json["decision"] == "deliver")
         forged = running.submit(mail(From="boss@bank.example"), sender="x@evil.example").json
-        assert (forged["decision"], forged["tags"]) == ("quarantine", [])
+        assert (forged["decision"], forged["tags"]) == ("quarantine", ["sender:impossible-domain", "sender:unaligned"])
 
 
 @pytest.mark.parametrize(

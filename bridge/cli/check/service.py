@@ -24,6 +24,7 @@ from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.endpoints import Endpoint
 from bridge.service.advice import advice
+from bridge.service.analysis.judgement import load_model
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.engine_settings import endpoint_of
@@ -44,6 +45,7 @@ def check_service(loaded: Loaded) -> list[Finding]:
     findings += _certificate(loaded)
     findings.append(_address(loaded))
     findings.append(_database(loaded))
+    findings += _model(loaded)
     findings += asyncio.run(_others(loaded))
     return findings
 
@@ -56,6 +58,19 @@ def lines_of(findings: list[Finding], verbose: bool) -> Iterator[str]:
     elif wrong:
         problems = sum(bool(finding.problem) for finding in wrong)
         yield f"checked: {findings[0].detail}; problems: {problems}, warnings: {len(wrong) - problems}"
+
+
+def _model(loaded: Loaded) -> Iterator[Finding]:
+    """Only a model of the operator's own: the shipped one is part of the program."""
+    settings = loaded.config.analyzers.phishing
+    if settings is None or not settings.model_file:
+        return
+    problem = ""
+    try:
+        load_model(settings)
+    except ConfigError as exc:
+        problem = f"{loaded.at('analyzers', 'phishing', 'model_file')}: {exc}"
+    yield Finding("phishing model", detail=settings.model_path, problem=problem)
 
 
 def _secrets(loaded: Loaded) -> Iterator[Finding]:

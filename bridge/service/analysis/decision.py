@@ -1,9 +1,11 @@
 """The decision table: turns tags and scores into a verdict and a decision.
 
-Pure: the same tags always give the same result. Three rules override the table. A mail that was not
+Pure: the same tags always give the same result. Four rules override the table. A mail that was not
 inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself. Each tag
 counts once, no matter where it came from or how often. And the scores of engines together never count below
 0: a sender with good DKIM signatures gets a negative score from rspamd, which must not outweigh an attached program.
+And the points of the phishing model never count for a rule that bounces or drops mail: it may be wrong, and a mail
+in the quarantine can be released.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
+_FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
 
 # The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
 TAG_SCORES: dict[str, float] = {
@@ -74,12 +77,13 @@ class DecisionTable:
             for rule in settings.rules
         ]
 
-    def decide(self, tags: set[str], extra_score: float = 0.0) -> Assessment:
-        score = round(max(0.0, extra_score) + sum(self._scores.get(tag, 0.0) for tag in tags), 2)
+    def decide(self, tags: set[str], extra_score: float = 0.0, model_points: float = 0.0) -> Assessment:
+        certain = max(0.0, extra_score) + sum(self._scores.get(tag, 0.0) for tag in tags)
+        score = round(certain + model_points, 2)
         for pattern, rule in self._rules:
             if pattern is not None and not any(map(pattern.match, tags)):
                 continue
-            if rule.score is not None and score < rule.score:
+            if rule.score is not None and (round(certain, 2) if rule.decision in _FINAL else score) < rule.score:
                 continue
             if self._unsafe(rule.decision, tags) and not (pattern and pattern.match(INCOMPLETE)):
                 continue
@@ -87,6 +91,9 @@ class DecisionTable:
         if self._unsafe(self._otherwise, tags):
             return Assessment("incomplete", Decision.UNDECIDED, score)
         return Assessment("clean", self._otherwise, score)
+
+    def score_of(self, tag: str) -> float:
+        return self._scores.get(tag, 0.0)
 
     @staticmethod
     def _unsafe(decision: Decision, tags: set[str]) -> bool:

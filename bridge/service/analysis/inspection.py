@@ -8,8 +8,9 @@ the result names it in `limits`, and the caller must treat the mail as not fully
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from bridge.mail.address import comparable_address
@@ -35,6 +36,9 @@ from bridge.service.analysis.parts import Collector, MailParts, divided
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
 from bridge.service.analysis.yara_rules import YaraAnswer
+from bridge.service.detection import phishing
+from bridge.service.detection.material import Material
+from bridge.service.detection.phishing import Search, Suspicion
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -79,6 +83,8 @@ class Limits:
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
+    phishing: Search | None = None  # None: it is not looked for
+    envelope_from: str = ""  # of this mail; only for `phishing`
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
     keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time
@@ -89,7 +95,8 @@ class Limits:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Limits:
-        return cls(**{**value, "bounds": Bounds(**value["bounds"])})
+        search = Search.from_dict(value["phishing"]) if value["phishing"] else None
+        return cls(**{**value, "bounds": Bounds(**value["bounds"]), "phishing": search})
 
 
 @dataclass(slots=True)
@@ -104,9 +111,11 @@ class Inspection:
     rendition: list[bytes] = field(default_factory=list)  # a mail of what engines may not find themselves, in pieces
     parts: MailParts | None = None  # with `Limits.keep_parts`
     yara: YaraAnswer | None = None  # if there are rules
+    phishing: Suspicion | None = None  # None: not looked for
 
-    def to_dict(self) -> dict[str, list[str]]:
-        return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
+        return {**plain, "phishing": self.phishing and self.phishing.to_dict()}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], content: list[bytes] | None = None) -> Inspection:
@@ -118,6 +127,8 @@ class Inspection:
             found.parts = MailParts(iter(pieces), described, is_complete=not limits)
         if (yara := value.get("yara")) is not None:
             found.yara = YaraAnswer.from_dict(yara)
+        if (suspicion := value["phishing"]) is not None:
+            found.phishing = Suspicion.from_dict(suspicion)
         return found
 
 
@@ -162,10 +173,14 @@ class _MailInspector:
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
         self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
+        self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
+        self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
         self.found.hosts = self.links.hosts
+        if self.material is not None and self.limits.phishing is not None:
+            self.found.phishing = phishing.assess(self.material, self.limits.phishing, self.found.tags)
         return self.found
 
     def show(self, content: bytes, names: Collection[str], content_type: str | None = "") -> None:
@@ -268,6 +283,8 @@ class _MailInspector:
         length = sum(len(value) for name, value in part.fields if name in _PARSED)
         if length > INLINE_FIELDS and not self.limits.archives:
             raise NeedsProcess
+        if self.material is not None:
+            self.material.fields = part.fields
         if self.limits.look_at_headers:
             self.found.tags |= headers.check(part.fields)
         for value in part.values("from") + part.values("sender"):
@@ -283,6 +300,8 @@ class _MailInspector:
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
             self.named(part.names)
+            if nesting == 0 and part.depth:
+                self.quoted_until = part.end
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
@@ -328,12 +347,23 @@ class _MailInspector:
         for codec in codecs_of(content[start : start + PAGE_START], part.params.get("charset", ""), others):
             if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
-            if self.may_have_files(windows(content, start, end, codec), part):
+            texts = windows(content, start, end, codec)
+            if self.material is not None and part is not _ANY_TEXT and end > self.quoted_until:
+                texts = self.kept(texts, part, nesting)
+            if self.may_have_files(texts, part):
                 self.page(words.decoded(content[start:end], codec), nesting)
         if content.find(b"\0", start, end) >= 0:  # UTF-16 or UTF-32, whatever the mail says
             texts = (text.replace("\0", "") for text in windows(content, start, end, "latin_1"))
             if self.may_have_files(texts, part):
                 self.page(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
+
+    def kept(self, texts: Iterator[str], part: Part, nesting: int) -> Iterator[str]:
+        """The beginning of a text, for the detection of phishing; the same texts again."""
+        first = next(texts, "")
+        if self.material is not None:
+            is_attached = nesting > 0 or bool(part.names) or part is _SHOWN_TEXT
+            self.material.add_text(first, is_html=part.content_type != "text/plain", is_attached=is_attached)
+        return chain((first,), texts)
 
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
         """Search for links; whether browsers may find files there, too."""
@@ -374,6 +404,8 @@ class _MailInspector:
             self.file(file.content, (), nesting)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
+        if self.material is not None and nesting == 0:
+            self.material.add_file(part.names, part.content_type)
         self.names(part.names or {""}, part.content_type, content)
         if not part.names:
             self.unnamed(content, part)

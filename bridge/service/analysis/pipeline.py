@@ -30,6 +30,7 @@ from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, Li
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
+from bridge.service.analysis.judgement import Judgement, search_of
 from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.plugin import PluginFailed
@@ -81,16 +82,17 @@ class Pipeline:
         self._log_scans = config.log_scans
         self._reads_parts = any(engine.reads_parts for engine in engines)
         self._limits = replace(
-            _limits(analyzers),
+            limits_of(analyzers),
             keep_objects=any(engine.scans_objects for engine in engines),
             keep_parts=self._reads_parts,
             show_members=analyzers.yara is not None,
         )
-        self._inline = _limits(analyzers, archives=False)
+        self._inline = limits_of(analyzers, archives=False)
         self._mime = analyzers.mime or Mime()
         self._yara = analyzers.yara
         self._inspect_s = self._mime.timeout + (self._yara.timeout + 1 if self._yara else 0)  # YARA counts in seconds
         self._analyzers = analyzers
+        self._phishing = Judgement(analyzers.phishing) if analyzers.phishing else None
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
     async def start(self) -> None:
@@ -179,27 +181,33 @@ class Pipeline:
         if job.mail.size > INLINE_BYTES or job.mail.needs_process or self._yara:
             return None
         try:
-            return self._inspected_here(job.mail.content()), _NOTHING
+            return self._inspected_here(job.mail.content(), self._of_this(job, self._inline)), _NOTHING
         except NeedsProcess:
             job.mail.needs_process = True
             return None
         except Exception as exc:  # also RecursionError and MemoryError
             return self._crashed(job, exc)
 
-    def _inspected_here(self, content: bytes) -> Inspection:
+    def _inspected_here(self, content: bytes, limits: Limits) -> Inspection:
         if not self._reads_parts:
-            return inspect(content, self._inline)
+            return inspect(content, limits)
         parts = Collector()
-        found = inspect(content, self._inline, parts.see)
+        found = inspect(content, limits, parts.see)
         found.parts = MailParts(iter(parts.contents), parts.described, is_complete=not found.limits)
         return found
+
+    def _of_this(self, job: AnalysisJob, limits: Limits) -> Limits:
+        """The envelope says who sent a mail, which the mail itself need not."""
+        sender = job.request.border.envelope_from
+        return replace(limits, envelope_from=sender) if self._phishing and sender else limits
 
     async def _inspect(self, job: AnalysisJob) -> tuple[Inspection, _Answer]:
         inspected = self._inspect_now(job)
         if inspected is not None:
             return inspected
         try:
-            return await self._inspector.inspect(job.mail, self._limits, self._inspect_s), _NOTHING
+            limits = self._of_this(job, self._limits)
+            return await self._inspector.inspect(job.mail, limits, self._inspect_s), _NOTHING
         except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
         except Exception as exc:
@@ -237,7 +245,8 @@ class Pipeline:
     def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
         try:
             tags = self._tags(job, inspection, answers)
-            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)))
+            points = self._phishing.points(inspection.phishing, tags) if self._phishing else 0.0
+            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)), points)
         except Exception as exc:
             log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
             tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
@@ -308,7 +317,7 @@ def _finite(score: float) -> float:
     return 0.0 if math.isnan(score) else max(-MAX_SCORE, min(score, MAX_SCORE))
 
 
-def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
+def limits_of(analyzers: Analyzers, *, archives: bool = True, envelope_from: str = "") -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
         bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
@@ -321,5 +330,7 @@ def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
         look_at_mime=analyzers.mime is not None,
         look_at_urls=analyzers.urls is not None,
         look_at_headers=analyzers.headers is not None,
+        phishing=search_of(analyzers.phishing) if analyzers.phishing else None,
+        envelope_from=envelope_from,
         archives=archives,
     )

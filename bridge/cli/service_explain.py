@@ -1,0 +1,31 @@
+"""The lines of `scanbridge service explain`: the decision, the reasons in words, each tag and each contribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.service.analysis.explanation import Explanation, ModelAnswer
+
+
+def lines_of(found: Explanation) -> Iterator[str]:
+    yield f"decision: {found.decision}, verdict: {found.verdict}, score: {found.score:g}"
+    if found.reasons:
+        yield "why:"
+        yield from (f"  {reason}" for reason in found.reasons)
+    if found.tags:
+        yield "tags, and what the decision table adds for each:"
+        yield from (f"  {score:>5g}  {tag}" for tag, score in found.tags.items())
+    if found.model is not None:
+        yield from _model_lines(found.model)
+
+
+def _model_lines(answer: ModelAnswer) -> Iterator[str]:
+    yield (
+        f"model: {answer.margin:.2f}, threshold of the profile {answer.profile}: {answer.threshold:.2f}; "
+        f"this is {answer.points:g} points"
+    )
+    yield f"  {answer.bias:+6.2f}  (every mail)"
+    for one in answer.contributions:
+        detail = f"  ({one.found_in.replace('|', ', ')})" if one.found_in else ""
+        yield f"  {one.weight:+6.2f}  {one.name}{detail}"
+    yield f"  all context together counts {answer.context:+.2f}, all words together {answer.words:+.2f}"

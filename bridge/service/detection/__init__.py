@@ -1,0 +1,1 @@
+"""Phishing: signals that a mail gives, and a small linear model that adds them up."""

@@ -1,0 +1,136 @@
+"""Signals from what a mail shows, hides, attaches and asks for.
+
+The phrases are in the languages in which phishing is common: English, German, Portuguese, Spanish, French, Italian
+and Dutch. They are searched for in the subject and the beginning of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from bridge.service.detection import brands
+from bridge.service.detection.domains import DATA
+from bridge.service.detection.material import Material
+from bridge.service.detection.page import Page
+from bridge.service.detection.sender import Sender
+
+MAX_TEXT = 6000  # characters of the text in which phrases are searched for
+MUCH_HIDDEN = 200  # characters
+LITTLE_TEXT = 250
+SOME_REFERENCES = 20
+_SPACES = re.compile(r"\s+")
+
+
+def _sections(file: str) -> dict[str, list[str]]:
+    """The lines of a data file, by the signal in brackets above them."""
+    found: dict[str, list[str]] = {}
+    for line in (DATA / file).read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            lines = found.setdefault(line.strip("[]"), [])
+        elif not line.startswith("#"):
+            lines.append(line)
+    return found
+
+
+_PATTERNS = {tag: re.compile(r"(?<!\w)(?:" + "|".join(lines) + ")") for tag, lines in _sections("patterns.txt").items()}
+_BUTTON = _PATTERNS.pop("html:button")
+# Compared as sets, which is fast in a long text.
+_GROUP_OF = {
+    phrase.strip(): tag for tag, lines in _sections("text_phrases.txt").items() for phrase in "".join(lines).split(",")
+}
+_PHRASES = frozenset(_GROUP_OF)
+_WORD = re.compile(r"\w+")
+_WALLET = re.compile(
+    r"(?<![a-z0-9])(?:bc1[a-z0-9]{25,62}|[13][a-km-zA-HJ-NP-Z1-9]{26,34}|0x[a-fA-F0-9]{40})(?![a-z0-9])"
+)
+_PAGE_NAME = re.compile(r"\.(?:s?html?|xht(?:ml)?|mht(?:ml)?|svg)\s*$")
+_DOCUMENT = re.compile(r"\.(?:pdf|docx?|xlsx?|one)\s*$")
+
+
+def text_of(material: Material) -> str:
+    """What a reader sees first, in lower case."""
+    for page in material.pages:
+        if page.text:
+            return page.text[:MAX_TEXT]
+    return _SPACES.sub(" ", material.plain[: 2 * MAX_TEXT]).strip().lower()[:MAX_TEXT]
+
+
+def signals(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:
+    for page in material.pages:
+        yield from _shown(page)
+    for page in material.attached_pages:
+        yield from _attached(page)
+    yield from _files(material, text)
+    yield from _phrases(material, sender, text)
+
+
+def _shown(page: Page) -> Iterator[tuple[str, str]]:
+    if page.hidden > MUCH_HIDDEN and page.hidden > len(page.text):
+        yield "html:hidden-text", f"{page.hidden}|{len(page.text)}"
+    elif page.hidden > 3 * MUCH_HIDDEN and 2 * page.hidden > len(page.text):
+        yield "html:much-hidden-text", str(page.hidden)
+    if page.linked_pictures and len(page.text) < LITTLE_TEXT:
+        yield "html:picture-link", str(len(page.text))
+    if page.pictures and not page.linked_pictures and len(page.text) < LITTLE_TEXT and page.links:
+        yield "html:picture-little-text", str(len(page.text))
+    if page.has_form:
+        yield "html:form", ""
+    if page.asks_password:
+        yield "html:password-field", ""
+    if page.runs_script:
+        yield "html:script", ""
+    if page.has_redirect:
+        yield "html:redirect", ""
+    if page.has_base:
+        yield "html:base", ""
+    if page.letter_references >= SOME_REFERENCES:
+        yield "html:letters-as-numbers", str(page.letter_references)
+    if page.split_words >= 3:
+        yield "html:split-words", str(page.split_words)
+    if len(page.links) == 1 and len(page.text) < 4 * LITTLE_TEXT:
+        yield "html:one-link", ""
+    if any(_BUTTON.match(link.shown.strip(" >»→[({")) for link in page.links):
+        yield "html:button", ""
+
+
+def _attached(page: Page) -> Iterator[tuple[str, str]]:
+    if page.has_form and page.asks_password:
+        yield "attachment:credential-form", ""
+    elif page.has_form:
+        yield "attachment:form", ""
+    if page.runs_script:
+        yield "attachment:script", ""
+    if page.has_redirect:
+        yield "attachment:redirect", ""
+
+
+def _files(material: Material, text: str) -> Iterator[tuple[str, str]]:
+    page = next((name for name in material.names if _PAGE_NAME.search(name)), "")
+    if page:
+        yield "attachment:page", page
+    if "text/calendar" in material.types and not text:
+        yield "attachment:calendar-only", ""
+    document = next((name for name in material.names if _DOCUMENT.search(name)), "")
+    if document and len(text) < LITTLE_TEXT:
+        yield "attachment:document-little-text", document
+
+
+def _phrases(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:
+    subject = sender.subject.lower()
+    for tag, pattern in _PATTERNS.items():
+        if found := pattern.search(subject):
+            yield tag, found[0]
+    words = _WORD.findall(text)
+    for phrase in _PHRASES.intersection((*words, *map(" ".join, pairwise(words)))):
+        yield _GROUP_OF[phrase], phrase
+    if any(mark in text for mark in ("0x", "bc1", "btc", "bitcoin")) and (
+        _WALLET.search(text) or _WALLET.search(material.plain[:MAX_TEXT])
+    ):
+        yield "text:wallet", ""
+    brand = brands.mentioned(text)
+    if brand and not brands.owns(brand, sender.domain):
+        yield "text:brand", f"{brand}|{sender.domain}"
+    if not sender.subject.strip():
+        yield "subject:empty", ""

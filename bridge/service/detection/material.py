@@ -1,0 +1,49 @@
+"""What the inspection of a mail keeps for the detection of phishing: nothing is decoded a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bridge.service.detection import page
+
+MAX_PAGES = 4  # of each kind
+MAX_NAMES = 100
+MAX_PLAIN = 64 * 1024  # characters
+
+
+@dataclass(slots=True)
+class Material:
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    envelope_from: str = ""  # empty: unknown, or a bounce
+    sources: list[str] = field(default_factory=list)  # pages of the mail itself
+    attached_sources: list[str] = field(default_factory=list)
+    plain: str = ""
+    names: list[str] = field(default_factory=list)  # of attached files, in lower case
+    types: set[str] = field(default_factory=set)  # of attached files
+    pages: list[page.Page] = field(default_factory=list)  # what `read` makes of the sources
+    attached_pages: list[page.Page] = field(default_factory=list)
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name]
+
+    def first(self, name: str) -> str:
+        return next((value for key, value in self.fields if key == name), "")
+
+    def add_text(self, text: str, *, is_html: bool, is_attached: bool) -> None:
+        if is_html or is_attached:
+            sources = self.attached_sources if is_attached else self.sources
+            if len(sources) < MAX_PAGES:
+                sources.append(text[: page.MAX_PAGE])
+        elif len(self.plain) < MAX_PLAIN:
+            self.plain += text[: MAX_PLAIN - len(self.plain)] + "\n"
+
+    def add_file(self, names: Collection[str], content_type: str) -> None:
+        self.types.add(content_type)
+        if len(self.names) < MAX_NAMES:
+            self.names += [name[-100:].lower() for name in names]
+
+    def read(self) -> None:
+        """Last, because the inspection may give up before: this takes longest."""
+        self.pages = [page.read(source) for source in self.sources]
+        self.attached_pages = [page.read(source) for source in self.attached_sources]

@@ -1,0 +1,105 @@
+"""All signals of one mail: tags with what they were found in, the context they are weighed in, and the words.
+
+Signals that mean something by themselves become tags; weaker ones only count in the model. The context (a mailing
+list, an answer, plain text) becomes no tag: it says nothing about a mail by itself, and a sender can write what he
+likes there. So the model bounds what context can take away from the score.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from zlib import crc32
+
+from bridge.service.detection import body, sender, targets
+from bridge.service.detection.material import Material
+
+WORD_BITS = 15
+_MASK = (1 << WORD_BITS) - 1
+MAX_WORDS = 250  # different words of the text
+_ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
+_UNSUBSCRIBE = re.compile(
+    r"unsubscribe|opt[ -]?out|abmelden|abbestellen|descadastr|cancelar inscri|darse de baja|d\u00e9sabonn"
+    r"|d\u00e9sinscri|disiscri|uitschrijven"
+)
+_WORD = re.compile(r"[^\W\d_]{3,20}")
+
+
+# These count, but are too common in legitimate mail to be tags: a tag should mean something by itself.
+_QUIET_GROUPS = ("text:", "subject:")
+_QUIET = frozenset(
+    {
+        "html:button",
+        "html:one-link",
+        "html:script",
+        "html:form",
+        "html:base",
+        "sender:no-recipient",
+        "sender:deep-domain",
+        "sender:random-subdomain",
+        "sender:random-name",
+        "sender:abused-tld",
+        "url:abused-tld",
+        "url:all-foreign",
+        "url:deep-host",
+        "url:escaped",
+        "url:main-suspicious",
+        "url:mostly-not-the-brand",
+        "url:opaque",
+        "url:port",
+        "url:random-subdomain",
+        "url:redirect",
+        "url:single-foreign-site",
+    }
+)
+
+
+def is_tag(name: str) -> bool:
+    """Whether a signal is shown as a tag of the mail; `explain` shows the others as well."""
+    return name not in _QUIET and not name.startswith(_QUIET_GROUPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    tags: dict[str, str]  # the tag, and what it was found in, for the reasons
+    context: frozenset[str]
+    words: dict[int, str]  # the hash of each word, and the word
+
+
+def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
+    """The signals of a mail. `other_tags` are those that the inspection has already found."""
+    material.read()
+    who = sender.Sender(material)
+    text = body.text_of(material)
+    tags = dict.fromkeys((tag for tag in other_tags if tag.startswith(("url:", "header:"))), "")
+    for tag, found in (
+        *sender.signals(who),
+        *targets.signals(material, who),
+        *body.signals(material, who, text),
+    ):
+        tags.setdefault(tag, found)
+        tags[tag] = tags[tag] or found
+    return Signals(tags, frozenset(_context(material, who, text)), _words(who, text))
+
+
+def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]:
+    if who.is_list:
+        yield "context:list"
+    if who.is_reply:
+        yield "context:reply"
+    if not material.pages:
+        yield "context:plain-text"
+    if who.is_aligned:
+        yield "context:aligned"
+    if _UNSUBSCRIBE.search(text):
+        yield "context:unsubscribe"
+
+
+def _words(who: sender.Sender, text: str) -> dict[int, str]:
+    text = _ADDRESS.sub(" ", text[:3000]) if "@" in text else text[:3000]
+    words = [f"subject {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.subject.lower()[:300])))]
+    words += [f"name {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.name.lower()[:100])))]
+    words += islice(dict.fromkeys(_WORD.findall(text)), MAX_WORDS)
+    return {crc32(word.encode("utf-8", "replace")) & _MASK: word for word in words}

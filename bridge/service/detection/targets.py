@@ -1,0 +1,154 @@
+"""Signals from links: where they really lead, compared with what they show and who sent them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from bridge.service.analysis.links import host_of
+from bridge.service.detection import brands, domains
+from bridge.service.detection.material import Material
+from bridge.service.detection.sender import Sender
+
+MAX_TARGETS = 300
+_ADDRESS = re.compile(r"https?:/{1,3}(?:[^\s/?#@\"'<>]*@)?([^\s/?#\"'<>@:]+)(:\d+)?([^\s\"'<>]*)", re.IGNORECASE)
+_SHOWN_HOST = re.compile(r"\s*(?:https?://)?(?:www\.)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)(?:[\s/?:]|\Z)")
+_ONWARD = re.compile(r"[=/?&](?:https?(?::|%3a)(?:/|%2f){2})([a-z0-9.-]{4,253})", re.IGNORECASE)
+_OPAQUE = re.compile(r"[A-Za-z0-9_-]{40,}")
+_ENCODED = re.compile(r"%[2-7][0-9a-f]", re.IGNORECASE)
+
+
+class Target(NamedTuple):
+    host: str
+    site: str  # the registered domain
+    rest: str  # path, query and fragment
+    has_port: bool
+    shown: str  # what the link shows
+
+
+def all_of(material: Material) -> tuple[list[Target], int]:
+    """Every link, those of pages first, and the number of links that write a mail."""
+    found: list[Target] = []
+    mailto = 0
+    for page in material.pages:
+        for link in page.links:
+            if link.address[:7].lower() == "mailto:":
+                mailto += 1
+            target = _target(link.address, link.shown)
+            if target and len(found) < MAX_TARGETS:
+                found.append(target)
+    if not material.pages:
+        for match in _ADDRESS.finditer(material.plain):
+            if len(found) >= MAX_TARGETS:
+                break
+            found.append(Target(*_place(match[1]), match[3], bool(match[2]), ""))
+    return [target for target in found if target.host], mailto
+
+
+def _target(address: str, shown: str) -> Target | None:
+    match = _ADDRESS.match(address)
+    return Target(*_place(match[1]), match[3], bool(match[2]), shown) if match else None
+
+
+@lru_cache(8192)
+def _place(raw: str) -> tuple[str, str]:
+    host = host_of(raw.lower()) if raw.isascii() else ""
+    return host, domains.registered(host)
+
+
+class Kind(NamedTuple):
+    is_shortener: bool
+    is_hosting: bool
+    is_abused: bool
+    is_random: bool
+    has_random_part: bool
+    imitated: str
+
+
+@lru_cache(8192)
+def kind_of(host: str) -> Kind:
+    return Kind(
+        domains.in_list(host, domains.SHORTENERS),
+        domains.in_list(host, domains.HOSTING),
+        domains.is_abused(host),
+        domains.looks_random(domains.name_of(host)),
+        any(map(domains.looks_random, host.split(".")[:-1])),
+        brands.imitated(host),
+    )
+
+
+def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
+    targets, mailto = all_of(material)
+    if not targets:
+        if mailto:
+            yield "url:mailto-only", ""
+        return
+    own = sender.sites()
+    known = {site: any(site == one or brands.are_related(site, one) for one in own) for _, site, *_ in targets}
+    foreign = [target for target in targets if not known[target.site]]
+    yield from _hosts(foreign)
+    yield from _addresses(foreign, sender)
+    yield from _purpose(targets, foreign, sender)
+
+
+def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:
+    for host in dict.fromkeys(target.host for target in foreign):
+        kind = kind_of(host)
+        if kind.is_shortener:
+            yield "url:shortener", host
+        if kind.is_hosting:
+            yield "url:free-hosting", host
+        if kind.is_abused:
+            yield "url:abused-tld", host
+        if kind.is_random and not kind.is_hosting:
+            yield "url:random-host", host
+        elif kind.has_random_part:
+            yield "url:random-subdomain", host
+        if kind.imitated:
+            yield "url:lookalike", f"{kind.imitated}|{host}"
+        if host.count(".") >= 4 and not kind.is_hosting:
+            yield "url:deep-host", host
+
+
+def _addresses(foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:
+    recipients = [address.replace("@", mark) for address in sender.recipients for mark in ("@", "%40")]
+    for target in foreign:
+        if target.has_port:
+            yield "url:port", target.host
+        onward = _ONWARD.search(target.rest) if "http" in target.rest.lower() else None
+        if onward and domains.registered(onward[1].lower()) != target.site:
+            yield "url:redirect", f"{target.host}|{onward[1].lower()}"
+        if recipients and any(address in target.rest.lower() for address in recipients):
+            yield "url:recipient", target.host
+        shown = _SHOWN_HOST.match(target.shown)
+        if shown and domains.exists(shown[1]) and domains.registered(shown[1]) != target.site:
+            yield "url:shows-other-host", f"{shown[1]}|{target.host}"
+        if len(_ENCODED.findall(target.rest)) >= 10:
+            yield "url:escaped", target.host
+
+
+def _purpose(targets: list[Target], foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:
+    """Where most links lead, compared with the sender and the brand that he claims to be."""
+    main, _ = Counter(target.site for target in targets).most_common(1)[0]
+    if not sender.is_list and len(foreign) == len(targets):
+        yield "url:all-foreign", main
+    sites = {target.site for target in targets}
+    is_foreign = any(target.site == main for target in foreign)
+    if len(sites) == 1 and len(targets) >= 2 and is_foreign:
+        yield "url:single-foreign-site", main
+    kind = kind_of(main)
+    if is_foreign and (kind.is_hosting or kind.is_shortener or kind.is_abused or kind.is_random):
+        yield "url:main-suspicious", main
+    brand = sender.brand or brands.mentioned(sender.subject)
+    if sender.is_aligned and brands.owns(brand, sender.domain):
+        brand = ""  # it writes itself; its links may go through a service that counts clicks
+    if brand and not any(brands.owns(brand, site) for site in sites):
+        yield "url:not-the-brand", f"{brand}|{main}"
+    elif brand and not brands.owns(brand, main) and is_foreign:
+        yield "url:mostly-not-the-brand", f"{brand}|{main}"
+    opaque = sum(bool(_OPAQUE.search(target.rest)) for target in foreign)
+    if opaque and opaque == len(foreign) and not sender.is_list:
+        yield "url:opaque", main

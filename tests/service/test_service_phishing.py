@@ -1,0 +1,355 @@
+"""Phishing: which signals a mail gives, what they count for, and how the service explains it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+
+from bridge.api.scanning import Decision
+from bridge.service.analysis.decision import DecisionTable
+from bridge.service.analysis.explanation import explain
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.judgement import load_model
+from bridge.service.analysis.links import NeedsProcess
+from bridge.service.detection import brands, domains, model, page, reasons
+from bridge.service.detection.phishing import Search
+from bridge.service.settings import Analyzers, Decisions, Phishing, ServiceConfig
+from tests.daemon.process_kit import scanbridge
+from tests.service.service_kit import CONFIG, service
+
+SEARCH = Limits(phishing=Search())
+
+
+def letter(html: str = "", text: str = "", attach: tuple[str, str, str] | None = None, **fields: str) -> bytes:
+    """A mail; `attach` is a type, a name and a content."""
+    mail = EmailMessage()
+    given = {"From": "Jo <jo@sender.example.org>", "To": "ann@example.net", "Subject": "Minutes", **fields}
+    for name, value in given.items():
+        mail[name.replace("_", "-")] = value
+    mail["Date"] = "Mon, 16 Nov 2026 09:00:00 +0000"
+    mail["Message-ID"] = "<1@example.org>"
+    mail.set_content(text or "Hello Ann, see you on Monday.\n")
+    if html:
+        mail.add_alternative(html, subtype="html")
+    if attach:
+        kind, name, content = attach
+        mail.add_attachment(
+            content.encode(), maintype=kind.partition("/")[0], subtype=kind.partition("/")[2], filename=name
+        )
+    return mail.as_bytes().replace(b"\n", b"\r\n")
+
+
+def signals_of(content: bytes, envelope_from: str = "") -> dict[str, str]:
+    found = inspect(content, Limits(phishing=Search(), envelope_from=envelope_from))
+    assert found.phishing is not None and "failed:phishing" not in found.tags
+    return found.phishing.signals
+
+
+@pytest.mark.parametrize(
+    ("expected", "content"),
+    [
+        ("impersonation:display-name", letter(From="PayPal Service <info@shop.example.biz>")),
+        ("impersonation:display-name", letter(From="=?utf-8?q?P=D0=B0yPal?= <info@shop.example.biz>")),
+        ("impersonation:display-name", letter(From="C o i n b a s e <info@shop.example.biz>")),
+        ("impersonation:domain", letter(From="Service <info@paypal-verify.example.biz>")),
+        ("impersonation:domain", letter(From="Service <info@paypa1-verify.com>")),
+        ("impersonation:subject", letter(Subject="Your Netflix account")),
+        ("impersonation:local-part", letter(From="<netflix@sender.example.org>")),
+        ("impersonation:name-is-domain", letter(From='"netflix.com" <a@sender.example.org>')),
+        ("sender:freemail-reply", letter(Reply_To="jo@gmail.com")),
+        ("sender:freemail-role", letter(From="Security Team <jo81@gmail.com>")),
+        ("sender:impossible-domain", letter(From="Jo <jo@mailer>")),
+        ("sender:impossible-domain", letter(From="Jo <jo@host.notatld>")),
+        ("sender:random-domain", letter(From="Jo <jo@qtbmpxeikvoxw.com>")),
+        ("header:needless-encoding", letter().replace(b"Subject: Minutes", b"Subject: =?utf-8?B?SW52b2ljZQ==?=")),
+        ("header:raw-8bit", letter().replace(b"Subject: Minutes", "Subject: Grüße".encode())),
+        ("header:lookalike-letters", letter(Subject="Your p\u0430ssword")),
+        ("url:lookalike", letter('<a href="https://paypal.com.login.example.biz/x">go</a>')),
+        ("url:lookalike", letter('<a href="https://xn--pypal-4ve.com/x">go</a>')),
+        ("url:shows-other-host", letter('<a href="https://evil.example.biz/">https://www.paypal.com/login</a>')),
+        ("url:shortener", letter('<a href="https://bit.ly/abc">go</a>')),
+        ("url:free-hosting", letter('<a href="https://my-bank.web.app/">go</a>')),
+        ("url:random-host", letter('<a href="https://qtbmpxeikvoxw.com/">go</a>')),
+        ("url:recipient", letter('<a href="https://evil.example.biz/#ann@example.net">go</a>')),
+        ("url:redirect", letter('<a href="https://a.example.com/r?u=https://evil.example.biz/">go</a>')),
+        ("url:not-the-brand", letter('<a href="https://x.example.biz">go</a>', From="PayPal <a@example.biz>")),
+        ("url:mailto-only", letter('<a href="mailto:claim@example.biz">claim</a>')),
+        ("html:hidden-text", letter(f'<p>Hi</p><div style="display:none">{"words of a book " * 30}</div>')),
+        ("html:picture-link", letter('<a href="https://evil.example.biz/"><img src="cid:1"></a>')),
+        ("html:password-field", letter('<form action="https://e.example.biz"><input type="password"></form>')),
+        ("html:split-words", letter("<p>ver\u200bify pass\u200bword acc\u200bount</p>")),
+        ("html:letters-as-numbers", letter("<p>" + "".join(f"&#{ord(c)};" for c in "verifyyourpasswordnow") + "</p>")),
+        ("attachment:page", letter(attach=("text/html", "invoice.html", "<p>x</p>"))),
+        (
+            "attachment:credential-form",
+            letter(attach=("text/html", "login.htm", '<form action="//e.example"><input type="password"></form>')),
+        ),
+        ("text:credentials", letter(text="Please verify your account.")),
+    ],
+)
+def test_a_signal_is_found(expected: str, content: bytes) -> None:
+    """Each signal has a mail that gives it."""
+    assert expected in signals_of(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        letter(),
+        letter(From="PayPal <service@paypal.de>", Subject="Your PayPal receipt"),
+        letter('<a href="https://live.com/x">sign in</a>', From="Microsoft <a@accountprotection.microsoft.com>"),
+        letter('<td style="font-size:0px"><div style="font-size:13px">' + "Text that is shown. " * 30 + "</div></td>"),
+        letter('<a href="https://www.sender.example.org/">www.sender.example.org</a>'),
+        letter(From="Chase Miller <chase.miller@example.org>"),
+        letter(Subject="=?utf-8?B?R3LDvMOfZQ==?="),
+    ],
+)
+def test_an_ordinary_mail_gives_no_tag(content: bytes) -> None:
+    """Brands that write themselves, MJML's tables and encoded umlauts are no signals."""
+    suspicious = {
+        tag for tag in inspect(content, SEARCH).tags if tag.split(":")[0] in ("impersonation", "sender", "html", "url")
+    }
+    assert not suspicious
+
+
+PHISHING = letter(
+    "<p>Dear customer, your account has been suspended. Verify your account within 24 hours.</p>"
+    '<a href="https://paypal.com.verify-account.example.top/login">https://www.paypal.com/signin</a>',
+    From='"PayPal Security" <service@mail.qtbmpxeikvoxw.top>',
+    Subject="Urgent: your PayPal account has been limited",
+)
+
+
+def test_phishing_is_quarantined_and_never_bounced(tmp_path: Path) -> None:
+    """With the defaults, over HTTP."""
+    with service(tmp_path) as running:
+        answer = running.submit(PHISHING).json
+        assert (answer["decision"], answer["verdict"]) == ("quarantine", "phishing")
+        assert {"phishing:likely", "impersonation:display-name", "url:shows-other-host"} <= set(answer["tags"])
+
+
+def test_the_models_points_do_not_count_for_rules_that_bounce_or_drop() -> None:
+    """Other findings of 15 points bounce a mail; with the model they are quarantined at most."""
+    table = DecisionTable(Decisions())
+    assert table.decide(set(), 14.0, model_points=12.0).decision is Decision.QUARANTINE
+    assert table.decide(set(), 15.0).decision is Decision.BOUNCE
+    assert table.decide(set(), 0.0, model_points=7.9).decision is Decision.DELIVER
+
+
+def test_ordinary_mail_is_delivered() -> None:
+    """With the default profile."""
+    assert explain(letter(), ServiceConfig()).decision == "deliver"
+
+
+def with_phishing(**settings: object) -> ServiceConfig:
+    return ServiceConfig(analyzers=Analyzers(phishing=Phishing(**settings)))
+
+
+def test_profiles_are_ordered() -> None:
+    """The same mail gets more points in a stricter profile, up to the maximum."""
+    margin = 0.5
+    shipped = model.load(model.SHIPPED)
+    assert shipped.thresholds["cautious"] > shipped.thresholds["balanced"] > shipped.thresholds["strict"]
+    points = [shipped.points(margin, name) for name in ("cautious", "balanced", "strict")]
+    assert points == sorted(points)
+    assert shipped.points(1e9, "strict") == model.MAX_POINTS < 15
+
+
+def test_a_signal_can_be_switched_off() -> None:
+    """`analyzers.phishing.ignore`."""
+    found = explain(PHISHING, with_phishing(ignore=["impersonation:display-name"]))
+    assert "impersonation:display-name" not in found.tags
+    assert found.model is not None
+    assert "impersonation:display-name" not in {one.name for one in found.model.contributions}
+
+
+def test_the_model_can_be_switched_off() -> None:
+    """Then there are tags, but no points."""
+    found = explain(PHISHING, with_phishing(use_model=False))
+    assert found.model is None and "phishing:likely" not in found.tags and "url:shows-other-host" in found.tags
+
+
+def test_the_whole_analyzer_can_be_switched_off() -> None:
+    """`analyzers: {phishing: null}`"""
+    found = explain(PHISHING, ServiceConfig(analyzers=Analyzers(phishing=None)))
+    assert not any(tag.startswith(("impersonation:", "sender:", "phishing:")) for tag in found.tags)
+
+
+def test_contributions_add_up_to_the_margin() -> None:
+    """What `explain` prints is all there is."""
+    answer = explain(PHISHING, ServiceConfig()).model
+    assert answer is not None
+    named = sum(one.weight for one in answer.contributions if not one.name.startswith(("context:", "word:")))
+    assert answer.bias + named + answer.context + answer.words == pytest.approx(answer.margin, abs=0.02)
+
+
+def test_context_and_words_are_bounded() -> None:
+    """A sender can write any words and claim to be a mailing list; this takes only so much away."""
+    friendly = " ".join(f"wrote the patch committee meeting thread {number}" for number in range(300))
+    padded = letter(
+        '<p>Verify your account.</p><a href="https://paypal.com.evil.example.top/">https://www.paypal.com</a>'
+        + f"<p>{friendly}</p>",
+        From='"PayPal" <service@qtbmpxeikvoxw.top>',
+        List_Id="<patches.example.org>",
+        In_Reply_To="<1@example.org>",
+    )
+    answer = explain(padded, ServiceConfig()).model
+    assert answer is not None and answer.context >= -model.MAX_CONTEXT and answer.words >= -model.MAX_WORDS
+
+
+def test_reasons_are_sentences() -> None:
+    """With the names of the brand and of the hosts."""
+    why = explain(PHISHING, ServiceConfig()).reasons
+    assert why[0] == "claims to be PayPal, sent from mail.qtbmpxeikvoxw.top"
+    assert any(
+        line.startswith("the link shown as ") and line.endswith("leads to paypal.com.verify-account.example.top")
+        for line in why
+    )
+
+
+def test_every_sentence_can_be_written() -> None:
+    """Whatever the signal was found in."""
+    for tag in reasons._SENTENCES:
+        assert reasons.sentences({tag: ""}, {tag: 1.0}) and reasons.sentences({tag: "{0}|{1}"}, {tag: 1.0})
+
+
+def test_explain_prints_every_contribution(tmp_path: Path) -> None:
+    """`scanbridge service explain FILE`"""
+    file = tmp_path / "mail.eml"
+    file.write_bytes(PHISHING)
+    printed = scanbridge("service", "explain", str(file), cwd=tmp_path)
+    assert printed.returncode == 0
+    assert "decision: quarantine, verdict: phishing" in printed.stdout
+    assert "claims to be PayPal" in printed.stdout and "impersonation:display-name" in printed.stdout
+    data = json.loads(scanbridge("service", "explain", str(file), "--json", cwd=tmp_path).stdout)
+    assert data["model"]["contributions"] and data["tags"]["phishing:likely"] == 0
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"words": {"data": "AA=="}}', "\udcff", '{"words": 1}'])
+def test_a_broken_model_is_a_configuration_error(tmp_path: Path, content: str) -> None:
+    """The service says which file it is, instead of judging mail with half a model."""
+    file = tmp_path / "model.json"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(model.BadModel, match=r"model\.json"):
+        model.load(file)
+
+
+def test_a_reload_uses_a_model_that_was_trained_again(tmp_path: Path) -> None:
+    """Models are read once, but not longer than the file stays the same."""
+    file = tmp_path / "model.json"
+    value = json.loads(model.SHIPPED.read_text())
+    file.write_text(json.dumps(value))
+    settings = Phishing(model_file=str(file))
+    first = load_model(settings).bias
+    file.write_text(json.dumps({**value, "bias": first - 1}))
+    os.utime(file, ns=(1, 1))
+    assert load_model(settings).bias == first - 1
+
+
+def test_a_missing_model_stops_the_start(tmp_path: Path) -> None:
+    """With exit code 78 and the name of the file."""
+    (tmp_path / "service.yml").write_text(CONFIG + "analyzers: {phishing: {model_file: nope.json}}\n")
+    started = scanbridge("service", "-c", str(tmp_path / "service.yml"), cwd=tmp_path)
+    assert started.returncode == 78 and "nope.json" in started.stderr
+    checked = scanbridge("service", "check", "-c", str(tmp_path / "service.yml"), cwd=tmp_path)
+    assert checked.returncode == 1 and "nope.json" in checked.stdout
+
+
+def test_what_a_process_finds_arrives_whole() -> None:
+    """A large mail is inspected in another process."""
+    found = inspect(PHISHING, SEARCH)
+    again = Inspection.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again.phishing is not None and found.phishing is not None
+    assert (again.phishing.margin, again.phishing.signals) == (found.phishing.margin, found.phishing.signals)
+    assert Limits.from_dict(json.loads(json.dumps(SEARCH.to_dict()))) == SEARCH
+
+
+def test_the_text_of_an_attached_mail_is_not_this_mails_text() -> None:
+    """Somebody who reports phishing to the postmaster is no phisher."""
+    report = EmailMessage()
+    report["From"], report["To"], report["Subject"] = "Jo <jo@sender.example.org>", "abuse@example.net", "Please look"
+    report.set_content("See attached.")
+    inner = EmailMessage()
+    inner["From"], inner["Subject"] = "PayPal <a@evil.example.top>", "Urgent"
+    inner.set_content("<p>Verify your account</p><form><input type=password></form>", subtype="html")
+    report.add_attachment(inner)
+    assert not {"html:password-field", "text:credentials"} & signals_of(report.as_bytes()).keys()
+
+
+HOSTILE = [
+    "<a " * 20_000,
+    "<!--" * 15_000,
+    "<a href=" * 8000,
+    '<div style="display:none">' * 2400,
+    "&#97;" * 12_000,
+    "<style" * 10_000,
+    ":none display:none" * 3500,
+    '<p style="font-size:0">' * 2700,
+    "http://" * 9000,
+    "a@" * 30_000,
+    "\u200b" * 20_000,
+    '<a href="' + "x" * 60_000,
+]
+
+
+@pytest.mark.parametrize("unit", HOSTILE, ids=lambda unit: unit[:12])
+def test_a_hostile_page_is_read_in_linear_time(unit: str) -> None:
+    """Twice the page takes about twice the time."""
+
+    def seconds(text: str) -> float:
+        started = time.process_time()
+        page.read(text)
+        return time.process_time() - started
+
+    half, whole = min(seconds(unit[: len(unit) // 2]) for _ in range(3)), min(seconds(unit) for _ in range(3))
+    assert whole < max(4 * half, 0.05)
+
+
+@pytest.mark.parametrize(
+    "name", [" " * 5000, '"' * 5000, "(" * 5000, "a,<" * 2000, "=?utf-8?B?" * 500, "\u0430" * 5000]
+)
+def test_a_hostile_sender_is_read_quickly(name: str) -> None:
+    """A field of any length is looked at within bounds."""
+    content = b"From: " + name.encode() + b" <a@b.example>\r\nSubject: " + name.encode() + b"\r\n\r\nx\r\n"
+    started = time.process_time()
+    inspect(content, SEARCH)
+    assert time.process_time() - started < 1.0
+
+
+def test_the_event_loop_still_refuses_what_takes_long() -> None:
+    """The search for phishing comes last, so that a mail for a process is not searched twice."""
+    with pytest.raises(NeedsProcess):
+        inspect(letter("&a" * 20_000), Limits(archives=False, phishing=Search()))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("a.b.example.co.uk", "example.co.uk"),
+        ("www.example.com", "example.com"),
+        ("example.com", "example.com"),
+        ("x", "x"),
+    ],
+)
+def test_registered_domains(host: str, expected: str) -> None:
+    """Without the public suffix list: the country codes' own second levels are known."""
+    assert domains.registered(host) == expected
+
+
+@pytest.mark.parametrize(
+    "label", ["sbcglobal", "schwarzkopf", "strengthsfinder", "newsletter", "hubspotlinks", "deutschetelekom"]
+)
+def test_names_that_are_not_random(label: str) -> None:
+    """Long or foreign is not random."""
+    assert not domains.looks_random(label)
+
+
+def test_a_brand_owns_its_domains() -> None:
+    """Under any country's code, but not under every top-level domain."""
+    assert brands.owns("paypal", "mail.paypal.co.uk") and not brands.owns("paypal", "paypal.top")
+    assert brands.are_related("x.com", "twitter.com") and not brands.are_related("x.com", "paypal.com")

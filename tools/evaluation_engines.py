@@ -1,0 +1,140 @@
+"""The engines that `make evaluate` compares: private instances of rspamd and spamd, without network tests.
+
+Each gives a mail a score. What is not installed is left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_S = 90.0
+ANSWER_S = 60.0
+_RSPAMD = {
+    "worker-normal.inc": 'bind_socket = "127.0.0.1:PORT"; count = 1;',
+    "worker-controller.inc": "enabled = false;",
+    "worker-proxy.inc": "enabled = false;",
+    "options.inc": 'dns { nameserver = ["127.0.0.1:1"]; timeout = 0.2s; retransmits = 1; }',
+    "rbl.conf": "enabled = false;",
+    "fuzzy_check.conf": "enabled = false;",
+    "surbl.conf": "enabled = false;",
+    "logging.inc": 'type = "console"; level = "error";',
+}
+_SPAMD_SCORE = re.compile(rb"^Spam: \S+ ; (-?[0-9.]+) /", re.MULTILINE)
+
+
+class Rspamd:
+    name = "rspamd"
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/checkv2"
+
+    def score(self, content: bytes, sender: str) -> float:
+        headers = {"From": sender} if sender.isascii() and sender.isprintable() else {}
+        request = urllib.request.Request(self._url, content, headers)  # noqa: S310 (our own address)
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
+            return float(json.load(answer)["score"])
+
+
+class SpamAssassin:
+    name = "SpamAssassin"
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def score(self, content: bytes, _sender: str) -> float:
+        with socket.create_connection(("127.0.0.1", self._port), ANSWER_S) as link:
+            link.sendall(b"CHECK SPAMC/1.5\r\nContent-length: %d\r\n\r\n" % len(content) + content)
+            link.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: link.recv(65536), b""))
+        found = _SPAMD_SCORE.search(answer)
+        if found is None:
+            raise OSError("spamd gave no score")
+        return float(found[1])
+
+
+@contextmanager
+def rspamd() -> Iterator[Rspamd | None]:
+    program = shutil.which("rspamd")
+    if program is None:
+        yield None
+        return
+    with _directory() as directory, _started(program, directory) as port:
+        yield Rspamd(port)
+
+
+@contextmanager
+def spamassassin() -> Iterator[SpamAssassin | None]:
+    program = shutil.which("spamd") or shutil.which("/usr/sbin/spamd")
+    if program is None:
+        yield None
+        return
+    with _directory() as directory:
+        port = _free_port()
+        # -L: local tests only. No user preferences, no learning.
+        options = ["-L", "-x", "--max-children=1", f"--listen=127.0.0.1:{port}", f"--helper-home-dir={directory}"]
+        with _process([program, *options], port, directory / "log"):
+            yield SpamAssassin(port)
+
+
+@contextmanager
+def _started(program: str, directory: Path) -> Iterator[int]:
+    port = _free_port()
+    (directory / "local.d").mkdir()
+    for name, settings in _RSPAMD.items():
+        (directory / "local.d" / name).write_text(settings.replace("PORT", str(port)))
+    command = [program, "-f", *(f"--var={name}={directory}" for name in ("LOCAL_CONFDIR", "DBDIR", "RUNDIR"))]
+    if os.geteuid() == 0:
+        command += ["-u", "_rspamd", "-g", "_rspamd"]
+        for path in (directory, *directory.rglob("*")):
+            shutil.chown(path, "_rspamd")
+    with _process(command, port, directory / "log"):
+        yield port
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="evaluate-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _process(command: list[str], port: int, log: Path) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log.open("wb"))  # noqa: S603
+    try:
+        deadline = time.monotonic() + START_S
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise OSError(f"{command[0]} does not start")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
