@@ -29,6 +29,7 @@ from bridge.service.analysis import (
 )
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.formats import DEFAULT_FORMATS, LIBARCHIVE
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
@@ -78,6 +79,7 @@ class Limits:
     look_at_urls: bool = True
     look_at_headers: bool = True
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
+    formats: tuple[str, ...] = DEFAULT_FORMATS  # see `formats`
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
 
     def to_dict(self) -> dict[str, Any]:
@@ -429,7 +431,7 @@ class _MailInspector:
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
 
     def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
-        if kind not in archives.OPENABLE:
+        if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
             return
         if not self.limits.archives:
@@ -445,6 +447,7 @@ class _MailInspector:
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content
+        self.found.tags.update(member.tags)
         if member.limit:
             self.found.limits.add(member.limit)
         if member.encrypted:

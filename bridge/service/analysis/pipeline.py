@@ -24,6 +24,7 @@ from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.formats import formats_of
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
@@ -249,5 +250,6 @@ def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool =
         look_at_urls=analyzers.urls is not None,
         look_at_headers=analyzers.headers is not None,
         archives=archives,
+        formats=formats_of(mime),
         keep_objects=keep_objects,
     )

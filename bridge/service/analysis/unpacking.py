@@ -43,7 +43,8 @@ class Member:
     """A file within a container. `content` is None if nothing of it can be read.
 
     `names` are all that some program would give it. `limit` names one of our limits: the file is not read, or not
-    completely, but other programs can read it. If `is_disputed`, other programs may not find it.
+    completely, but other programs can read it. If `is_disputed`, other programs may not find it. `tags` and `links`
+    are what the container says: of the container as a whole if the member has no content.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,8 @@ class Member:
     broken: bool = False
     limit: str = ""
     is_disputed: bool = False
+    tags: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
 
 class BadArchive(Exception):
