@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the process that inspects mail needs no settings
 
 LIBARCHIVE, OFFICE, PDF, QR_CODES, SCRIPTS = "libarchive", "office", "pdf", "qr_codes", "scripts"
 DEFAULT_FORMATS = (OFFICE, PDF, SCRIPTS)  # our own readers
+FORMATS = frozenset({*DEFAULT_FORMATS, QR_CODES, LIBARCHIVE})
 # The packages of those that are not ours, and the extra that installs them.
 _PACKAGES = {LIBARCHIVE: (("libarchive",), "archives"), QR_CODES: (("zxingcpp", "PIL"), "pictures")}
 

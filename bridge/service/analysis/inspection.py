@@ -20,6 +20,7 @@ from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.service.analysis import (
     archives,
     calendar_files,
+    documents,
     file_types,
     headers,
     page_files,
@@ -29,7 +30,7 @@ from bridge.service.analysis import (
 )
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.formats import DEFAULT_FORMATS, LIBARCHIVE
+from bridge.service.analysis.formats import DEFAULT_FORMATS, FORMATS, LIBARCHIVE
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
@@ -136,6 +137,7 @@ class _MailInspector:
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         self.limits = limits
         self.see = see
+        self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
         self.found = Inspection()
         self.reading = readings.Budget(size)
@@ -429,6 +431,21 @@ class _MailInspector:
         self.found.digests.add(hashlib.sha256(content).hexdigest())
         for number, kind in enumerate(archives.kinds_of(content, names)):
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        self.document(content, names, nesting)
+
+    def document(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
+        kind = documents.kind_of(content, names, self.limits.formats) if self.limits.look_at_mime else ""
+        if not kind:
+            return
+        if not self.limits.archives:
+            raise NeedsProcess
+        if self.documents >= documents.MAX_NESTED:
+            raise TooMuch("archive-depth")
+        self.documents += 1
+        for member in documents.members(content, kind, self.budget):
+            self.member(member, kind, max(0, nesting - 1))
+        self.documents -= 1
 
     def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
@@ -448,6 +465,7 @@ class _MailInspector:
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content
         self.found.tags.update(member.tags)
+        self.linked(member.links)
         if member.limit:
             self.found.limits.add(member.limit)
         if member.encrypted:
@@ -462,7 +480,7 @@ class _MailInspector:
             self.found.tags.add("mime:macro")
         if content is None:
             return
-        if archives.kind_of(content) and kind not in archives.COMPRESSORS:
+        if archives.kind_of(content) and kind not in archives.COMPRESSORS and kind not in FORMATS:
             self.found.tags.add("mime:nested-archive")
         self.signatures(content)
         self.opaque += member.is_disputed
@@ -477,6 +495,11 @@ class _MailInspector:
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
+
+    def linked(self, links: Collection[str]) -> None:
+        """Links outside of any text: in codes, documents and the like."""
+        for link in links if self.limits.look_at_urls else ():
+            self.links.scan(link, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""

@@ -21,6 +21,7 @@ class Budget:
     bytes: int = 256 * 1024 * 1024
     depth: int = 4
     work: int = 256 * 1024 * 1024
+    pixels: int = 60_000_000  # of pictures in which codes are searched for
 
     def take_member(self) -> None:
         self.members -= 1
