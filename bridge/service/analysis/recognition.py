@@ -65,9 +65,7 @@ def is_page(names: Collection[str]) -> bool:
 
 def is_web_page(content: bytes, names: Collection[str]) -> bool:
     """Whether a browser opens it as a page, by its name or its beginning."""
-    return is_page(names) or (
-        b"<" in content[:2048] and _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
-    )
+    return is_page(names) or (b"<" in content[:2048] and _PAGE.search(content[:2048].replace(b"\0", b"")) is not None)
 
 
 def may_have_files(page: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bridge.mime import words
 from bridge.mime.rare_charsets import escapes_replaced
@@ -31,9 +31,22 @@ _PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2}
 _PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
 _DIGITS = re.compile(r"\d{1,3}")
 _PASSWORD = re.compile(r"type\s{0,9}=\s{0,9}\\?[\"']?password")
-_PAGE_START = re.compile(rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob", re.IGNORECASE)
+_PAGE_START = re.compile(
+    rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob",
+    re.IGNORECASE,
+)
 _SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker")
-_SCRIPTS = (b"<script", b"javascript:", b"onload", b"onerror", b"onclick", b"password", b"atob", b"unescape", b"document.")
+_SCRIPTS = (
+    b"<script",
+    b"javascript:",
+    b"onload",
+    b"onerror",
+    b"onclick",
+    b"password",
+    b"atob",
+    b"unescape",
+    b"document.",
+)
 
 
 def may_build(content: bytes) -> bool:
@@ -63,7 +76,7 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         budget.take_work(4 * len(literal))
         if number >= MAX_LITERALS:
             break
-        if not _is_file(literal) or any(other.startswith(literal) for other in done):  # the first piece of one
+        if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of one
             continue
         done.add(literal)
         budget.take(len(literal))
@@ -99,6 +112,10 @@ def _from_base64(text: str) -> bytes:
     text = text.replace("-", "+").replace("_", "/").replace("=", "")
     text = text[:-1] if len(text) % 4 == 1 else text
     return binascii.a2b_base64(text + "=" * (-len(text) % 4))
+
+
+def _ends_with(piece: bytes) -> Callable[[bytes], bool]:
+    return lambda whole: whole.startswith(piece) or whole.endswith(piece)
 
 
 def _is_file(content: bytes) -> bool:
