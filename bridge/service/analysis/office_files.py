@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis import archives, file_types
+from bridge.service.analysis.decompression import inflated
 from bridge.service.analysis.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.pdf_files import ENCRYPTED
 from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_objects, rtf_templates
@@ -40,6 +41,8 @@ _DDE_FIELD = re.compile(rb"\x13\0?\s{0,9}\0?D\0?D\0?E\0?", re.IGNORECASE)
 _RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
 _FIELD = re.compile(r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}[\"']([^\"']*)")
 _DDE_WORD = re.compile(r"\bDDE(?:AUTO)?\b", re.IGNORECASE)
+_SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
+_AUTO_NAMES = ("_xlnm.auto_open", "_xlnm.auto_close", "_xlnm.auto_activate")
 _MAX_LINKS = 5000
 _FILE_STREAMS = ("package", "contents", "embeddedodf", "\x01ole10native")
 _MAIL_NAME, _MAIL_FILE, _MAIL_PAGE = ("__substg1.0_3707", "__substg1.0_3704"), "__substg1.0_3701", "__substg1.0_1013"
@@ -65,7 +68,9 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
         name = entry.name.lower()
         if entry.class_id == _EQUATION_CLASS or name == "equation native":
             yield Member((), None, tags=(EQUATION,))
-        if name == "encryptedpackage":
+        if name in ("encryptedpackage", "encryptedsummary") or (
+            name == "worddocument" and _has_password(entry.content)
+        ):
             yield Member((), None, tags=(ENCRYPTED,))
         if name in ("workbook", "book"):
             yield Member((), None, tags=tuple(_sheet_tags(entry.content)))
@@ -84,10 +89,28 @@ def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
     elif name.startswith(_MAIL_FILE) or (name in _FILE_STREAMS and _is_file(entry.content)):
         budget.take_member()
         yield Member(("",), entry.content, tags=() if name.startswith(_MAIL_FILE) else (EMBEDDED,), is_disputed=True)
+    elif name == "powerpoint document":
+        yield from _of_slides(entry.content, budget)
     elif name.startswith(_MAIL_PAGE):
         yield Member(("page.html",), entry.content)
     else:
         yield Member((), None, links=_links(entry.content))
+
+
+def _has_password(document: bytes) -> bool:
+    return document[:2] == b"\xec\xa5" and len(document) > 11 and bool(document[11] & 1)  # FibBase.fEncrypted
+
+
+def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
+    """Objects and macros in a presentation: OLE2 files, most often compressed."""
+    yield Member((), None, links=_links(stream))
+    for match in _SLIDE_OBJECT.finditer(stream):
+        length = int.from_bytes(stream[match.end() : match.end() + 4], "little")
+        data = stream[match.end() + 4 : match.end() + 4 + length]
+        data = data if data.startswith(MAGIC) else inflated(data[4:], budget)
+        if data.startswith(MAGIC):
+            budget.take_member()
+            yield Member(("",), data, is_disputed=True)
 
 
 def _is_file(content: bytes) -> bool:
@@ -163,6 +186,8 @@ def _of_xml(content: bytes, budget: Budget) -> Iterator[Member]:
         tags.add(DDE)
     if 'progid="equation.' in text.lower():
         tags.add(EQUATION)
+    if any(name in text.lower() for name in _AUTO_NAMES):
+        tags.add(AUTO_MACRO)
     links[unescaped(fields)] = None
     yield Member((), None, tags=tuple(tags), links=tuple(filter(None, links))[:_MAX_LINKS])
 
