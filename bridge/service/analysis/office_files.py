@@ -24,7 +24,7 @@ EMBEDDED, EQUATION, MACRO = "office:embedded-file", "office:equation", "mime:mac
 ONENOTE = b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d"
 _ONENOTE_FILE = bytes.fromhex("e716e3bd65261145a4c48d4d0b7a9eac")
 _EQUATION_CLASS = bytes.fromhex("02ce020000000000c000000000000046")
-_XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\].*\.xml\Z|\.rels\Z", re.IGNORECASE)
+_XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
 _AUTO = re.compile(
     r"\b(?:auto_?(?:open|close|exec|exit|new)|document_?(?:open|close|new|beforeclose)|document_contentcontrolonenter"
@@ -49,7 +49,12 @@ _MAIL_NAME, _MAIL_FILE, _MAIL_PAGE = ("__substg1.0_3707", "__substg1.0_3704"), "
 
 
 def is_office(content: bytes, names: Collection[str]) -> bool:
-    return content.startswith((MAGIC, RTF, ONENOTE)) or any(map(_XML_PART.search, names))
+    return content.startswith((MAGIC, RTF, ONENOTE)) or any(map(_is_xml_part, names))
+
+
+def _is_xml_part(name: str) -> bool:
+    lower = name.lower()
+    return lower.endswith(".rels") or (lower.endswith(".xml") and _XML_PART.search(lower) is not None)
 
 
 def office_members(content: bytes, budget: Budget) -> Iterator[Member]:
