@@ -31,6 +31,9 @@ promtool     prometheus
 rsyslogd     rsyslog
 /usr/lib/*/rsyslog/lmnsd_gtls.so rsyslog-gnutls
 strace       strace
+7z           p7zip-full
+zstd         zstd
+/usr/lib/*/libarchive.so.13 libarchive13
 unshare      util-linux
 systemd-analyze systemd
 ip           iproute2

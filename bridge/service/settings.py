@@ -301,6 +301,15 @@ class Mime(AnalyzerSection):
     max_archive_depth: int = Field(4, ge=0, description="Levels of archives within archives.")
     max_archive_members: int = Field(10_000, ge=1, description="Members of all archives together.")
     max_extracted_size: Size = Field(256 * MiB, description="Bytes unpacked from all archives together.")
+    libarchive: Literal["auto"] | bool = Field(
+        "auto", description="Opens RAR, 7z, cab, ISO and other archives; auto: if the extra `archives` is installed."
+    )
+    qr_codes: Literal["auto"] | bool = Field(
+        "auto", description="Reads QR codes in pictures; auto: if the extra `pictures` is installed."
+    )
+    office: bool = Field(True, description="Reads Office documents and RTF: macros, links, embedded files.")
+    pdf: bool = Field(True, description="Reads PDF documents: links, actions, embedded files.")
+    scripts: bool = Field(True, description="Reads attached pages for files that their scripts build, and for forms.")
 
 
 class Urls(AnalyzerSection):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
+from bridge.service.analysis import more_archives
 from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
 from bridge.service.analysis.file_types import extensions_of, family_of
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
@@ -31,16 +33,16 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
     (TNEF, "tnef"),
-    # not opened:
+    # not opened, or by libarchive:
     (b"Rar!\x1a\x07", "rar"),
-    (b"RE~^", "rar"),
+    (b"RE~^", "old-rar"),
     (b"7z\xbc\xaf\x27\x1c", "7z"),
     (b"MSCF\0\0\0\0", "cab"),
-    (b"ISc(", "cab"),
+    (b"ISc(", "installshield"),
     (b"LZIP", "lzip"),
     (b"\x1f\x9d", "compress"),
-    (b"\x1f\xa0", "compress"),
-    (b"\x1f\x1e", "compress"),
+    (b"\x1f\xa0", "old-lzh"),
+    (b"\x1f\x1e", "pack"),
     (b"070701", "cpio"),
     (b"070702", "cpio"),
     (b"070707", "cpio"),
@@ -59,19 +61,20 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"QFI\xfb", "disk"),
 ]
 _BEGINNINGS = tuple(magic for magic, _ in _MAGIC)
-_UNOPENED_BEGINNING = re.compile(
+_OTHER_BEGINNING = re.compile(
     rb"""
-    [\x22-\x28]\xb5\x2f\xfd | [\x50-\x5f]\x2a\x4d\x18  # Zstandard, perhaps after a frame to be skipped
-    | \x04\x22\x4d\x18 | \x02\x21\x4c\x18  # lz4
-    | \x60\xea.[\0-\x0a]  # ARJ
-    | ..-l[hz][0-9sd]-  # LZH
-    | .{7}\*\*ACE\*\*
-    | .{20}\xdc\xa7\xc4\xfd  # zoo
+    (?P<zstd>[\x22-\x28]\xb5\x2f\xfd | [\x50-\x5f]\x2a\x4d\x18)  # perhaps after a frame to be skipped
+    | (?P<lz4>\x04\x22\x4d\x18 | \x02\x21\x4c\x18)
+    | (?P<arj>\x60\xea.[\0-\x0a])
+    | (?P<lha>..-l[hz][0-9sd]-)
+    | (?P<ace>.{7}\*\*ACE\*\*)
+    | (?P<zoo>.{20}\xdc\xa7\xc4\xfd)
     """,
     re.DOTALL | re.VERBOSE,
 )
 _DISK = re.compile(rb"CD001|BEA01|NSR0|CDROM")
 _DISK_AT = 0x8001
+_PROGRAMS = (b"MZ", b"\x7fELF")  # which may unpack themselves
 _DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
 _UNOPENED = """
     7z 001 ace alz ar arc arj br cab cpio deb dmg egg esd img iso lha lz lz4 lzh lzo nrg pkg r00 rar rpm rz sit sitx
@@ -87,10 +90,10 @@ def kind_of(content: bytes) -> str:
         return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if is_tar(content):
         return "tar"
-    if _UNOPENED_BEGINNING.match(content):
-        return "unopened"
+    if other := _OTHER_BEGINNING.match(content):
+        return other.lastgroup or ""
     if len(content) >= 512 and (content.startswith(_DISK_END, len(content) - 512) or _DISK.match(content, _DISK_AT)):
-        return "disk"
+        return "iso" if content.startswith(b"CD001", _DISK_AT) else "disk"
     if b"\x05" in content and content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
@@ -109,14 +112,24 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
+    if content.startswith(_PROGRAMS):
+        kinds += [kind for kind in ("rar", "7z") if more_archives.start_of(content, kind) >= 0]
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
     return [kind for kind in dict.fromkeys(kinds) if kind]
 
 
+def is_opened(kind: str, has_library: bool) -> bool:
+    return kind in _OWN or (has_library and kind in more_archives.KINDS)
+
+
 def members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
     """The files in it. Raises TooMuch if the budget is exhausted, BadArchive if it is damaged."""
     yield from _OPENERS[kind](content, names, budget)
+
+
+def _with_library(kind: str, content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    return more_archives.archive_members(content, kind, names, budget)
 
 
 _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]] = {
@@ -129,6 +142,7 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "tnef": tnef_members,
     "openpgp": openpgp_members,
 }
-OPENABLE = frozenset(_OPENERS)
+_OWN = frozenset(_OPENERS)
+_OPENERS |= {kind: partial(_with_library, kind) for kind in more_archives.KINDS}
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp"})
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp"}) | more_archives.SINGLE

@@ -87,7 +87,7 @@ def family_of(content: bytes) -> str:
     """The family that the first bytes indicate; empty if they do not indicate any."""
     for magic, family in _MAGIC:
         if content.startswith(magic):
-            return family
+            return IMAGE if content[8:12] == b"WEBP" and magic == b"RIFF" else family
     return ""
 
 

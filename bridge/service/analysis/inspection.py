@@ -21,6 +21,7 @@ from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.service.analysis import (
     archives,
     calendar_files,
+    documents,
     file_types,
     headers,
     page_files,
@@ -30,6 +31,7 @@ from bridge.service.analysis import (
 )
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.formats import DEFAULT_FORMATS, FORMATS, LIBARCHIVE
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.parts import Collector, MailParts, divided
@@ -86,6 +88,7 @@ class Limits:
     phishing: Search | None = None  # None: it is not looked for
     envelope_from: str = ""  # of this mail; only for `phishing`
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
+    formats: tuple[str, ...] = DEFAULT_FORMATS  # see `formats`
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
     keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time
     show_members: bool = False  # True: `see` also gets the files in archives that engines would open themselves
@@ -166,6 +169,7 @@ class _MailInspector:
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         self.limits = limits
         self.see = see
+        self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
         self.found = Inspection()
         self.reading = readings.Budget(size)
@@ -480,9 +484,24 @@ class _MailInspector:
         self.found.digests.add(hashlib.sha256(content).hexdigest())
         for number, kind in enumerate(archives.kinds_of(content, names)):
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        self.document(content, names, nesting)
+
+    def document(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
+        kind = documents.kind_of(content, names, self.limits.formats) if self.limits.look_at_mime else ""
+        if not kind:
+            return
+        if not self.limits.archives:
+            raise NeedsProcess
+        if self.documents >= documents.MAX_NESTED:
+            raise TooMuch("archive-depth")
+        self.documents += 1
+        for member in documents.members(content, kind, self.budget):
+            self.member(member, kind, max(0, nesting - 1))
+        self.documents -= 1
 
     def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
-        if kind not in archives.OPENABLE:
+        if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
             return
         if not self.limits.archives:
@@ -498,6 +517,8 @@ class _MailInspector:
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content
+        self.found.tags.update(member.tags)
+        self.linked(member.links)
         if member.limit:
             self.found.limits.add(member.limit)
         if member.encrypted:
@@ -512,7 +533,7 @@ class _MailInspector:
             self.found.tags.add("mime:macro")
         if content is None:
             return
-        if archives.kind_of(content) and kind not in archives.COMPRESSORS:
+        if archives.kind_of(content) and kind not in archives.COMPRESSORS and kind not in FORMATS:
             self.found.tags.add("mime:nested-archive")
         self.signatures(content)
         self.opaque += member.is_disputed
@@ -527,6 +548,11 @@ class _MailInspector:
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
+
+    def linked(self, links: Collection[str]) -> None:
+        """Links outside of any text: in codes, documents and the like."""
+        for link in links if self.limits.look_at_urls else ():
+            self.links.scan(link, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""

@@ -27,6 +27,7 @@ from bridge.mime.structure import Bounds
 from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.formats import formats_of
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
@@ -333,4 +334,5 @@ def limits_of(analyzers: Analyzers, *, archives: bool = True, envelope_from: str
         phishing=search_of(analyzers.phishing) if analyzers.phishing else None,
         envelope_from=envelope_from,
         archives=archives,
+        formats=formats_of(mime),
     )

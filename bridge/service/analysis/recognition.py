@@ -63,6 +63,11 @@ def is_page(names: Collection[str]) -> bool:
     return file_types.has_extension(names, _PAGES)
 
 
+def is_web_page(content: bytes, names: Collection[str]) -> bool:
+    """Whether a browser opens it as a page, by its name or its beginning."""
+    return is_page(names) or (b"<" in content[:2048] and _PAGE.search(content[:2048].replace(b"\0", b"")) is not None)
+
+
 def may_have_files(page: bytes) -> bool:
     """A quick test: most pages in archives are parts of documents, without such links or escapes for them."""
     text = page.replace(b"\0", b"").lower() if b"\0" in page else page.lower()

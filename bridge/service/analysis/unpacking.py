@@ -21,6 +21,7 @@ class Budget:
     bytes: int = 256 * 1024 * 1024
     depth: int = 4
     work: int = 256 * 1024 * 1024
+    pixels: int = 60_000_000  # of pictures in which codes are searched for
 
     def take_member(self) -> None:
         self.members -= 1
@@ -43,7 +44,8 @@ class Member:
     """A file within a container. `content` is None if nothing of it can be read.
 
     `names` are all that some program would give it. `limit` names one of our limits: the file is not read, or not
-    completely, but other programs can read it. If `is_disputed`, other programs may not find it.
+    completely, but other programs can read it. If `is_disputed`, other programs may not find it. `tags` and `links`
+    are what the container says: of the container as a whole if the member has no content.
     """
 
     names: tuple[str, ...]
@@ -52,6 +54,8 @@ class Member:
     broken: bool = False
     limit: str = ""
     is_disputed: bool = False
+    tags: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
 
 class BadArchive(Exception):

@@ -1,0 +1,44 @@
+"""Documents, pictures and pages: what they link to, what they run, and the files in them.
+
+To the inspection they are containers, whose members may also carry tags and links. Each kind has its own reader; this
+module knows only which of them reads what. Nothing is imported that a mail does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from bridge.service.analysis import office_files, pdf_files, pictures, recognition, script_files
+from bridge.service.analysis.formats import OFFICE, PDF, QR_CODES, SCRIPTS
+from bridge.service.analysis.unpacking import Budget, Member
+
+MAX_NESTED = 6  # documents within documents, besides archives
+
+
+def kind_of(content: bytes, names: Collection[str], formats: Collection[str]) -> str:
+    """The format that reads it; empty if it is none of them, or one that is switched off."""
+    kind = _kind_of(content, names)
+    return kind if kind in formats else ""
+
+
+def _kind_of(content: bytes, names: Collection[str]) -> str:
+    if pictures.is_picture(content):
+        return QR_CODES
+    if pdf_files.is_pdf(content):
+        return PDF
+    if office_files.is_office(content, names):
+        return OFFICE
+    if recognition.is_web_page(content, names):
+        return SCRIPTS if script_files.may_build(content) else ""
+    return ""
+
+
+def members(content: bytes, kind: str, budget: Budget) -> Iterator[Member]:
+    """Raises TooMuch."""
+    if kind == QR_CODES:
+        return pictures.picture_members(content, budget)
+    if kind == PDF:
+        return pdf_files.pdf_members(content, budget)
+    if kind == OFFICE:
+        return office_files.office_members(content, budget)
+    return script_files.page_members(content, budget)

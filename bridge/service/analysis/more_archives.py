@@ -1,0 +1,197 @@
+"""Archives that libarchive opens: RAR, 7z, cab, ISO images, cpio, ar, LHA, rpm, and Zstandard, lz4, lzip, compress.
+
+Runs only in the process that inspects archives: libarchive is written in C and reads hostile bytes. Only the formats
+below are enabled. Others would read files of this machine (mtree), start programs (lrzip, grzip, lzop), parse XML
+(xar), or read again what our own stricter readers have read (zip, tar). Without the package `libarchive-c` or the
+library, nothing here is called: the archive gets the tag of those that are not opened.
+
+Everything that comes out is charged to the budget of the mail, block by block, and what goes in as work. What takes
+long and yields nothing is ended by the time limit of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from bridge.service.analysis.rar_headers import facts_of
+from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+
+# For each kind: the filters and the formats of libarchive that are enabled.
+_READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "rar": ((), ("rar", "rar5")),
+    "7z": ((), ("7zip",)),
+    "cab": ((), ("cab",)),
+    "iso": ((), ("iso9660",)),
+    "cpio": ((), ("cpio",)),
+    "ar": ((), ("ar",)),
+    "lha": ((), ("lha",)),
+    "rpm": (("rpm", "gzip", "bzip2", "xz", "lzma", "zstd"), ("cpio",)),
+    "zstd": (("zstd", "lz4"), ("raw",)),  # both may begin with a frame to be skipped
+    "lz4": (("lz4",), ("raw",)),
+    "lzip": (("lzip",), ("raw",)),
+    "compress": (("compress",), ("raw",)),
+}
+KINDS = frozenset(_READERS)
+SINGLE = frozenset(kind for kind, (_, formats) in _READERS.items() if formats == ("raw",))  # one file, without a name
+_SEEN_BY_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})  # ClamAV opens them itself
+UNOPENED = "mime:unopened-archive"
+
+_BLOCK = 256 * 1024
+_MEMBER_WORK = 4096  # for each member: names are converted
+_MARKS = {"rar": b"Rar!\x1a\x07", "7z": b"7z\xbc\xaf\x27\x1c"}  # after a program that unpacks itself, or anything
+_MARK_WITHIN = 4 * 1024 * 1024  # bytes in which 7-Zip and WinRAR search for them
+_DESCRIPTORS = slice(0x8000, 0x8000 + 32 * 2048)  # of an ISO image
+_JOLIET = (b"%/@", b"%/C", b"%/E")  # a second tree of names, perhaps of other files
+_OUT_OF_MEMORY = 12  # ENOMEM
+_SUFFIXES = {".tzst": ".tar", ".zst": "", ".lz4": "", ".lz": "", ".z": ""}
+
+
+@cache
+def library() -> ModuleType | None:
+    """`libarchive.ffi`, or None if the package or the library is missing."""
+    os.environ.setdefault("LIBARCHIVE", "libarchive.so.13")  # else a subprocess would search for it
+    try:
+        from libarchive import ffi
+    except (ImportError, OSError, AttributeError, TypeError):
+        return None
+    try:
+        for name, arguments in (("entry_is_encrypted", 1), ("read_has_encrypted_entries", 1)):
+            ffi.ffi(name, [ffi.c_void_p] * arguments, ffi.c_int)
+        ffi.ffi("read_set_options", [ffi.c_void_p, ffi.c_char_p], ffi.c_int)
+    except AttributeError:  # older than libarchive 3.2
+        return None
+    return ffi  # type: ignore[no-any-return]
+
+
+def start_of(content: bytes, kind: str) -> int:
+    """Where an archive of this kind begins: after a program, or whatever stands before it. -1: nowhere."""
+    return content.find(_MARKS[kind], 0, _MARK_WITHIN) if kind in _MARKS else 0
+
+
+def archive_members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """The files in it. Raises TooMuch, and BadArchive if it is damaged."""
+    start = start_of(content, kind)
+    if start < 0 or library() is None:
+        yield Member((), None, tags=(UNOPENED,))
+        return
+    content = content[start:] if start else content
+    facts = facts_of(content)
+    if facts.is_encrypted:
+        yield Member((), None, encrypted=True)
+    if facts.is_volume:
+        yield Member((), None, tags=(UNOPENED,))
+    try:
+        yield from _members(content, kind, names, budget, b"")
+    except BadArchive:
+        if not facts.is_encrypted and not facts.is_volume:  # else that is why
+            raise
+    if kind == "iso":
+        descriptors = content[_DESCRIPTORS]
+        if any(mark in descriptors for mark in _JOLIET):
+            yield from _members(content, kind, names, budget, b"iso9660:!joliet")
+        if b"NSR0" in descriptors:  # UDF as well: perhaps other files
+            yield Member((), None, tags=(UNOPENED,))
+
+
+def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, options: bytes) -> Iterator[Member]:
+    from libarchive.exception import ArchiveError
+
+    budget.take_work(len(content))
+    count = 0
+    with _prepared(kind, options) as (ffi, archive, entry):
+        try:
+            ffi.read_open_memory(archive, content, len(content))
+            while ffi.read_next_header2(archive, entry) != ffi.ARCHIVE_EOF:
+                count += 1
+                budget.take_member()
+                budget.take_work(_MEMBER_WORK)
+                if ffi.entry_filetype(entry) & 0o170000 != 0o040000:
+                    own = _stems(names) if kind in SINGLE else _names(ffi, entry)
+                    yield _member(ffi, archive, entry, kind, own, budget)
+        except ArchiveError as exc:
+            member = _unread(ffi, archive, exc, ())
+            if count or not member.broken:
+                yield member
+            if count and member.broken:
+                raise BadArchive from None
+            if member.broken:
+                yield Member((), None, tags=(UNOPENED,))
+        if count == 0 and ffi.read_has_encrypted_entries(archive) == 1:
+            yield Member((), None, encrypted=True)
+
+
+@contextmanager
+def _prepared(kind: str, options: bytes) -> Iterator[tuple[Any, int, int]]:
+    """The library, an archive and an entry."""
+    ffi = library()
+    assert ffi is not None
+    archive, entry = ffi.read_new(), ffi.entry_new()
+    try:
+        filters, formats = _READERS[kind]
+        for name in filters:
+            ffi.get_read_filter_function(name)(archive)
+        for name in formats:
+            ffi.get_read_format_function(name)(archive)
+        if options:
+            ffi.read_set_options(archive, options)
+        yield ffi, archive, entry
+    finally:
+        ffi.entry_free(entry)
+        ffi.read_free(archive)
+
+
+def _member(ffi: Any, archive: int, entry: int, kind: str, names: tuple[str, ...], budget: Budget) -> Member:
+    """One file. A damaged or encrypted one leaves the others readable, unless the library says otherwise."""
+    from libarchive.exception import ArchiveError
+
+    if ffi.entry_is_encrypted(entry):
+        return Member(names, None, encrypted=True)
+    buffer = ffi.ctypes.create_string_buffer(_BLOCK)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while (length := ffi.read_data(archive, buffer, _BLOCK)) > 0:
+            budget.take(length)
+            size += length
+            if size > MAX_MEMBER:
+                return Member(names, b"".join(pieces), limit="archive-size")
+            pieces.append(ffi.ctypes.string_at(buffer, length))
+    except ArchiveError as exc:
+        return _unread(ffi, archive, exc, names, b"".join(pieces) or None)
+    return Member(names, b"".join(pieces), broken=length < 0, is_disputed=kind not in _SEEN_BY_ENGINES)
+
+
+def _unread(ffi: Any, archive: int, exc: Any, names: tuple[str, ...], content: bytes | None = None) -> Member:
+    """Why the library does not read on: only its text tells what it does not support from what is damaged."""
+    text = str(exc).lower()
+    if "encrypt" in text or "passphrase" in text:
+        return Member(names, None, encrypted=True)
+    if exc.errno == _OUT_OF_MEMORY or "memory" in text:
+        return Member(names, content, limit="archive-memory")
+    if "support" in text:  # "unsupported", "not supported"
+        return Member(names, content, tags=(UNOPENED,))
+    if ffi.read_has_encrypted_entries(archive) == 1:
+        return Member(names, None, encrypted=True)
+    return Member(names, content, broken=True)
+
+
+def _names(ffi: Any, entry: int) -> tuple[str, ...]:
+    wide, narrow = ffi.entry_pathname_w(entry), ffi.entry_pathname(entry)
+    found = [wide, narrow.decode("utf-8", "replace") if narrow is not None else None]
+    return tuple(dict.fromkeys(name for name in found if name)) or ("",)
+
+
+def _stems(names: Collection[str]) -> tuple[str, ...]:
+    """The name of a compressed file, without the suffix."""
+    found = [
+        name[: -len(suffix)] + rest
+        for name in names
+        for suffix, rest in _SUFFIXES.items()
+        if name.lower().endswith(suffix)
+    ]
+    return tuple(found) or tuple(names) or ("",)

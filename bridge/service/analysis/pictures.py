@@ -1,0 +1,100 @@
+"""QR codes in pictures: a link in one is a link of the mail, which no other analyzer sees.
+
+Pillow decodes the picture and zxing-cpp finds the codes, both in the process that inspects archives. A picture is
+decoded only if its header says that it is small enough, reduced where the format allows it, and only so many pixels
+are read in one mail: the others get a tag. Codes that are drawn as text, as table cells or in SVG are not found.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from bridge.service.analysis.unpacking import Budget, Member
+
+QR_LINK, NOT_READ = "picture:qr-link", "picture:not-read"
+MAX_PIXELS = 40_000_000  # of one picture, as its header declares them
+MAX_SIDE = 1600  # pixels to which a larger picture is reduced: a code on it is still legible
+MIN_SIDE = 42  # a code has at least 21 modules, and cameras need two pixels for each
+MAX_FRAMES = 3  # of an animation
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
+_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+_HOST = re.compile(r"(?:www\.|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){0,5}\.[a-z]{2,24}(?:[/?#:]|\Z))", re.IGNORECASE)
+
+
+def is_picture(content: bytes) -> bool:
+    """Whether it may contain a code: a picture, and not one that is too small for it."""
+    if not content.startswith(_MAGIC):
+        return False
+    if content.startswith(b"\x89PNG"):
+        return len(content) > 24 and min(struct.unpack_from(">II", content, 16)) >= MIN_SIDE
+    if content.startswith(b"GIF8"):
+        return len(content) > 10 and min(struct.unpack_from("<HH", content, 6)) >= MIN_SIDE
+    if content.startswith(b"RIFF"):
+        return content[8:12] == b"WEBP"
+    return len(content) > 200 and (not content.startswith(b"BM") or content[6:10] == b"\0\0\0\0")
+
+
+def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
+    """A member without content for the links in its codes."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own limit is higher than ours
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
+                yield from _read(picture, budget)
+    except MemoryError:
+        yield Member((), None, tags=(NOT_READ,))
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error):
+        return  # a damaged picture; Pillow documents no exception of its own
+    except Image.DecompressionBombError:
+        yield Member((), None, tags=(NOT_READ,))
+
+
+def _read(picture: Any, budget: Budget) -> Iterator[Member]:
+    pixels = picture.width * picture.height
+    for frame in range(min(getattr(picture, "n_frames", 1), MAX_FRAMES)):
+        if pixels > MAX_PIXELS or pixels > budget.pixels:
+            yield Member((), None, tags=(NOT_READ,))
+            return
+        budget.pixels -= pixels
+        if frame:
+            picture.seek(frame)
+        links = tuple(filter(None, map(link_of, _texts(picture))))
+        if links:
+            yield Member((), None, tags=(QR_LINK,), links=links)
+
+
+def _texts(picture: Any) -> list[str]:
+    import zxingcpp
+
+    picture.draft("L", (MAX_SIDE, MAX_SIDE))  # JPEG: decoded at a fraction of its size
+    grey = _on_white(picture)
+    if max(grey.size) > MAX_SIDE:
+        grey.thumbnail((MAX_SIDE, MAX_SIDE))
+    found = zxingcpp.read_barcodes(grey, formats=zxingcpp.BarcodeFormat.QRCode)
+    return [code.text[:4096] for code in found]
+
+
+def _on_white(picture: Any) -> Any:
+    """In grey; what is transparent is shown on white."""
+    if "A" not in picture.getbands() and "transparency" not in picture.info:
+        return picture.convert("L")
+    from PIL import Image
+
+    picture = picture.convert("RGBA")
+    white = Image.new("RGBA", picture.size, "white")
+    return Image.alpha_composite(white, picture).convert("L")
+
+
+def link_of(text: str) -> str:
+    """The address that a camera opens; empty if the text is none."""
+    text = text.strip()
+    if re.match(r"[a-z][a-z0-9+.-]{1,30}:[/\\]", text, re.IGNORECASE):
+        return text
+    return "http://" + text if _HOST.match(text) else ""

@@ -1,0 +1,124 @@
+"""Files and pages that the scripts of an attached page put together when a browser opens it.
+
+Nothing runs here: what scripts build a file from stands in the page, most often as a literal in Base64. So every long
+literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
+pieces that are joined, or reversed. What a script decrypts is not found, but that it saves a file has a tag.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable, Iterator
+
+from bridge.mime import words
+from bridge.mime.rare_charsets import escapes_replaced
+from bridge.service.analysis import archives, file_types, page_files
+from bridge.service.analysis.text_windows import BEGINNING, codecs_of
+from bridge.service.analysis.unpacking import Budget, Member
+
+PAGE_NAME = "page.html"  # of a page that a script writes
+BUILDS_FILE, BUILDS_PAGE = "attachment:builds-file", "attachment:builds-page"
+CREDENTIAL_FORM = "attachment:credential-form"
+MAX_LITERALS = 500  # in one page that are decoded
+MIN_FILE = 16  # bytes
+
+_JOINTS = re.compile(r"([\"'`])\s{0,40}[+,]\s{0,40}[\"'`]")
+_BASE64 = re.compile(r"[\"'`>]([A-Za-z0-9+/_=-]{40,}+)")
+_HEX = re.compile(r"[\"'`]((?:[0-9a-fA-F]{2}){30,}+)")
+_NUMBERS = re.compile(r"[\[(]\s{0,40}((?:\d{1,3}\s{0,40},\s{0,40}){15,}+\d{1,3})")
+_PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})[^\"'`]+)")
+_PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
+_DIGITS = re.compile(r"\d{1,3}")
+_PASSWORD = re.compile(r"type\s{0,9}=\s{0,9}\\?[\"']?password")
+_PAGE_START = re.compile(
+    rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob",
+    re.IGNORECASE,
+)
+_SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker")
+_SCRIPTS = (
+    b"<script",
+    b"javascript:",
+    b"onload",
+    b"onerror",
+    b"onclick",
+    b"password",
+    b"atob",
+    b"unescape",
+    b"document.",
+)
+
+
+def may_build(content: bytes) -> bool:
+    """A quick test of a page."""
+    text = content.replace(b"\0", b"").lower()
+    return any(mark in text for mark in _SCRIPTS)
+
+
+def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
+    """What the page builds, and what it asks for."""
+    done: set[bytes] = set()
+    for codec in codecs_of(content[:BEGINNING], ""):
+        yield from _of_text(words.decoded(content, codec), budget, done)
+    if b"\0" in content:  # UTF-16, whatever the page says
+        yield from _of_text(content.replace(b"\0", b"").decode("latin-1"), budget, done)
+
+
+def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
+    budget.take_work(20 * len(text))
+    names = tuple(sorted(page_files.names(text))[:20])
+    joined = _JOINTS.sub("", text)
+    texts = dict.fromkeys((joined, escapes_replaced(joined), text))
+    tags = {tag for reading in texts for tag in _tags(reading.lower())}
+    is_reversed = "reverse" in text
+    literals = (literal for reading in texts for literal in _literals(reading, is_reversed))
+    for number, literal in enumerate(literals):
+        budget.take_work(4 * len(literal))
+        if number >= MAX_LITERALS:
+            break
+        if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of one
+            continue
+        done.add(literal)
+        budget.take(len(literal))
+        is_page = _PAGE_START.search(literal[:4096]) is not None
+        if is_page:
+            tags.add(BUILDS_PAGE)
+        yield Member((PAGE_NAME,) if is_page else names or ("",), literal, is_disputed=True)
+    yield Member((), None, tags=tuple(tags))
+
+
+def _tags(lower: str) -> Iterator[str]:
+    if any(mark in lower for mark in _SAVES):
+        yield BUILDS_FILE
+    if _PASSWORD.search(lower) and ("<form" in lower or "<script" in lower):
+        yield CREDENTIAL_FORM
+
+
+def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
+    """The bytes that long literals stand for, in one way or another."""
+    for match in _BASE64.finditer(text):
+        yield _from_base64(match[1])
+        if is_reversed:
+            yield _from_base64(match[1][::-1])
+    for match in _HEX.finditer(text):
+        yield binascii.unhexlify(match[1])
+    for match in _NUMBERS.finditer(text):
+        yield bytes(int(number) & 0xFF for number in _DIGITS.findall(match[1]))
+    for match in _PERCENT.finditer(text):
+        yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
+
+
+def _from_base64(text: str) -> bytes:
+    text = text.replace("-", "+").replace("_", "/").replace("=", "")
+    text = text[:-1] if len(text) % 4 == 1 else text
+    return binascii.a2b_base64(text + "=" * (-len(text) % 4))
+
+
+def _ends_with(piece: bytes) -> Callable[[bytes], bool]:
+    return lambda whole: whole.startswith(piece) or whole.endswith(piece)
+
+
+def _is_file(content: bytes) -> bool:
+    """A literal may be any data."""
+    is_known = archives.kind_of(content) or file_types.family_of(content)
+    return len(content) >= MIN_FILE and bool(is_known or file_types.is_text(content))
