@@ -89,18 +89,7 @@ class Console(Section):
     @field_validator("public_url")
     @classmethod
     def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
-        address = info.data.get("address")
-        if url is None:
-            if address is not None and (address.path or address.systemd):
-                raise ValueError(f"{address} is for a reverse proxy: write the URL here under which people reach it")
-            if address is not None and not address.is_local:
-                raise ValueError(
-                    f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
-                    "put a reverse proxy with TLS in front, and write its https:// URL here"
-                )
-            return None
-        base_url(url, False)  # https, or http on loopback
-        return url.rstrip("/")
+        return check_public_url(url, info.data.get("address"))
 
     @property
     def base(self) -> str:
@@ -115,10 +104,29 @@ class Console(Section):
     @property
     def origins(self) -> frozenset[str]:
         """Where our own pages come from, as browsers write it in Origin."""
-        if self.public_url:
-            parts = urlsplit(self.public_url)
-            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
-            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
-        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
-        port = "" if self.address.port == 80 else f":{self.address.port}"
-        return frozenset(f"http://{name}{port}" for name in names)
+        return origins_of(self.public_url, self.address)
+
+
+def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
+    """Without a slash at its end. Raises ValueError."""
+    if url is None:
+        if address is not None and (address.path or address.systemd):
+            raise ValueError(f"{address} is for a reverse proxy: write the URL here under which people reach it")
+        if address is not None and not address.is_local:
+            raise ValueError(
+                f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
+                "put a reverse proxy with TLS in front, and write its https:// URL here"
+            )
+        return None
+    base_url(url, False)  # https, or http on loopback
+    return url.rstrip("/")
+
+
+def origins_of(public_url: str | None, address: Endpoint) -> frozenset[str]:
+    if public_url:
+        parts = urlsplit(public_url)
+        usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
+        return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
+    names = {f"[{name}]" if ":" in name else name for name in (address.host, "localhost")}
+    port = "" if address.port == 80 else f":{address.port}"
+    return frozenset(f"http://{name}{port}" for name in names)

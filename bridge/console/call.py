@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from bridge.console.checks import Refused
 from bridge.console.console import Console
 from bridge.console.navigation import navigation
 from bridge.console.render import NOTICES, Renderer
@@ -19,19 +20,12 @@ from bridge.console.roles import Person, Tenants
 from bridge.console.sources import Sources
 from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import form_token
-from bridge.errors import BridgeError
 from bridge.history.entry import MailEntry
+
+__all__ = ["Call", "Handler", "Refused"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Refused(BridgeError):
-    """Ends a request with a page that says why. `text` is shown to the reader."""
-
-    def __init__(self, status: int, title: str, text: str, retry_after_s: int = 0) -> None:
-        super().__init__(text)
-        self.status, self.title, self.text, self.retry_after_s = status, title, text, retry_after_s
 
 
 @dataclass(slots=True)

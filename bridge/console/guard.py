@@ -7,21 +7,17 @@ any of it. If this is wrong, a page is open to people it is not for, or to other
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from urllib.parse import quote
 
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Message
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
+from bridge.console.checks import check_host, check_origin, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.headers import page_headers, preview_headers
@@ -52,7 +48,7 @@ class Guard:
 
     async def __call__(self, request: Request) -> Response:
         """The answer with its header fields, whatever happens."""
-        call = Call(request, self.console, client_address(request, self.console))
+        call = Call(request, self.console, client_address(request, self.console.sources.console))
         try:
             response = await self._answer(call)
         except Refused as exc:
@@ -74,37 +70,18 @@ class Guard:
         return self._with_headers(response)
 
     async def _answer(self, call: Call) -> Response:
-        self._check_host(call.request)
+        origins = call.sources.console.origins
+        check_host(call.request, origins)
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
         if self.route.changes:
-            self._check_origin(call.request)
+            check_origin(call.request, origins)
             await self._read_form(call)
             self._check_token(call)
         await self._check_role(call)
         await self._find_mail(call)
         return await self._audited(call)
-
-    # Where it comes from
-
-    def _check_host(self, request: Request) -> None:
-        """A name that is not ours may be another site's, which was made to point at this address."""
-        origins = self.console.sources.console.origins
-        host = request.headers.get("host", "").lower()
-        if not any(origin.partition("://")[2] == host for origin in origins):
-            text = "This console does not answer under this name. The setting console.public_url says which is right."
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
-
-    def _check_origin(self, request: Request) -> None:
-        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        origins = self.console.sources.console.origins
-        is_ours = origin is not None and origin.lower() in origins
-        if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
-            raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
-        if origin is None and site is None:
-            text = "The browser did not say which page the form is from, so nothing was done."
-            raise Refused(403, "Not from this page", text)
 
     # Who it is
 
@@ -165,20 +142,9 @@ class Guard:
     # The form
 
     async def _read_form(self, call: Call) -> None:
-        limit = self.route.max_bytes
-        if int_or(call.request.headers.get("content-length", ""), 0) > limit:
-            raise _too_large(limit)
-        request = Request(call.request.scope, _limited(call.request.receive, limit))
-        try:
-            form = await request.form(max_files=self.route.max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
-        except HTTPException as exc:
-            raise Refused(400, "Not a form", "The form cannot be read.") from exc
-        call.form_lists = {
-            name: [value for value in form.getlist(name) if isinstance(value, str)]
-            for name in form.keys()  # noqa: SIM118
-        }
+        form = await read_form(call.request, self.route.max_bytes, self.route.max_files)
+        call.form_lists, call.files = form.texts, form.files
         call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
-        call.files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
 
     def _check_token(self, call: Call) -> None:
         if not call.session or not is_form_token(call.form.get("form_token", ""), call.session):
@@ -227,52 +193,6 @@ def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
     made = made_at(mail_id)  # the id tells when it was made, so that not the whole history is searched
     near = replace(query, since=made - _NEAR_S, until=made + _NEAR_S) if made is not None else query
     return (history.find(near) or (history.find(query) if near is not query else []))[::-1]
-
-
-def client_address(request: Request, console: Console) -> str:
-    """The browser's: behind a reverse proxy that we trust, the address that it names last."""
-    peer = request.client.host if request.client else "local"
-    settings = console.sources.console
-    if settings.public_url and _is_in(peer, settings.trusted_proxies):
-        named = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-        try:
-            return str(ipaddress.ip_address(named))
-        except ValueError:
-            return peer
-    return peer
-
-
-def _is_in(address: str, networks: list[str]) -> bool:
-    if address == "local":  # a unix socket: the proxy runs on this machine
-        return True
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(ip in ipaddress.ip_network(network) for network in networks)
-
-
-def int_or(text: str, other: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else other
-
-
-def _too_large(limit: int) -> Refused:
-    return Refused(413, "Too large", f"At most {limit:,} bytes can be sent here.")
-
-
-def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
-    """Count what comes, because a client may not say how much it will be."""
-    count = 0
-
-    async def counted() -> Message:
-        nonlocal count
-        message: Message = await receive()
-        count += len(message.get("body", b""))
-        if count > limit:
-            raise _too_large(limit)
-        return message
-
-    return counted
 
 
 def _refusal(call: Call, exc: Refused) -> Response:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from starlette.responses import Response
+
 from bridge.console.preview import STYLE_HASH
 
 _POLICY = {
@@ -42,6 +44,11 @@ def page_headers(*, has_frame: bool = False) -> dict[str, str]:
 
 def preview_headers() -> dict[str, str]:
     return {**_COMMON, "Content-Security-Policy": PREVIEW_POLICY, "X-Frame-Options": "SAMEORIGIN"}
+
+
+def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
+    """Only over HTTPS or on this machine, only for this host, not for scripts, not with requests of other sites."""
+    response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")
 
 
 def _written(policy: Mapping[str, str]) -> str:

@@ -97,6 +97,11 @@ class MailRecord:
         have = set(map(_person, self.delivered))
         return tuple(recipient for recipient in recipients if _person(recipient.address) not in have)
 
+    def may_have(self, addresses: Iterable[str]) -> bool:
+        """Whether one of them was in a release that a crash interrupted."""
+        unsure = {_person(address) for attempt in self.releases if not attempt.reply for address in attempt.to}
+        return not unsure.isdisjoint(map(_person, addresses))
+
     @property
     def state(self) -> str:
         """Released only when every original recipient has the mail; if they are unknown, after any release."""

@@ -64,15 +64,15 @@ def store(conf: Config, path: Path | None) -> ConsoleStore:
     return ConsoleStore(Database.file(state / FILE))
 
 
-def _provider(conf: Config) -> Provider | None:
-    """Raises ConfigError."""
+def provider(conf: Config, back: str) -> Provider | None:
+    """`back`: where the provider sends people after they have signed in. Raises ConfigError."""
     assert conf.console is not None
     oidc = conf.console.oidc
     if oidc is None:
         return None
     secret = history_place.read_secret(conf, oidc.client_secret_file, "console.oidc.client_secret_file")
     tls = resources.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
-    return Provider(oidc, f"{conf.console.base}/sign-in/back", secret, tls)
+    return Provider(oidc, back, secret, tls)
 
 
 def sources(conf: Config, path: Path | None) -> Sources:
@@ -94,7 +94,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             redaction=history_place.redaction(conf, state),
             quarantine=quarantine,
             store=store(conf, path),
-            provider=_provider(conf),
+            provider=provider(conf, f"{conf.console.base}/sign-in/back") if conf.console else None,
             command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),

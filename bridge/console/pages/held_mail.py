@@ -9,7 +9,7 @@ import pyzipper
 from starlette.responses import HTMLResponse, Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.guard import int_or
+from bridge.console.checks import int_or
 from bridge.console.pages.quarantine import owner
 from bridge.console.preview import document
 from bridge.errors import BridgeError

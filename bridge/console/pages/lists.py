@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console.call import Call, Refused
-from bridge.console.guard import int_or
+from bridge.console.checks import int_or
 from bridge.console.tokens import new_token
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files

@@ -6,8 +6,9 @@ from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
+from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
-from bridge.console.pages.sign_in import begin, next_page, set_cookie
+from bridge.console.pages.sign_in import begin, next_page
 
 PROVIDER_COOKIE = "__Host-scanbridge-provider"
 _ACTION = "signed in with the provider"

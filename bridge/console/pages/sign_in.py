@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
+from bridge.console.headers import set_cookie
 from bridge.console.roles import Person
 from bridge.console.tokens import is_token, new_token
 
@@ -110,7 +111,3 @@ def _with_form_cookie(call: Call, template: str, status: int = 200, **values: ob
     if is_new:
         set_cookie(response, FORM_COOKIE, call.session, 3600)
     return response
-
-
-def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
-    response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")
