@@ -85,7 +85,7 @@ class Call:
         common = {
             "person": self.person_or_none,
             "form_token": form_token(self.session) if self.session else "",
-            "navigation": navigation(self.person_or_none, here),
+            "navigation": navigation(self.person_or_none, here, has_digests=self.sources.digests is not None),
             "here": here,
             "notice": NOTICES.get(self.request.query_params.get("notice", ""), ""),
         }

@@ -20,7 +20,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.checks import check_host, check_origin, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
-from bridge.console.headers import page_headers, preview_headers
+from bridge.console.headers import page_headers, preview_headers, sample_headers
 from bridge.console.roles import Role
 from bridge.console.route import About, Route, is_mail_id
 from bridge.console.tenant_history import TenantHistory
@@ -179,8 +179,11 @@ class Guard:
         return response
 
     def _with_headers(self, response: Response) -> Response:
-        is_page = response.status_code >= 400 or not self.route.is_preview
-        headers = page_headers(has_frame=self.route.has_frame) if is_page else preview_headers()
+        headers = page_headers(has_frame=self.route.has_frame)
+        if response.status_code < 400 and self.route.is_preview:
+            headers = preview_headers()
+        elif response.status_code < 400 and self.route.is_sample:
+            headers = sample_headers()
         for name, value in headers.items():
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")

@@ -22,6 +22,8 @@ from bridge.console.roles import Tenants
 from bridge.console.scanning import Scans
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Users
+from bridge.digests.message import DigestMaker
+from bridge.digests.requests import Requests
 from bridge.history.store import HistoryStore
 from bridge.lists.client import ListSettings
 from bridge.observe.redaction import Redaction
@@ -51,6 +53,9 @@ class Sources:
     list_settings: Callable[[], ListSettings]  # reads the key; raises ConfigError
     own_domains: frozenset[str]
     reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError
+    requests: Requests | None = None  # of users; None: there are no digests
+    digests: DigestMaker | None = None
+    allow_sender: Callable[[str, str], None] | None = None  # for one recipient; raises BridgeError
 
     @property
     def console(self) -> ConsoleConfig:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP, SMTPUTF8
-from email.utils import format_datetime
+from email.utils import format_datetime, parseaddr
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from bridge.digests.links import Act, Link, LinkKeys
 from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.settings import DigestSettings, TenantSettings
 from bridge.errors import ConfigError
-from bridge.mail.address import comparable_address
+from bridge.mail.address import comparable_address, domain_of
 from bridge.mail.transaction import new_id
 from bridge.quarantine.record import RELEASED, MailRecord
 from bridge.runtime.visible_text import visible
@@ -112,7 +112,7 @@ class DigestMaker:
             time=words.time(item.kept_at, self.settings.clock.zone),
             why=words.say(words_for(reason)),
             reason=reason,
-            recipient="" if item.recipient == person else shown(item.recipient, MAX_SENDER),
+            recipient="" if item.recipient == person else visible(item.recipient)[:MAX_SENDER],
             may=may,
             act_url=self.url(act, item.recipient, now, item.mail) if act else "",
             view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
@@ -127,7 +127,7 @@ class DigestMaker:
             "entries": entries,
             "more": more,
             "count": len(entries) + more,
-            "person": shown(person, MAX_SENDER),
+            "person": visible(person)[:MAX_SENDER],
             "enter_url": self.url(Act.ENTER, person, now),
             "unsubscribe_url": unsubscribe,
             "page_url": f"{self.base}/",
@@ -150,12 +150,13 @@ class DigestMaker:
     def plain(
         self, to: str, tenant: TenantSettings, words: Language, subject: str, text: str, now: float
     ) -> EmailMessage:
-        mail = EmailMessage(policy=SMTP if to.isascii() and tenant.sender.isascii() else SMTPUTF8)
+        sender = parseaddr(tenant.sender)[1]
+        mail = EmailMessage(policy=SMTP if (to + sender).isascii() else SMTPUTF8)
         mail["From"] = tenant.sender
         mail["To"] = to
         mail["Subject"] = subject
         mail["Date"] = format_datetime(datetime.fromtimestamp(now, UTC))
-        mail["Message-ID"] = f"<{_unique(to, now)}@{self.settings.hostname}>"
+        mail["Message-ID"] = f"<{_unique(to, now)}@{domain_of(sender)}>"
         mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by a program
         mail["X-Auto-Response-Suppress"] = "All"  # the same, for Exchange
         mail["Content-Language"] = words.code

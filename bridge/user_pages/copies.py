@@ -23,6 +23,7 @@ from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
+from bridge.runtime.visible_text import visible
 from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ async def _notify(call: Call, copy: Copy, kind: str) -> None:
     words = language(settings.language)
     values = {
         "kind": kind,
-        "person": shown(copy.person, MAX_SENDER),
+        "person": visible(copy.person)[:MAX_SENDER],
         "subject": shown(copy.mail.subject, MAX_SUBJECT) or words.say("(no subject)"),
         "sender": shown(copy.mail.envelope.sender, MAX_SENDER) or words.say("a mail server"),
         "time": words.time(copy.mail.time.timestamp(), call.sources.settings.clock.zone),

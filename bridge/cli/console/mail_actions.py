@@ -34,6 +34,7 @@ T = TypeVar("T")
 _MAX_REPORTED = 50 * 1024 * 1024
 _SEND_S = 300.0
 _LISTS_PATIENCE_S = 10.0
+_WAIT_S = 10.0  # for a release of the same mail by somebody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class ConsoleMailActions:
     session: Session
     report_to: str | None = None  # mail that is not spam is sent to this address
 
-    def release(self, mails: Sequence[MailRecord], by: str) -> list[Result]:
+    def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
         session = self._of(by)
         tokens = wiring.release_tokens(session.config, session.state)
-        order = ReleaseRequest(session.by, tokens=tokens)
+        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S)
 
         async def work() -> list[Result]:
             relay = self._relay()

@@ -9,6 +9,7 @@ from pathlib import Path
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console.mail_actions import ConsoleMailActions
 from bridge.cli.console.scanning import ConsoleScans
+from bridge.cli.digest import parts
 from bridge.cli.later_notes import LaterNotes
 from bridge.cli.lists.session import own_domains
 from bridge.cli.quarantine.scores import default_scores
@@ -21,6 +22,8 @@ from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.digests.message import DigestMaker
+from bridge.digests.requests import Requests
 from bridge.errors import ConfigError
 from bridge.lists.client import ListSettings
 from bridge.quarantine.quarantine import Quarantine
@@ -104,6 +107,9 @@ def sources(conf: Config, path: Path | None) -> Sources:
             list_settings=list_settings,
             own_domains=frozenset(own_domains(conf)),
             reread=lambda: config_file.load(path),
+            requests=Requests(parts.store(conf, state), quarantine.owner) if conf.digests.is_on else None,
+            digests=DigestMaker(parts.settings(conf), parts.keys(conf, state)) if conf.digests.is_on else None,
+            allow_sender=lists.allow if (lists := parts.sender_lists(conf, state)) is not None else None,
         )
     except ConfigError as exc:
         fail_config(exc)

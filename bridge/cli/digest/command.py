@@ -51,7 +51,7 @@ def preview(
                 raise click.ClickException(f"no new mail is held for {person}")
             content = found
         shown = part_of(content, "html") if as_html else part_of(content, "plain") if as_text else content.decode()
-        say_lines(shown.rstrip("\n"))
+        say_lines(shown.replace("\r\n", "\n").rstrip("\n"))
 
 
 @digest.command()

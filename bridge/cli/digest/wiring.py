@@ -12,27 +12,24 @@ from pathlib import Path
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console import wiring as console_wiring
 from bridge.cli.digest.actions import CommandUserActions
+from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings, store
 from bridge.cli.later_notes import LaterNotes
 from bridge.cli.quarantine.session import Session
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.oidc import Provider
-from bridge.daemon import history_place, resources, wiring
-from bridge.digests.database import FILE, DigestStore
+from bridge.daemon import resources, wiring
+from bridge.digests.database import DigestStore
 from bridge.digests.items import Items
-from bridge.digests.links import LinkKeys
 from bridge.digests.message import DigestMaker
 from bridge.digests.people import People
 from bridge.digests.requests import Requests
 from bridge.digests.sending import Outbox, Progress, Run
-from bridge.digests.settings import DigestSettings
 from bridge.errors import ConfigError
 from bridge.mail.reply import Reply
 from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.relay import Relay
-from bridge.runtime.database import Database
-from bridge.user_pages.actions import Feedback, SenderLists
 from bridge.user_pages.sources import UserSources
 
 _HOW = """\
@@ -56,44 +53,6 @@ def configured(path: Path | None) -> Config:
         sys.exit(EXIT_CONFIG)
     console_wiring.need_libraries()
     return conf
-
-
-def settings(conf: Config) -> DigestSettings:
-    return DigestSettings(conf.digests, conf.directory, wiring.tenants_by_domain(conf), wiring.hostname(conf))
-
-
-def people(conf: Config) -> People:
-    digests = conf.digests
-    domains = digests.domains or [domain for tenant in conf.tenants for domain in tenant.recipient_domains]
-    aliases = resources.locate(digests.aliases_file, conf.directory) if digests.aliases_file else None
-    return People(domains, digests.exclude, aliases, digests.recipient_delimiter)
-
-
-def store(conf: Config, state: Path) -> DigestStore:
-    """In SQLite it is a file of its own, so that mail never waits for its locks."""
-    server = history_place.has_server(conf)
-    return DigestStore(history_place.server(conf) if server else Database.file(state / FILE))
-
-
-def keys(conf: Config, state: Path) -> LinkKeys:
-    """Raises ConfigError."""
-    if conf.digests.key_file:
-        found = LinkKeys(resources.locate(conf.digests.key_file, conf.directory))
-    else:
-        found = LinkKeys(state / "digest-keys")
-        found.make()
-    assert found.keys
-    return found
-
-
-def sender_lists(conf: Config, state: Path) -> SenderLists | None:
-    """Personal lists; None: there are none."""
-    return None
-
-
-def feedback(conf: Config, state: Path) -> Feedback | None:
-    """Where reports of users go; None: nowhere."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
