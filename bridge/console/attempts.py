@@ -24,13 +24,14 @@ class Attempts:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
-    def admit(self, name: str, address: str) -> float:
-        """0 if a password may be tried now; otherwise how long to wait, in seconds.
+    def admit(self, name: str, address: str, max_per_address: int = MAX_PER_ADDRESS) -> float:
+        """0 if a password may be tried now; otherwise how long to wait, in seconds. Without a name, by address alone.
 
         The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
         """
         now = time.time()
-        keys = ((f"user:{name[:100]}", MAX_PER_USER), (f"from:{address}", MAX_PER_ADDRESS))
+        keys = [(f"from:{address}", max_per_address)]
+        keys += [(f"user:{name[:100]}", MAX_PER_USER)] if name else []
         with self._store.writing(_LOCK) as connection:
             connection.execute(delete(database.attempts).where(_a.at < now - WINDOW_S))
             wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)

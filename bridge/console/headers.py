@@ -37,7 +37,10 @@ PREVIEW_POLICY = (
 
 
 # A digest of ours: mail programs know no style sheets, so its styles are in its tags.
-SAMPLE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+SAMPLE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'; base-uri 'none'; "
+    "form-action 'none'"
+)  # fmt: skip
 
 
 def page_headers(*, has_frame: bool = False) -> dict[str, str]:

@@ -138,6 +138,7 @@ class DigestMaker:
         subject = " ".join(self._render(tenant, words, "digest-subject.txt", values).split())
         mail = self.plain(person, tenant, words, subject, self._render(tenant, words, "digest.txt", values), now)
         mail.add_alternative(self._render(tenant, words, "digest.html", values), subtype="html", cte="quoted-printable")
+        mail["Content-Language"] = words.code  # the other one is now the text's alone
         # By hand: the email package may encode a long URL, and then no mail program reads it.
         head = f"List-Unsubscribe: <{unsubscribe}>\r\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
         return head.encode("ascii") + mail.as_bytes()
@@ -159,8 +160,8 @@ class DigestMaker:
         mail["Message-ID"] = f"<{_unique(to, now)}@{domain_of(sender)}>"
         mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by a program
         mail["X-Auto-Response-Suppress"] = "All"  # the same, for Exchange
-        mail["Content-Language"] = words.code
         mail.set_content(text, cte="quoted-printable")
+        mail["Content-Language"] = words.code
         return mail
 
     def _render(self, tenant: TenantSettings, words: Language, name: str, values: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from bridge.digests.items import REFUSED_S, Claim, Items, Waiting
 from bridge.digests.message import DigestMaker, Made
 from bridge.digests.schedule import is_due
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.next_hop import NextHopError
@@ -97,16 +97,19 @@ class Run:
         self.progress.total = await asyncio.to_thread(self.items.waiting_count, began)
         people = self._people(began)
         reporter = asyncio.create_task(_report(self.progress, on_progress))
+        failures: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.concurrency):
                     group.create_task(self._work(people))
         except* BridgeError as several:
-            raise several.exceptions[0] from several
+            failures += several.exceptions
         finally:
             reporter.cancel()
             self.progress.is_over = True
             on_progress(self.progress)
+        if failures:
+            raise failures[0]
         return self.progress
 
     async def _people(self, began: float) -> AsyncIterator[Waiting]:
@@ -146,7 +149,12 @@ class Run:
         return is_due(schedule, self.maker.settings.clock, now=now, last_at=last_at, oldest_new=oldest)
 
     async def _one(self, waiting: Waiting) -> None:
-        claim, made = await asyncio.to_thread(self._prepare, waiting)
+        try:
+            claim, made = await asyncio.to_thread(self._prepare, waiting)
+        except ConfigError as exc:  # a template of one tenant: the others get theirs
+            self.progress.failed += 1
+            self.progress.problem = str(exc)
+            return
         if claim is None:
             self.progress.taken += 1
             return

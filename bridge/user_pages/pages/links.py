@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
+from bridge.digests.languages import language
 from bridge.digests.links import Act, Link, LinkRefused
 from bridge.user_pages import copies
 from bridge.user_pages.call import Call
@@ -84,16 +85,24 @@ def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:
 
 async def _verified(call: Call, *, is_use: bool) -> Link:
     try:
-        return await call.run(call.sources.maker.keys.verify, call.path["token"], time.time())
+        link = await call.run(call.sources.maker.keys.verify, call.path["token"], time.time())
+        await _speak_their_language(call, link)
+        return link
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
         log.warning("link refused: from=%s why=%r", call.address, str(exc))
-        wait_s = await call.run(call.sources.attempts.admit, "", f"link {call.address}")
-        if wait_s:
-            text = call.speak("There were too many attempts. Wait some minutes.")
-            raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1) from None
-        await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
+        # Whoever tries many is in the log; the audit log has the first ones, so that nobody can fill it.
+        if not await call.run(call.sources.attempts.admit, "", f"link {call.address}"):
+            await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None
+
+
+async def _speak_their_language(call: Call, link: Link) -> None:
+    """What the person chose; otherwise, what the browser asks for."""
+    person = await call.run(call.sources.people.person_of, link.recipient)
+    stored = await call.run(call.sources.items.person, person) if person is not None else None
+    if stored is not None and stored.language:
+        call.words = language(stored.language)
 
 
 def _not_working(call: Call, *, is_expired: bool) -> Refused:

@@ -24,6 +24,7 @@ from bridge.user_pages.sessions import CODE_S
 log = logging.getLogger(__name__)
 
 _MAX_ADDRESS = 254
+_MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _sending: set[asyncio.Task[None]] = set()
 
 
@@ -47,7 +48,7 @@ async def ask_code(call: Call) -> Response:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
-    await _admit(call, address)
+    await _admit(call, "ask", address)
     task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
     _sending.add(task)
     task.add_done_callback(_sending.discard)
@@ -57,14 +58,14 @@ async def ask_code(call: Call) -> Response:
 
 async def use_code(call: Call) -> Response:
     address, code = call.form.get("address", "").strip()[:_MAX_ADDRESS], call.form.get("code", "")
-    await _admit(call, address)
+    await _admit(call, "code", address)
     person = await call.run(call.sources.people.person_of, address)
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
     if person is None or not is_right:
         await call.audit("signed in by a code", detail="wrong code", result=audit_log.REFUSED, name=address)
         problem = call.speak("The code is not right, or too old.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
-    await call.run(call.sources.attempts.succeeded, _attempt(address), call.address)
+    await call.run(call.sources.attempts.succeeded, _attempt("code", address), f"users {call.address}")
     return await begin(call, person, "signed in by a code")
 
 
@@ -123,8 +124,9 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
     return person
 
 
-async def _admit(call: Call, address: str) -> None:
-    wait_s = await call.run(call.sources.attempts.admit, _attempt(address), call.address)
+async def _admit(call: Call, what: str, address: str) -> None:
+    admit = call.sources.attempts.admit
+    wait_s = await call.run(admit, _attempt(what, address), f"users {call.address}", _MAX_PER_ADDRESS)
     if wait_s:
         text = call.speak("There were too many attempts. Wait some minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
@@ -145,8 +147,8 @@ async def _send_code(call: Call, address: str) -> None:
         log.warning("user pages: a code could not be sent: to=%s error=%r", address, str(exc))
 
 
-def _attempt(address: str) -> str:
-    return f"code {comparable_address(address)}"
+def _attempt(what: str, address: str) -> str:
+    return f"{what} {comparable_address(address)}"
 
 
 def _provider(call: Call) -> Provider:
