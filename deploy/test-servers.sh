@@ -17,6 +17,7 @@ miltertest   miltertest
 initdb       postgresql
 clamd        clamav-daemon
 rspamd       rspamd
+redis-server redis-server
 mmdebstrap   mmdebstrap
 curl         curl
 jq           jq

@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     {"history"},
     {"intake", "observe", "events"},
     {"filter"},
-    {"quarantine", "relay", "scanner", "lists", "service"},
+    {"quarantine", "relay", "scanner", "lists", "service", "feedback"},
     {"matching"},
     {"config", "mail", "mime"},
     {"runtime", "api"},
@@ -51,6 +51,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "scanner": {"config"},
     "lists": {"config"},
     "service": {"config"},
+    "feedback": {"config"},
 }
 
 # Parts on one floor do not know each other, with these exceptions.
@@ -59,7 +60,7 @@ SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service", "events", "console"},
+    "httpx2": {"lists", "cli", "service", "events", "console", "feedback"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
@@ -68,15 +69,8 @@ HOMES: dict[str, set[str]] = {
     "rich": {"cli"},
     "nats": {"events"},
     "sqlalchemy": {
-        "runtime",
-        "service",
-        "filter",
-        "quarantine",
-        "history",
-        "events",
-        "console",
-        "digests",
-        "user_pages",
+        *("runtime", "service", "filter", "quarantine", "history", "events", "console", "lists", "feedback"),
+        *("digests", "user_pages"),
     },
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon", "console", "user_pages"},

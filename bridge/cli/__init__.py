@@ -34,6 +34,7 @@ _COMMANDS = {
     ),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "report": ("report", "report", "Report mail as spam, or as ham: not spam."),
     "explain": ("history.explain", "explain", "Explain what happened to a mail."),
     "history": (
         "history.command",

@@ -16,7 +16,7 @@ from bridge.errors import BridgeError
 from bridge.history.entry import LaterEvent
 from bridge.history.store import HistoryStore
 
-RELEASED, RELEASE_FAILED, DELETED, REPORTED = "released", "release failed", "deleted", "reported as not spam"
+RELEASED, RELEASE_FAILED, DELETED, REPORTED = "released", "release failed", "deleted", "reported as"
 
 
 class LaterNotes:

@@ -66,6 +66,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     if lost := state.get("history", {}).get("lost"):
         lines.append(f"history        not recorded since the start: {counted(lost, 'mail')}")
+    lines += _people(state.get("personal_lists") or {}, state.get("feedback") or {})
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
@@ -101,6 +102,22 @@ def _list(copy: dict[str, Any]) -> str:
     entries = "no local copy, not enforced" if count is None else counted(count, "entry", "entries")
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
+
+
+def _people(personal: dict[str, Any], feedback: dict[str, Any]) -> list[str]:
+    """What users have said; nothing as long as nobody has said anything."""
+    lines = []
+    if personal.get("entries") or personal.get("problem"):
+        problem = f" ({personal['problem']})" if personal["problem"] else ""
+        lines.append(f"personal lists {counted(personal['entries'], 'entry', 'entries')}{problem}")
+    if feedback.get("waiting") or any(feedback.get("reports", {}).values()):
+        said = [
+            f"{feedback['reports'][kind]:,} {kind}, {feedback['learned'][kind]:,} learned" for kind in ("spam", "ham")
+        ]
+        waiting = f"; {feedback['waiting']:,} waiting" if feedback["waiting"] else ""
+        problem = f" ({feedback['problem']})" if feedback["problem"] else ""
+        lines.append(f"reports        {'; '.join(said)}{waiting}{problem}")
+    return lines
 
 
 def _sink(sink: dict[str, Any]) -> str:

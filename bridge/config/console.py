@@ -79,8 +79,7 @@ class Console(Section):
         None,
         pattern=r"^[^\s@<>]+@[^\s@<>]+$",
         max_length=254,
-        description="Mail address that gets mail which people report as not spam, each as an attachment, through "
-        "`relay.next_hop`. Default: a report is only noted, in the history and in the quarantine's log of actions.",
+        description="Mail address that gets mail which people report, if `feedback.report_to` is not set.",
     )
     oidc: Oidc | None = Field(
         None, description="Sign-in with an OpenID Connect provider, beside the users of `scanbridge console user`."

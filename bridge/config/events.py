@@ -17,10 +17,17 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
 EventTypeName = Literal[
-    "mail.decided", "mail.refused", "mail.quarantined", "mail.released", "list.changed", "scanner.state"
+    "mail.decided",
+    "mail.refused",
+    "mail.quarantined",
+    "mail.released",
+    "mail.reported",
+    "list.changed",
+    "scanner.state",
 ]
 _ALL: list[EventTypeName] = [
-    *("mail.decided", "mail.refused", "mail.quarantined", "mail.released", "list.changed", "scanner.state"),
+    *("mail.decided", "mail.refused", "mail.quarantined", "mail.released", "mail.reported"),
+    *("list.changed", "scanner.state"),
 ]
 Facility = Literal[
     "user", "mail", "daemon", "auth", "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7"

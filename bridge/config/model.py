@@ -27,6 +27,7 @@ from bridge.config.api import Api
 from bridge.config.console import Console
 from bridge.config.digests import Digests
 from bridge.config.events import EventSinks
+from bridge.config.feedback import Feedback
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -47,6 +48,7 @@ from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
 from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
+from bridge.config.personal import PersonalLists
 from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
@@ -261,6 +263,9 @@ class Tenant(Section):
         description="The tenant's own next hop, which takes precedence over `relay.routes`. The other settings of "
         "`relay` apply to it.",
     )
+    personal_lists: PersonalLists = Field(
+        PersonalLists(), description="Overrides of the general `personal_lists` for this tenant."
+    )
 
 
 class Headers(Section):
@@ -332,6 +337,8 @@ class Config(Section):
     headers: Headers = Field(Headers(), validate_default=True)
     spool: Spool = Spool()
     lists: Lists | None = Field(None, validate_default=True)
+    personal_lists: PersonalLists = PersonalLists()
+    feedback: Feedback = Feedback()
     admin: Admin = Admin()
     api: Api = Api()
     console: Console | None = Field(
@@ -509,6 +516,11 @@ class Config(Section):
         policy = Policy().overridden_by(Policy.model_validate(dict(PROFILES[listener.profile].policy)))
         policy = policy.overridden_by(self.policy).overridden_by(listener.policy)
         return policy.overridden_by(tenant.policy) if tenant else policy
+
+    def personal_lists_of(self, tenant_uid: str | None) -> PersonalLists:
+        """The general `personal_lists`, overridden by those of the tenant."""
+        tenant = next((each for each in self.tenants if each.uid == tenant_uid), None)
+        return self.personal_lists.overridden_by(tenant.personal_lists) if tenant else self.personal_lists
 
 
 def load(path: Path) -> Config:

@@ -48,8 +48,8 @@ class MailActions(Protocol):
 
     def delete(self, mails: Sequence[MailRecord], by: str) -> list[Result]: ...
 
-    def report(self, mails: Sequence[MailRecord], by: str) -> list[Result]:
-        """As not spam."""
+    def report(self, mails: Sequence[MailRecord], by: str, kind: str = "ham") -> list[Result]:
+        """As `spam`, or as `ham`: not spam."""
 
     def plan_listing(self, mails: Sequence[MailRecord], by: str, listing: Listing) -> ListPlan:
         """Changes nothing."""

@@ -76,6 +76,9 @@ ROUTES: tuple[Route, ...] = (
     Route("/quarantine/actions/release", quarantine.release, Role.RELEASER, changes=True, audit="ordered a release"),
     Route("/quarantine/actions/delete", quarantine.delete, Role.RELEASER, changes=True, audit="ordered a deletion"),
     Route("/quarantine/actions/report", quarantine.report, Role.RELEASER, changes=True, audit="reported as not spam"),
+    Route(
+        "/quarantine/actions/report-spam", quarantine.report_spam, Role.RELEASER, changes=True, audit="reported as spam"
+    ),
     Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="ordered to block senders"),
     Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="ordered to allow senders"),
     Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="took an action back"),

@@ -11,10 +11,11 @@ from typing import Any
 
 from bridge.config import model
 from bridge.config.model import Config
-from bridge.daemon import certificates, wiring
+from bridge.daemon import certificates, feedback_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
+from bridge.daemon.personal_wiring import personal_filter
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
@@ -52,6 +53,8 @@ class Components:
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # raises now if the API key cannot be read
         self.event_plans = event_plans(conf, core.state)
+        if (learning := feedback_wiring.learning(conf)) is not None:  # raises now if its password cannot be read
+            learning.close()
         self.plans = [self._plan(listener) for listener in conf.listeners]
         core.metrics.next_hop_mails.start([hop.name for hop in self.hops], RESULTS)
 
@@ -86,6 +89,7 @@ class Components:
             late=core.late,
             limit=self.limit,
             envelope_lists=wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
+            personal=personal_filter(self.config, core.personal),
         )
 
     @property

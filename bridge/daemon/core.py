@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import personal_wiring, resources, wiring
 from bridge.daemon.events import Events
+from bridge.daemon.feedback import Feedback
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
+from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.daemon.reload import ReloadHistory
 from bridge.daemon.workers.worker_context import WorkerContext
 from bridge.filter.admission import Admission
@@ -45,11 +47,13 @@ class Core:
     spool: Spool
     late: LateDecisions | None
     list_refresh: ListRefresh
+    personal: PersonalRefresh
     mail_log: MailLog
     recent: RecentMails
     history: Recorder | None
     tracing: Tracing | None
     events: Events
+    feedback: Feedback
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
 
@@ -92,6 +96,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         spool=worker.spool(*wiring.spool_settings(conf)),
         late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
+        personal=personal_wiring.refresh(conf, state),
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         recent=RecentMails(),
         history=wiring.recorder(
@@ -99,6 +104,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         ),
         tracing=wiring.tracing(conf),
         events=Events(metrics, is_ours=lambda: worker.is_first),
+        feedback=Feedback(state, metrics, is_ours=lambda: worker.is_first),
     )
 
 

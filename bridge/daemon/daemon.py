@@ -27,6 +27,7 @@ from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.listeners import Listeners
 from bridge.daemon.malloc_trim import MallocTrim
 from bridge.daemon.next_hop_watch import watch_next_hops
+from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.reload import UNEXPECTED, Reloader, ReloadHistory, check_change
 from bridge.daemon.running import Running
@@ -154,6 +155,10 @@ class Daemon:
         return self._core.list_refresh
 
     @property
+    def personal(self) -> PersonalRefresh:
+        return self._core.personal
+
+    @property
     def history(self) -> Recorder | None:
         return self._core.history
 
@@ -268,8 +273,14 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     await _listen(running)
     background = (
         *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
-        *(core.lag.watch(), core.list_refresh.watch(), MallocTrim().watch(), view.publish_regularly()),
-        *(watch_next_hops(running), watch_event_sources(running)),
+        *(
+            core.lag.watch(),
+            core.list_refresh.watch(),
+            core.personal.watch(),
+            MallocTrim().watch(),
+            view.publish_regularly(),
+        ),
+        *(watch_next_hops(running), watch_event_sources(running), core.feedback.watch(lambda: running.config)),
     )
     for work in background:
         tasks.start(work)
@@ -285,6 +296,9 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
     if not core.worker.has_supervisor:  # otherwise the supervisor has done it
         quarantine_upkeep.clean(running.components.quarantine)
     await core.list_refresh.start()
+    ending.callback(core.personal.close)
+    ending.callback(core.feedback.close)
+    await core.personal.start()
 
 
 async def _listen(running: Running) -> None:

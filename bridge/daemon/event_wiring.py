@@ -18,10 +18,11 @@ from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.errors import ConfigError
 from bridge.events.delivery import DeliverySettings, SinkPlan
-from bridge.events.event import EventType, Release, released
+from bridge.events.event import Event, EventType, Release, Report, released, reported
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
 from bridge.events.sinks.sink import Sink
+from bridge.observe.redaction import Redaction
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
 
@@ -169,7 +170,16 @@ def _key(sink: EventSink, name: str) -> str:
 
 def report_release(conf: Config, state: Path, release: Release) -> str:
     """Tell the sinks that want to know about released mail. Returns what went wrong; the mail is released anyway."""
-    wanting = [sink for sink in conf.events if EventType.RELEASED in sink.types]
+    return _put(conf, state, EventType.RELEASED, lambda redaction: released(release, redaction, time.time()))
+
+
+def report_report(conf: Config, state: Path, report: Report) -> str:
+    """Tell the sinks that want to know about reported mail. Returns what went wrong."""
+    return _put(conf, state, EventType.REPORTED, lambda redaction: reported(report, redaction, time.time()))
+
+
+def _put(conf: Config, state: Path, type_: EventType, make: Callable[[Redaction], Event]) -> str:
+    wanting = [sink for sink in conf.events if type_ in sink.types]
     if not wanting:
         return ""
     try:
@@ -177,7 +187,7 @@ def report_release(conf: Config, state: Path, release: Release) -> str:
         settings = recorder_settings(conf.model_copy(update={"state_directory": str(state)}))
     except ConfigError as exc:
         return str(exc)
-    event = released(release, settings.redaction, time.time())
+    event = make(settings.redaction)
     body = event.to_json(settings.source)
     entries = [Entry(sink.name, event.id, event.type, event.about, event.time, body) for sink in wanting]
     outbox = Outbox(place)

@@ -185,6 +185,7 @@ def _others(state: dict[str, Any], conf: Config) -> Iterator[str]:
             yield f"worker {worker['pid']} has not responded for {worker['silent_s']} s"
     for copy in state["lists"]:
         yield from _list(copy, conf)
+    yield from _people(state)
     yield from _events(state)
 
 
@@ -198,6 +199,14 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:
         problem = f" ({copy['problem']})" if copy["problem"] else ""
         yield f"{name} is stale: its copy is {copy['age_s']} s old{problem}"
+
+
+def _people(state: dict[str, Any]) -> Iterator[str]:
+    if problem := state.get("personal_lists", {}).get("problem"):
+        yield f"{problem}: changes to personal lists are not enforced"
+    feedback = state.get("feedback", {})
+    if feedback.get("problem"):
+        yield f"{counted(feedback['waiting'], 'report')} waiting to be learned: {feedback['problem']}"
 
 
 def _events(state: dict[str, Any]) -> Iterator[str]:

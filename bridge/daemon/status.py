@@ -72,6 +72,8 @@ class Status:
                 for listener in running.config.listeners
             ],
             "lists": core.list_refresh.state(),
+            "personal_lists": {"entries": len(core.personal.table), "problem": core.personal.problem},
+            "feedback": core.feedback.state(),
             "events": core.events.state(),
             "events_problem": core.events.problem,
             "scanner": [_scanner(host) for host in running.scanner.hosts],

@@ -33,6 +33,7 @@ class EventType(StrEnum):
     REFUSED = "mail.refused"
     QUARANTINED = "mail.quarantined"
     RELEASED = "mail.released"
+    REPORTED = "mail.reported"
     LIST_CHANGED = "list.changed"
     SCANNER_STATE = "scanner.state"
 
@@ -188,6 +189,35 @@ def released(release: Release, redaction: Redaction, time: float) -> Event:
         "reply": redaction.text(release.reply),
     }
     return Event.new(EventType.RELEASED, _short(data), time, release.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A mail that a person has reported as spam, or as not spam."""
+
+    id: str
+    sender: str
+    recipients: tuple[str, ...]
+    by: str
+    kind: str  # spam or ham
+    result: str  # what became of it
+    listener: str = ""
+    tenant: str = ""
+
+
+def reported(report: Report, redaction: Redaction, time: float) -> Event:
+    data = {
+        "id": report.id,
+        "listener": report.listener or None,
+        "tenant": report.tenant or None,
+        "sender": redaction.address(report.sender),
+        "recipients": [redaction.address(address) for address in report.recipients[:MAX_RECIPIENTS]],
+        "recipient_count": len(report.recipients),
+        "by": redaction.text(report.by),
+        "kind": report.kind,
+        "result": report.result,
+    }
+    return Event.new(EventType.REPORTED, _short(data), time, report.id)
 
 
 def list_changed(name: str, tenant: str | None, entries: int, before: int | None, time: float) -> Event:

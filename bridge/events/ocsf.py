@@ -31,6 +31,7 @@ CLASSES: dict[str, tuple[int, str, int, str]] = {
     EventType.REFUSED: (4009, "Email Activity", 4, "Network Activity"),
     EventType.QUARANTINED: (4009, "Email Activity", 4, "Network Activity"),
     EventType.RELEASED: (4009, "Email Activity", 4, "Network Activity"),
+    EventType.REPORTED: (4009, "Email Activity", 4, "Network Activity"),
     EventType.LIST_CHANGED: (3004, "Entity Management", 3, "Identity & Access Management"),
     EventType.SCANNER_STATE: (6002, "Application Lifecycle", 6, "Application Activity"),
     TEST: (0, "Base Event", 0, "Uncategorized"),
@@ -45,6 +46,7 @@ DISPOSITIONS: dict[str, tuple[int, int, str]] = {
     Action.TEMPFAIL: (DENIED, 14, "Delayed"),
     "cancelled": (OTHER, 16, "No Action"),
     "released": (MODIFIED, 9, "Restored"),
+    "reported": (OTHER, 99, "Other"),
 }
 _LIFECYCLE = {ScannerState.UP: START, ScannerState.DOWN: STOP}
 # Our field -> where it is in Email Activity
@@ -96,7 +98,7 @@ def convert(event: Event) -> Event:
 
 
 def _mail(data: Event) -> Event:
-    action = data.get("action", "released")
+    action = data.get("action", "reported" if "kind" in data else "released")
     action_id, disposition_id, disposition = DISPOSITIONS[action]
     addresses = {"to": data["recipients"], **({"from": data["sender"]} if data["sender"] else {})}
     found: Event = {
@@ -154,6 +156,7 @@ _CONVERTERS: dict[str, Callable[[Event], Event]] = {
     EventType.REFUSED: _mail,
     EventType.QUARANTINED: _mail,
     EventType.RELEASED: _mail,
+    EventType.REPORTED: _mail,
     EventType.LIST_CHANGED: _list,
     EventType.SCANNER_STATE: _scanner,
     TEST: _test,

@@ -111,6 +111,21 @@ RELEASED: dict[str, Schema] = {
     "by": _text("Login name of the operator."),
     "reply": _text("The next hop's reply."),
 }
+REPORTED: dict[str, Schema] = {
+    "id": _text("Our id of the mail, as in its other events; a digest of its content if we do not know it."),
+    "listener": _text("The listener that had received it."),
+    "tenant": _text("The tenantUid."),
+    "sender": _text("Envelope sender; empty if it is unknown."),
+    "recipients": _RECIPIENTS,
+    "recipient_count": _number("Their number."),
+    "by": _text("Who reported it."),
+    "kind": _text("What the person says that it is.", enum=["spam", "ham"]),
+    "result": _text(
+        "`learned`: rspamd has learned it. `known`: rspamd knew it already. `noted`: there is nobody to learn it. "
+        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
+        enum=["learned", "known", "noted", "refused", "waiting"],
+    ),
+}
 LIST: dict[str, Schema] = {
     "list": _text("Name of the list."),
     "tenant": _text("The tenantUid; absent for the list of the whole deployment."),
@@ -152,6 +167,11 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         "An operator released a mail from the quarantine, and the next hop accepted it for these recipients.",
         RELEASED,
         ["id", "sender", "recipients", "recipient_count", "by", "reply"],
+    ),
+    EventType.REPORTED: (
+        "A person reported a mail as spam, or as not spam.",
+        REPORTED,
+        ["id", "sender", "recipients", "recipient_count", "by", "kind", "result"],
     ),
     EventType.LIST_CHANGED: ("The local copy of a list has different entries than before.", LIST, ["list", "entries"]),
     EventType.SCANNER_STATE: (

@@ -6,6 +6,7 @@ is wrong, a client reads 250 for a mail that is neither delivered nor stored.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import monotonic
 from typing import assert_never
@@ -19,6 +20,7 @@ from bridge.filter.policy import CANNOT_HOLD, Case, Rule, accepted, reply_for, r
 from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.relay import Mixed, Relay
 
@@ -59,7 +61,31 @@ class Actions:
                 case _:
                     assert_never(action)
         except StoreError as exc:
-            return _not_stored(record, exc, result)
+            return not_stored(record, exc, result)
+
+    def can_separate(self, tx: Transaction) -> bool:
+        """Whether some recipients can get the mail without the others: with a milter, the mail server removes them."""
+        return self._relay is not None or tx.can_remove
+
+    async def withhold(self, record: Record, action: Action, why: str, result: AnalysisResult | None) -> Outcome:
+        """Quarantine the mail, or drop it, although the policy hands it on."""
+        if action is Action.DISCARD:
+            return Outcome(action, accepted(record.tx.id), result)
+        try:
+            await self._store(record, why, result)
+        except StoreError as exc:
+            return not_stored(record, exc, result)
+        return Outcome(Action.QUARANTINE, accepted(record.tx.id), result)
+
+    async def take_back(self, record: Record) -> None:
+        """Remove the mail from the quarantine: the client will send it again, or has read that it was refused."""
+        if not record.is_kept:
+            return
+        try:
+            await asyncio.to_thread(self._quarantine.remove, record.tx.id)
+            record.is_kept = False
+        except StoreError as exc:
+            log.warning("mail %s: stays in the quarantine, although its client was refused: %s", record.tx.id, exc)
 
     async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
         """Quarantine a mail that we would refuse. None of our fields are added: its first line might continue one."""
@@ -70,7 +96,7 @@ class Actions:
         try:
             await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply), "rule": record.rule})
         except StoreError as exc:
-            return _not_stored(record, exc, None)
+            return not_stored(record, exc, None)
         record.is_kept = True
         return Outcome(Action.QUARANTINE, accepted(tx.id))
 
@@ -93,7 +119,7 @@ class Actions:
         replies = delivered.replies if tx.is_per_recipient else ()
         return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
 
-    async def _store(self, record: Record, why: Case, result: AnalysisResult | None) -> None:
+    async def _store(self, record: Record, why: Case | str, result: AnalysisResult | None) -> None:
         tx = record.tx
         facts: dict[str, object] = {"reason": str(why), "rule": record.rule}
         if result is not None:
@@ -104,7 +130,7 @@ class Actions:
         record.is_kept = True
 
 
-def _not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -> Outcome:
+def not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -> Outcome:
     log.error("mail %s: could not be quarantined: %s", record.tx.id, exc)
     record.error, record.rule = exc, rule_names.QUARANTINE_FAILED
     return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), record.tx.id, _ggrid(result)), result)

@@ -28,6 +28,7 @@ class Outcome:
     result: AnalysisResult | None = None  # None: no decision
     stamp: Fields = ()  # header fields to add, in order (with a milter, the mail server adds them)
     replies: tuple[Reply, ...] = ()  # one per recipient, if the client reads them; otherwise `reply` is for all
+    removed: tuple[str, ...] = ()  # with a milter: recipients that the mail server must remove
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Record:
     size: int
     tenant: str | None = None
     outcome: Outcome | None = None  # None: the client went away
+    answer: Outcome | None = None  # for the client, if this is the record of some of the recipients only
     error: BaseException | None = None
     wait_s: float = 0.0
     scan_s: float = 0.0

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, assert_never
 from zlib import crc32
 
-from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
+from bridge.api.scanning import AnalysisResult
 from bridge.errors import AmbiguousMail, Saturated, ScanError, ScanRefused, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.actions import Actions
@@ -27,6 +27,8 @@ from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
 from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
+from bridge.filter.personal import PersonalLists
+from bridge.filter.personal_split import PersonalSplit
 from bridge.filter.policy import (
     AMBIGUOUS,
     BARE,
@@ -47,6 +49,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.filter.released import ReleasedMail
+from bridge.filter.scan_request import request_for
 from bridge.filter.slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
@@ -55,7 +58,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client, Session
+from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
@@ -110,6 +113,7 @@ class Filter:
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         envelope_lists: EnvelopeLists | None = None,
+        personal: PersonalLists | None = None,
     ) -> None:
         self._settings = settings
         self._scanner = scanner
@@ -121,6 +125,7 @@ class Filter:
         self._released_mail = released_mail
         self._late = late
         self.envelope_lists = envelope_lists
+        self._personal = None if personal is None else PersonalSplit(personal, self._actions, self._tell)
         self._saturation_reply = self._early_refusal()
         self.saturation_rule = settings.policy[Case.SATURATED].name
         self.deadline_s = settings.deadline_s
@@ -252,7 +257,7 @@ class Filter:
                 record.error.__traceback__ = None
             if not is_part:  # other parts still read it
                 tx.message.close()
-        return record.outcome
+        return record.answer or record.outcome
 
     async def _run_steps(self, record: Record, token: Token | None) -> Outcome:
         tx = record.tx
@@ -294,6 +299,8 @@ class Filter:
         if is_shadow:
             self._note_would_be(record, rule, is_refused)
             rule = _SHADOW
+        elif self._personal is not None and self._personal.concern(tx.envelope):
+            return await self._personal.carry_out(record, why, rule, result)
         return await self._actions.carry_out(record, why, rule, result)
 
     # The steps.
@@ -397,8 +404,10 @@ class Filter:
             case ListAction.REFUSED:
                 return Outcome(Action.REJECT, with_id(lists.refusal, tx.id))
             case ListAction.SKIPPED:
+                if self._personal is not None and self._personal.concern(tx.envelope):
+                    return await self._personal.hand_on_unscanned(record, f"list {found.name}")
                 return await self._actions.hand_on(record, None, f"list {found.name}")
-            case ListAction.SHADOW_REFUSED | ListAction.SHADOW_SKIPPED:
+            case ListAction.SHADOW_REFUSED | ListAction.SHADOW_SKIPPED | ListAction.BLOCKED | ListAction.ALLOWED:
                 return None
             case _:
                 assert_never(found.action)
@@ -433,7 +442,7 @@ class Filter:
         try:
             async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
-                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
+                    request_for(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
                 )
         except ScanGoesOn as exc:
             assert late is not None
@@ -473,24 +482,6 @@ def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
     if isinstance(exc, ScanRefused):
         log.error("the scanner refused the request: %s", exc)
     return case_of_error(exc)
-
-
-def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
-    """Names the client only if we were told who it is: otherwise it is our own mail server."""
-    session = tx.session
-    client = session.client if session.is_told else _UNKNOWN
-    return AnalysisRequest(
-        BorderMtaData(
-            envelope_from=tx.envelope.sender,
-            envelope_recipients=tx.envelope.addresses,
-            remote_address=client.address,
-            sender_helo=client.helo,
-        ),
-        tenant,
-    )
-
-
-_UNKNOWN = Client()
 
 
 def _rare_doubts(message: Message) -> list[str]:

@@ -26,6 +26,8 @@ EXHAUSTED = "limits.max_bytes_in_processing"
 TOO_LARGE = "limits.max_message_size"
 TRUSTED_CLIENTS = "listeners.trusted_clients"
 CLIENT_GONE = "client_gone"
+PERSONAL_BLOCK = "personal_lists.block"
+PERSONAL_ALLOW = "personal_lists.allow"
 
 DOCUMENTED = {
     "policy.KEY": "the general policy, or the default of that key",
@@ -35,6 +37,8 @@ DOCUMENTED = {
     "listeners.NAME.refuse_ambiguous_mime": "the structure of the mail is ambiguous",
     "lists.NAME": "an entry of this list, enforced before the scan",
     WITHOUT_COPY: "a list that must be enforced has no local copy yet",
+    PERSONAL_BLOCK: "the recipient has blocked the sender",
+    PERSONAL_ALLOW: "the recipient always wants mail from the sender",
     "limits.NAME": "the mail exceeds a limit, or there is no room for it",
     TRUSTED_CLIENTS: "the client is not one of the listener's `trusted_clients`; only in the history",
     CLIENT_GONE: "the client disconnected, or was too slow, before all of the content was sent; only in the history",

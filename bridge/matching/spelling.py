@@ -101,6 +101,17 @@ def _sender(text: str) -> str:
     return address(text)
 
 
+def personal(text: str) -> str:
+    """A recipient, and a sender that the entry is about: `anna@example.org news@shop.example`."""
+    words = text.split()
+    try:
+        recipient, sender = words
+        return f"{address(recipient.strip('<>'))} {_sender(sender)}"
+    except ValueError:
+        example = "anna@example.org news@shop.example"
+        raise ValueError(f"not a recipient and a sender, for example {example}") from None
+
+
 def _domain(text: str) -> str:
     return domain(re.sub(r"^(\*\.|\.|@)", "", text))
 
@@ -157,4 +168,5 @@ _NORMALISERS: dict[str, Callable[[str], str]] = {
     "network": lambda text: str(network(text)),
     "url": _url,
     "attachment": _attachment,
+    "personal": personal,
 }

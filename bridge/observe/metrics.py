@@ -24,6 +24,7 @@ from bridge.api.scanning import Decision
 from bridge.errors import BridgeError, FailureLabel
 from bridge.filter.late.decisions import LateScanEnd, LateStatus
 from bridge.filter.outcome import Record
+from bridge.filter.personal import LIST as PERSONAL
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListAction
 from bridge.mime.ambiguity import CRAFTED, RARE
@@ -41,6 +42,8 @@ LIMITS = (  # docs/reference/limits.md explains each
     *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),
 )
 SATURATION = ("limit", "scanner")
+_PERSONAL_ACTIONS = [ListAction.BLOCKED.value, ListAction.ALLOWED.value]
+_DOOR_ACTIONS = [action.value for action in ListAction if action.value not in _PERSONAL_ACTIONS]
 DOUBTS = sorted(CRAFTED | RARE)  # docs/operate/service.md explains each
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
@@ -118,7 +121,8 @@ class Metrics(Collector):
         self.list_matches = Counter(
             "scanbridge_list_matches",
             "Mails, or single recipients at RCPT, that matched a list enforced by a listener: refused, not scanned "
-            "(skipped), or only reported in shadow mode (shadow_refused, shadow_skipped).",
+            "(skipped), or only reported in shadow mode (shadow_refused, shadow_skipped). The list `personal` is "
+            "that of the recipients' own entries: the mail was withheld from them (blocked), or delivered (allowed).",
             ("listener", "list", "action"),
         )
         self.list_refreshes = Counter(
@@ -305,6 +309,13 @@ class Metrics(Collector):
             "letter was 30 days old (expired).",
             ("sink", "reason"),
         )
+        self.reports = Gauge(
+            "scanbridge_reports",
+            "Mails that people reported as `spam` or `ham` (not spam), since the database was made: learned by rspamd, "
+            "known to it already, refused by it, or only noted.",
+            ("kind", "result"),
+        )
+        self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
         self.events_waiting_bytes = Gauge(
             "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, with dead letters.", ("sink",)
@@ -344,12 +355,13 @@ class Metrics(Collector):
         self.refused_early.start(names, STAGES)
         self.refused_connections.start(names, REFUSED_CONNECTIONS)
         self.limits_hit.start(names, LIMITS)
+        self.list_matches.start(names, [PERSONAL], _PERSONAL_ACTIONS)
         for times in (self.wait, self.scan, self.relay):
             times.start(names)
 
     def start_lists(self, listener: str, names: Iterable[str]) -> None:
         """Create all series of the lists that this listener names at 0."""
-        self.list_matches.start([listener], names, [action.value for action in ListAction])
+        self.list_matches.start([listener], names, _DOOR_ACTIONS)
 
     def start_events(self, sinks: Iterable[str], types: Iterable[str]) -> None:
         """Create all series of these sinks and types at 0."""

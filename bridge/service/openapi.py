@@ -278,7 +278,8 @@ def _list_schemas() -> Json:
             "minLength": 1,
             "maxLength": MAX_ENTRY,
             "description": "The format depends on the list's category: a sender (user@example.org or "
-            "@example.org), a domain, a network (192.0.2.0/24), the host of a URL, or the SHA-256 of an attachment.",
+            "@example.org), a domain, a network (192.0.2.0/24), the host of a URL, the SHA-256 of an attachment, or "
+            "a recipient and a sender (anna@example.org news@shop.example).",
         },
         "comment": {"type": "string", "maxLength": MAX_COMMENT, "pattern": "^[^\\u0000]*$"},
     }

@@ -308,7 +308,8 @@ class ListDefinition(Section):
     displayName: str = Field("", max_length=200)  # noqa: N815
     category: str = Field(
         pattern=r"^[a-z][a-z0-9-]{0,31}$",
-        description="What the entries are compared with: sender, domain, network, url or attachment. "
+        description="What the entries are compared with: sender, domain, network, url, attachment or personal (a "
+        "recipient and a sender). "
         "A list of any other category is stored and served, but no mail is matched against it.",
     )
     description: str = Field("", max_length=1000)
@@ -406,9 +407,11 @@ DEFAULT_RULES = [
     DecisionRule(tags=["malware:*"], verdict="malware", decision=Decision.QUARANTINE),
     DecisionRule(tags=["list:blocked-*"], verdict="blocked", decision=Decision.BOUNCE),
     DecisionRule(tags=["spam:gtube", "rspamd:reject"], verdict="spam", decision=Decision.BOUNCE),
+    DecisionRule(tags=["list:personal-blocked-*"], verdict="blocked", decision=Decision.QUARANTINE),
     DecisionRule(tags=["incomplete"], verdict="incomplete", decision=Decision.UNDECIDED),
     DecisionRule(tags=["list:allowed-*"], verdict="allowed", decision=Decision.DELIVER),
     DecisionRule(tags=["rspamd:soft-reject"], verdict="deferred", decision=Decision.UNDECIDED),
+    DecisionRule(tags=["list:personal-allowed-*"], verdict="allowed", decision=Decision.DELIVER),
     DecisionRule(score=15.0, verdict="spam", decision=Decision.BOUNCE),
     DecisionRule(score=8.0, verdict="suspicious", decision=Decision.QUARANTINE),
 ]

@@ -106,6 +106,11 @@ STORIES: dict[str, Story] = {
     "docs/operate/review-the-quarantine.md": Story(
         prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["1 malware:eicar", "bad@sender.example"]
     ),
+    "docs/operate/personal-lists.md": Story(
+        prepare="embedded",
+        shows=["shop.example: blocked for anna@example.org", r"allow +friend@example.net", "shop.example: deleted"],
+    ),
+    "docs/operate/feedback.md": Story(prepare=f"embedded; {MAIL}", shows=["reported as spam", "reported as not spam"]),
     "docs/operate/block-a-campaign.md": Story(
         prepare="""
             configured bridge.yml </dev/null

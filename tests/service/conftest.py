@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import until
 from tests.postgresql import fresh_database
-from tests.requirements import find, need, unavailable
+from tests.requirements import find, need
+from tests.server_program import ServerProgram
 from tests.service.service_kit import EICAR, free_port
 
 
@@ -25,35 +23,6 @@ def database(request, tmp_path):
     if request.param == "sqlite":
         return "sqlite:///lists.sqlite"
     return fresh_database(request.getfixturevalue("postgresql"))
-
-
-class ServerProgram:
-    """A server program that runs until the tests end; `kill` ends it earlier."""
-
-    def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 180.0) -> None:
-        self.port = port
-        self._log = log.open("wb")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
-        try:
-            until(lambda: self._answers() or self._process.poll() is not None, f"{command[0]} to start", deadline_s)
-            assert self._process.poll() is None
-        except AssertionError:
-            self.kill()
-            unavailable(f"{command[0]} does not start: {log.read_text()[-500:]}")
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def kill(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
 
 
 @pytest.fixture(scope="module")

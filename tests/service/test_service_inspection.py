@@ -341,6 +341,12 @@ def test_too_much_names_the_bound():
         ({"incomplete", "list:allowed-senders"}, 0, "incomplete", Decision.UNDECIDED),
         ({"list:allowed-domains"}, 100, "allowed", Decision.DELIVER),
         ({"rspamd:soft-reject"}, 0, "deferred", Decision.UNDECIDED),
+        ({"list:personal-blocked-senders"}, 0, "blocked", Decision.QUARANTINE),
+        ({"list:personal-blocked-senders", "list:allowed-senders"}, 0, "blocked", Decision.QUARANTINE),
+        ({"list:personal-allowed-senders"}, 100, "allowed", Decision.DELIVER),
+        ({"list:personal-allowed-senders", "list:blocked-senders"}, 0, "blocked", Decision.BOUNCE),
+        ({"list:personal-allowed-senders", "malware:eicar"}, 0, "malware", Decision.QUARANTINE),
+        ({"list:personal-allowed-senders", "incomplete"}, 0, "incomplete", Decision.UNDECIDED),
         (set(), 15, "spam", Decision.BOUNCE),
         (set(), 8, "suspicious", Decision.QUARANTINE),
         ({"mime:executable"}, 0, "suspicious", Decision.QUARANTINE),
@@ -351,7 +357,7 @@ def test_every_row_of_the_default_table(tags, score, verdict, decision):
     """The default decision table, row by row."""
     assessment = DecisionTable(Decisions()).decide(tags, score)
     assert (assessment.verdict, assessment.decision) == (verdict, decision)
-    assert len(DEFAULT_RULES) == 8
+    assert len(DEFAULT_RULES) == 10
 
 
 def test_no_table_delivers_mail_that_was_not_fully_inspected():

@@ -140,6 +140,7 @@ def test_500_entries_pass_and_501_do_not(lists):
         ("addEntries", {"listName": "partners", "entries": [{"entry": "a", "comment": "\0"}]}, 400, "invalid_request"),
         ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "\ud800@b.org"}]}, 409, "invalid_entry"),
         ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "a b@c\nd"}]}, 409, "invalid_entry"),
+        ("addEntries", {"listName": "personal-allowed-senders", "entries": [{"entry": "a@b"}]}, 409, "invalid_entry"),
         ("addEntries", {"listName": "blocked-networks", "entries": [{"entry": "10.0.0.0/99"}]}, 409, "invalid_entry"),
         ("addEntries", {"listName": "blocked-attachments", "entries": [{"entry": "abc"}]}, 409, "invalid_entry"),
         ("addEntries", {"listName": "partners", "entries": [{"entry": ""}]}, 400, "invalid_request"),
@@ -337,6 +338,13 @@ def test_what_may_match_is_accepted(lists, entry):
         ("blocked-urls", "evil.example", ("", [], None, ["evil.example.org"], []), False),
         ("blocked-attachments", "a" * 64, ("", [], None, [], ["b" * 64, "a" * 64]), True),
         ("gone-list", "a@b.org", ("a@b.org", [], None, [], []), False),
+        ("personal-blocked-senders", "r@x.org a@b.org", ("a@b.org", [], None, [], [], ["R@X.ORG."]), True),
+        ("personal-blocked-senders", "r@x.org @b.org", ("", ["a@sub.b.org"], None, [], [], ["r@x.org"]), True),
+        ("personal-blocked-senders", "r@x.org a@b.org", ("a@b.org", [], None, [], [], ["r@x.org", "s@x.org"]), False),
+        ("personal-blocked-senders", "r@x.org a@b.org", ("a@b.org", [], None, [], [], ["s@x.org"]), False),
+        ("personal-blocked-senders", "r@x.org a@b.org", ("a@b.org", [], None, [], [], []), False),
+        ("personal-allowed-senders", "r@x.org a@b.org", ("a@b.org", [], None, [], [], ["r@x.org"]), True),
+        ("personal-allowed-senders", "r@x.org a@b.org", ("e@e.org", ["a@b.org"], None, [], [], ["r@x.org"]), False),
     ],
 )
 def test_matching(list_name, entry, traits, hit):

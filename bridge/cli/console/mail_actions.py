@@ -7,32 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from email.message import EmailMessage
-from email.policy import SMTP
 from typing import Any, TypeVar
 
 from bridge.cli.quarantine.releasing import release_one
 from bridge.cli.quarantine.sender_lists import Addition, Job
 from bridge.cli.quarantine.session import Session
+from bridge.cli.reporting import Reporter
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
+from bridge.feedback.report import ReportKind
 from bridge.lists.client import ListClient
-from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.message import Message, Spool
-from bridge.mail.session import Client
-from bridge.mail.session import Session as MailSession
-from bridge.mail.transaction import Transaction, new_id
-from bridge.quarantine.content import beginning
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import ReleaseRequest
 from bridge.relay.relay import Relay
 
 T = TypeVar("T")
-_MAX_REPORTED = 50 * 1024 * 1024
-_SEND_S = 300.0
 _LISTS_PATIENCE_S = 10.0
 _WAIT_S = 10.0  # for a release of the same mail by somebody else
 
@@ -40,7 +31,6 @@ _WAIT_S = 10.0  # for a release of the same mail by somebody else
 @dataclass(frozen=True, slots=True)
 class ConsoleMailActions:
     session: Session
-    report_to: str | None = None  # mail that is not spam is sent to this address
 
     def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
         session = self._of(by)
@@ -72,21 +62,13 @@ class ConsoleMailActions:
                 found.append(Result(mail.id, "deleted"))
         return found
 
-    def report(self, mails: Sequence[MailRecord], by: str) -> list[Result]:
-        session = self._of(by)
-
-        async def work() -> list[Result]:
-            if not self.report_to:
-                for mail in mails:
-                    session.note_report(mail, "")
-                return [Result(mail.id, "noted as not spam") for mail in mails]
-            relay = self._relay()
-            try:
-                return [await self._report_one(session, mail, relay, self.report_to) for mail in mails]
-            finally:
-                await relay.close()
-
-        return _in_loop(work())
+    def report(self, mails: Sequence[MailRecord], by: str, kind: str = "ham") -> list[Result]:
+        reporter = Reporter.of(self._of(by))
+        try:
+            found = [reporter.report(ReportKind(kind), mail, self._of(by).by) for mail in mails]
+        finally:
+            reporter.close()
+        return [Result(each.mail_id, each.text, each.is_done) for each in found]
 
     def plan_listing(self, mails: Sequence[MailRecord], by: str, listing: Listing) -> ListPlan:
         job = self._job(mails, by, replace(listing, force=False))
@@ -140,42 +122,12 @@ class ConsoleMailActions:
 
         _in_loop(run())
 
-    async def _report_one(self, session: Session, mail: MailRecord, relay: Relay, to: str) -> Result:
-        try:
-            content = beginning(session.quarantine.chunks(mail.id), _MAX_REPORTED)[mail.head_size :]
-            reply = await _send(relay, _report_of(mail, content, to), to)
-        except (BridgeError, OSError) as exc:
-            return Result(mail.id, f"not reported: {exc}", is_done=False)
-        session.note_report(mail, reply)
-        return Result(mail.id, f"reported to {to}")
-
 
 def _listed(each: Addition, list_name: str) -> Result:
     if each.problem or not (each.added or each.is_there):
         why = each.problem or "another entry is dangerous"
         return Result(each.mail.id, f"not added to {list_name}: {why}", is_done=False)
     return Result(each.mail.id, f"{each.entry} {'added to' if each.added else 'already on'} {list_name}")
-
-
-def _report_of(mail: MailRecord, content: bytes, to: str) -> bytes:
-    """The mail as an attachment that nothing opens by itself."""
-    report = EmailMessage(policy=SMTP)
-    report["To"], report["Subject"] = to, f"Not spam: {mail.id}"
-    ggrid = str(mail.facts.get("ggrid") or "")
-    report.set_content(f"A person says that this mail is not spam.\n\nid: {mail.id}\nggrid: {ggrid}\n")
-    report.add_attachment(content, "application", "octet-stream", filename=f"{mail.id}.eml")
-    return report.as_bytes()
-
-
-async def _send(relay: Relay, content: bytes, to: str) -> str:
-    now = asyncio.get_running_loop().time()
-    with closing(Message(Spool(len(content) + 1))) as message:
-        message.write(content)
-        envelope = Envelope("", (Recipient(to),))
-        own_id = new_id()
-        tx = Transaction(own_id, MailSession(own_id, "", "console", Client()), envelope, message, now, now + _SEND_S)
-        delivered = await relay.deliver(tx, b"", tx.deadline)
-        return str(delivered.reply)
 
 
 def _in_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -84,7 +84,6 @@ def sources(conf: Config, path: Path | None) -> Sources:
         place = wiring.quarantine_place(conf, state)
         quarantine = Quarantine(place)
         session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
-        report_to = conf.console.report_to if conf.console else None
 
         def list_settings() -> ListSettings:
             return wiring.list_settings(conf, _LISTS_PATIENCE_S)
@@ -101,7 +100,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),
-            mail_actions=ConsoleMailActions(session, report_to),
+            mail_actions=ConsoleMailActions(session),
             scan=ConsoleScans(conf),
             list_copies=ListCopies(list_settings) if conf.lists is not None else None,
             list_settings=list_settings,

@@ -123,3 +123,49 @@ def refresh(path: Path | None, as_json: bool) -> None:
     from bridge.cli.lists import refresh
 
     refresh.refresh(path, as_json)
+
+
+@lists.group(cls=Group)
+def personal() -> None:
+    """Show and change the entries of single recipients: senders that they block, or always want mail from.
+
+    They are in the state of this bridge, not in the lists of the service; the daemon follows changes within seconds.
+    """
+
+
+_KIND = click.argument("kind", type=click.Choice(["block", "allow"]))
+
+
+@personal.command("show")
+@config_option
+@click.argument("recipient", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per entry.")
+def show_personal(path: Path | None, recipient: str | None, as_json: bool) -> None:
+    """Show the entries of RECIPIENT, or of everybody, newest first."""
+    from bridge.cli.lists import personal
+
+    personal.show(path, recipient, as_json)
+
+
+@personal.command("add")
+@config_option
+@_KIND
+@click.argument("recipient")
+@click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
+def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
+    """Block or allow senders for RECIPIENT: an address, or a domain with its subdomains."""
+    from bridge.cli.lists import personal
+
+    personal.add(path, kind, recipient, senders)
+
+
+@personal.command("delete")
+@config_option
+@_KIND
+@click.argument("recipient")
+@click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
+def delete_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
+    """Delete entries of RECIPIENT. Missing entries are ignored."""
+    from bridge.cli.lists import personal
+
+    personal.delete(path, kind, recipient, senders)

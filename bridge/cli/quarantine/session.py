@@ -110,10 +110,11 @@ class Session:
         self.note("purged" if is_purge else "removed", mail.id)
         self.later.note(DELETED, mail.id, self.by)
 
-    def note_report(self, mail: MailRecord, reply: str) -> None:
-        """The mail was reported as not spam; `reply` is "" if the report was not sent to anybody."""
-        self.note("reported as not spam", mail.id, reply=reply)
-        self.later.note(REPORTED, mail.id, self.by, text=reply)
+    def note_report(self, mail_id: str, words: str, result: str, *, is_known: bool = True) -> None:
+        """The mail was reported as spam or as not spam; `result` says who has learned of it, and how."""
+        self.note(f"{REPORTED} {words}", mail_id, result=result)
+        if is_known:  # else there is no mail in the history to note it for
+            self.later.note(f"{REPORTED} {words}", mail_id, self.by, text=result)
 
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Record who did it, in syslog and in the quarantine's actions.log."""

@@ -116,6 +116,13 @@ async def report(call: Call) -> Response:
     return await _begin(call, words, call.sources.mail_actions.report)
 
 
+async def report_spam(call: Call) -> Response:
+    def work(mails: Sequence[MailRecord], by: str) -> list[Result]:
+        return call.sources.mail_actions.report(mails, by, "spam")
+
+    return await _begin(call, ("Report as spam", "reported as spam"), work)
+
+
 async def block(call: Call) -> Response:
     return await _list_senders(call, "block")
 

@@ -175,6 +175,7 @@ def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str,
             "problem": next((text for state in states if (text := state["history"]["problem"])), ""),
             "lost": sum(state["history"]["lost"] for state in states),
         },
+        "feedback": max((state["feedback"] for state in states), key=lambda known: sum(known["reports"].values())),
         "events_problem": next((text for state in states if (text := state["events_problem"])), ""),
         "scanner": [_merged_host([host, *_others(others, "scanner", "url", host)]) for host in own["scanner"]],
         "next_hops": merged_hops(

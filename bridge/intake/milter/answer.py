@@ -25,7 +25,8 @@ def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agre
     """What the mail server has to do with the mail; `forged` counts the fields that only we may write."""
     match outcome.action:
         case Action.RELAY:
-            return [*_edits(outcome, forged, agreement), CONTINUE]
+            removed = [codec.encode_delete_recipient(address) for address in outcome.removed]
+            return [*_edits(outcome, forged, agreement), *removed, CONTINUE]
         case Action.REJECT | Action.TEMPFAIL:
             return [codec.encode_reply(protocol.END_OF_BODY, outcome.reply)]
         case Action.DISCARD | Action.QUARANTINE:

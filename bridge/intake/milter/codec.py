@@ -112,7 +112,11 @@ class Decoder:
 # --- negotiation ---------------------------------------------------------------------------------
 
 WANTED_ACTIONS = (
-    protocol.CAN_ADD_HEADERS | protocol.CAN_CHANGE_HEADERS | protocol.CAN_QUARANTINE | protocol.CAN_SET_SYMBOLS
+    protocol.CAN_ADD_HEADERS
+    | protocol.CAN_CHANGE_HEADERS
+    | protocol.CAN_DELETE_RCPT
+    | protocol.CAN_QUARANTINE
+    | protocol.CAN_SET_SYMBOLS
 )
 
 # MAIL is answered, because a saturated bridge refuses there. RCPT is answered, because 452 for the
@@ -167,6 +171,10 @@ class Agreement:
     @property
     def can_quarantine(self) -> bool:
         return bool(self.actions & protocol.CAN_QUARANTINE)
+
+    @property
+    def can_remove(self) -> bool:
+        return bool(self.actions & protocol.CAN_DELETE_RCPT)
 
 
 # Cached, here and below: a mail server makes the same offer on every connection, and some of them
@@ -313,6 +321,12 @@ def encode_add_header(name: str, value: str, agreement: Agreement) -> bytes:
 def encode_delete_header(name: bytes, index: int) -> bytes:
     """Remove the index-th (from 1) field of this name."""
     return encode_response(protocol.END_OF_BODY, protocol.CHANGE_HEADER, _U32.pack(index) + name + b"\0\0")
+
+
+def encode_delete_recipient(address: str) -> bytes:
+    """Remove a recipient, named as the mail server has named it: the brackets that we removed are put back."""
+    name = address if "<" in address else f"<{address}>"
+    return encode_response(protocol.END_OF_BODY, protocol.DELETE_RCPT, name.encode("utf-8") + b"\0")
 
 
 def encode_quarantine(reason: str) -> bytes:

@@ -359,10 +359,9 @@ class MilterConnection(asyncio.Protocol):
         mail.end(data)
         session = self._client.session(self._session_id or new_id(), self._settings.name, self.peer)
         now, filter_ = monotonic(), self._context.filter
-        can_hold = self._agreement.can_quarantine
-        tx = Transaction(
-            new_id(), session, mail.envelope, mail.message, now, now + filter_.deadline_s, can_hold=can_hold
-        )
+        can_hold, can_remove = self._agreement.can_quarantine, self._agreement.can_remove
+        until = now + filter_.deadline_s
+        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, until, False, can_hold, can_remove)
         if mail.refusal is not None:
             outcome = filter_.refuse(tx, mail.refusal, mail.size)
             self._finish_mail([codec.encode_reply(protocol.END_OF_BODY, outcome.reply)])

@@ -2,97 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from email.utils import parsedate_tz
 
 from bridge.mail.address import domain_of
-from bridge.mime.words import decode_words
+from bridge.mime.authors import addresses, authors, bare_addresses
 
-# A quoted local part, an address literal, or a plain word.
-_WORD = re.compile(r"\"[^\"]*\"@[^\s<>\"'(),;\0]+|[^\s<>\"'(),;:\0]+@\[[^\s<>\[\]]*\]|[^\s<>\"'(),;:\0]+")
-_SIMPLE = re.compile(r"""(?:[^"<>(),:;\\@=]*|"[^"<>(),:;\\@=]*" ?)<([^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+)>""")
-_BRACKETS = re.compile("<([^<>]*)>")
-_TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
-_AT = re.compile(r"\s*@")
-_IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
+__all__ = ["addresses", "authors", "check"]
+
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
-
-
-def addresses(value: str) -> list[str]:
-    """All addresses that one mail program or another takes for the author's, those of RFC 5322 first."""
-    simple = _SIMPLE.fullmatch(value)
-    if simple is not None:
-        return [simple[1]]
-    found = _readings(value)
-    if "=?" in value and (decoded := decode_words(value)) != value:  # some decode before they look for the address
-        found += _readings(decoded)
-    return list(dict.fromkeys(found))
-
-
-def authors(value: str) -> list[str]:
-    """The addresses as RFC 5322 says; if there are none, whatever could be one."""
-    simple = _SIMPLE.fullmatch(value)
-    return [simple[1]] if simple is not None else list(dict.fromkeys(_by_grammar(value))) or addresses(value)
-
-
-def _readings(value: str) -> list[str]:
-    """By the grammar; if brackets alone say something else, or are not in pairs, everything that looks like one."""
-    exact = _by_grammar(value)
-    in_brackets = [address for address in _BRACKETS.findall(value) if "@" in address]
-    is_odd = not value.count("<") == value.count(">") == len(in_brackets)
-    simply = in_brackets or _bare_addresses(value)
-    if set(exact) == set(simply) and not is_odd:
-        return exact
-    return [*exact, *simply, *(_bare_addresses(value) if is_odd else ())]
-
-
-def _by_grammar(value: str) -> list[str]:
-    """RFC 5322 3.4: comments and quoted text are no addresses, and brackets only count outside them."""
-    found: list[str] = []
-    text: list[str] = []  # of one mailbox, outside brackets
-    position = 0
-    while (match := _TOKEN.match(value, position)) is not None:
-        position = match.end()
-        quoted, bracket, mark, other = match.groups()
-        if bracket is not None and "@" in bracket:
-            found.append(bracket)
-            text = []  # what stands before is a name
-        elif mark == "(":
-            position = _after_comment(value, position)
-        elif mark in (",", ";"):
-            found += _unbracketed(text)
-            text = []
-        elif mark == ":":  # the name of a group
-            text = []
-        elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
-            text.append(quoted or other or "")
-    return found + _unbracketed(text)
-
-
-def _unbracketed(text: list[str]) -> list[str]:
-    """White space around @ and dots does not count (RFC 5322 4.4)."""
-    joined = "".join(text)
-    if "@" not in joined:
-        return []
-    return _bare_addresses("@".join(".".join(map(str.strip, part.split("."))) for part in joined.split("@")))
-
-
-def _after_comment(value: str, position: int) -> int:
-    """Comments contain comments; one that does not end reaches to the end of the field."""
-    depth = 1
-    for match in _IN_COMMENT.finditer(value, position):
-        depth += {"(": 1, ")": -1}.get(match.group(), 0)
-        if depth == 0:
-            return match.end()
-    return len(value)
-
-
-def _bare_addresses(value: str) -> list[str]:
-    """Addresses without brackets. Word by word: a pattern that looks back from each @ would be quadratic."""
-    words = (word.rpartition("@") for word in _WORD.findall(value)) if "@" in value else ()
-    # Nothing longer than these is on a list. The end of a host is what decides.
-    return [f"{local[-66:]}@{host[-253:]}" for local, _, host in words if local and host]
 
 
 def check(fields: Sequence[tuple[str, str]]) -> set[str]:
@@ -126,7 +44,7 @@ def _is_date(value: str) -> bool:
 def _display_name_differs(sender: str) -> bool:
     """`"boss@example.org" <stranger@evil.example>`"""
     display_name, bracket, rest = sender.partition("<")
-    shown = _bare_addresses(display_name)
+    shown = bare_addresses(display_name)
     return bool(bracket and shown and _host(shown[0]) != _host(rest.rstrip("> \t")))
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from bridge.api.scanning import AnalysisResult, Decision
+from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
@@ -66,6 +67,7 @@ class Pipeline:
     ) -> None:
         analyzers = config.analyzers
         self._table = DecisionTable(config.decisions)
+        self._personal_allowing = {f"list:{name}" for name in follower.index.personal_allowing}
         self._follower = follower
         self._records = records
         self._engines = list(engines)
@@ -187,6 +189,8 @@ class Pipeline:
             tags |= answer.findings.tags
         if any(answer.incomplete for answer in answers) or (inspection.limits and self._mime.required):
             tags.add(INCOMPLETE)
+        if has_danger(tags):  # a recipient's own wish must not deliver it
+            tags -= self._personal_allowing
         return tags
 
     def _report(self, job: AnalysisJob, result: AnalysisResult, score: float) -> None:
@@ -202,7 +206,8 @@ class Pipeline:
         border = job.request.border
         try:
             traits = traits_of(
-                border.envelope_from, inspection.senders, border.remote_address, inspection.hosts, inspection.digests
+                *(border.envelope_from, inspection.senders, border.remote_address),
+                *(inspection.hosts, inspection.digests, border.envelope_recipients),
             )
             return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
         except Exception as exc:

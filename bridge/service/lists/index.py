@@ -13,6 +13,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bridge.mail.address import comparable_address
 from bridge.matching.match import Length, address, find_address, find_network
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
@@ -27,6 +28,7 @@ class Traits:
     client: str = ""
     hosts: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
+    recipients: tuple[str, ...] = ()
 
 
 class ListIndex:
@@ -36,6 +38,11 @@ class ListIndex:
         self._words: dict[str, dict[str, set[str]]] = {}  # by scope, then list
         self._labels: dict[tuple[str, str], set[int]] = {}  # by scope and list: how many the entries of a URL list have
         self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
+
+    @property
+    def personal_allowing(self) -> frozenset[str]:
+        """Lists of recipients' own entries that can get a mail delivered."""
+        return frozenset(name for name in self._allowing if self._categories.get(name) == "personal")
 
     def add(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
@@ -79,8 +86,31 @@ class ListIndex:
                 return _has_host(words, sorted(self._labels[scope, name]), traits.hosts)
             case "attachment":
                 return not words.isdisjoint(traits.digests)
+            case "personal":
+                return _all_agree(words, traits.recipients, senders)
             case _:
                 return False
+
+
+def _all_agree(words: set[str], recipients: Iterable[str], senders: list[str]) -> bool:
+    """Whether every recipient has an entry about one of the senders: one decision applies to all of them."""
+    found = [
+        any(find_address("sender", _SendersOf(words, comparable_address(recipient)), sender) for sender in senders)
+        for recipient in recipients
+    ]
+    return bool(found) and all(found)
+
+
+class _SendersOf:
+    """The senders that one recipient has entries about, for `in`."""
+
+    __slots__ = ("_recipient", "_words")
+
+    def __init__(self, words: set[str], recipient: str) -> None:
+        self._words, self._recipient = words, recipient
+
+    def __contains__(self, sender: object) -> bool:
+        return f"{self._recipient} {sender}" in self._words
 
 
 def _has_host(words: set[str], counts: list[int], hosts: Iterable[str]) -> bool:
@@ -93,7 +123,7 @@ def _has_host(words: set[str], counts: list[int], hosts: Iterable[str]) -> bool:
 
 
 def traits_of(sender: str, header_senders: Iterable[str], client: str | None, hosts: Iterable[str],
-              digests: Iterable[str]) -> Traits:  # fmt: skip
+              digests: Iterable[str], recipients: Iterable[str] = ()) -> Traits:  # fmt: skip
     """Normalise remote input; a value without a normal form matches nothing."""
     return Traits(
         address(sender),
@@ -101,6 +131,7 @@ def traits_of(sender: str, header_senders: Iterable[str], client: str | None, ho
         client or "",
         tuple(hosts),
         tuple(digests),
+        tuple(recipients),
     )
 
 

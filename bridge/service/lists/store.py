@@ -50,6 +50,18 @@ PREDEFINED = [
             "attachment",
             "Mail with an attachment that has one of these SHA-256 digests is bounced.",
         ),
+        (
+            "personal-blocked-senders",
+            "Senders blocked by recipients",
+            "personal",
+            "Mail is quarantined if each of its recipients has an entry with its sender.",
+        ),
+        (
+            "personal-allowed-senders",
+            "Senders allowed by recipients",
+            "personal",
+            "Spam is delivered if each of its recipients has an entry with its sender, unless it is dangerous.",
+        ),
     ]
 ]
 

@@ -1,0 +1,199 @@
+"""One report with everything that follows from it: rspamd learns, an address gets the mail, the history and the event
+sinks are told, and it is counted.
+
+Used by `scanbridge report`, by the console and by the users' pages. Everything blocks; pages use a thread. rspamd comes
+first: if something after it fails, the person may report the mail again, and rspamd ignores what it has learned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import closing
+from dataclasses import dataclass, replace
+from email.message import EmailMessage
+from email.policy import SMTP
+from pathlib import Path
+from typing import Self
+
+from bridge.cli.later_notes import LaterNotes
+from bridge.cli.quarantine.session import Session
+from bridge.cli.terminal import say
+from bridge.config.model import Config
+from bridge.daemon import feedback_wiring, wiring
+from bridge.errors import BridgeError, ConfigError
+from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
+from bridge.feedback.report import Reported, ReportKind, ReportState
+from bridge.feedback.store import ReportStore
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Message, Spool
+from bridge.mail.session import Client
+from bridge.mail.session import Session as MailSession
+from bridge.mail.transaction import Transaction, new_id
+from bridge.quarantine.content import beginning
+from bridge.quarantine.quarantine import MailNotFound, Quarantine
+from bridge.quarantine.record import MailRecord
+
+MAX_REPORTED = 50 * 1024 * 1024
+_SEND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedMail:
+    """A mail, and what is known about it."""
+
+    id: str  # ours; if it is unknown, a digest of the content
+    content: bytes
+    key: str  # for each key and person, there is one report
+    sender: str = ""
+    recipients: tuple[str, ...] = ()
+    listener: str = ""
+    tenant: str = ""
+    ggrid: str = ""
+
+    @classmethod
+    def of_file(cls, content: bytes, mail_id: str = "") -> ReportedMail:
+        """`mail_id`: our id, if it is known. Whatever it is, two mails that differ are two mails."""
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        return cls(mail_id or digest, content, digest)
+
+    @property
+    def is_known(self) -> bool:
+        return ":" not in self.id
+
+
+class Reporter:
+    def __init__(self, session: Session, store: ReportStore, learning: Learning | None, to: str | None) -> None:
+        self._session = session
+        self._store = store
+        self._learning = learning
+        self._to = to
+
+    @classmethod
+    def open(cls, conf: Config, state: Path) -> Self:
+        """Raises ConfigError."""
+        place = wiring.quarantine_place(conf, state)
+        return cls.of(Session(conf, state, place.directory, Quarantine(place), LaterNotes(conf, state)))
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        """Raises ConfigError."""
+        conf, state = session.config, session.state
+        store = feedback_wiring.report_store(conf, state)
+        return cls(session, store, feedback_wiring.learning(conf), feedback_wiring.report_to(conf))
+
+    def close(self) -> None:
+        self._store.close()
+        if self._learning is not None:
+            self._learning.close()
+
+    def report(self, kind: ReportKind, mail: MailRecord, by: str, content: bytes | None = None) -> Reported:
+        """A mail in the quarantine; `content` is the mail without what we put above it, if the caller has it."""
+        try:
+            if content is None:
+                chunks = self._session.quarantine.chunks(mail.id)
+                content = beginning(chunks, MAX_REPORTED + mail.head_size)[mail.head_size :]
+        except MailNotFound:
+            return _failed(mail.id, kind, "the mail is not in the quarantine any more")
+        except (BridgeError, OSError) as exc:
+            return _failed(mail.id, kind, str(exc))
+        ggrid = str(mail.facts.get("ggrid") or "")
+        envelope = mail.envelope
+        found = ReportedMail(
+            mail.id, content, mail.id, envelope.sender, envelope.addresses, mail.listener, mail.tenant, ggrid
+        )  # fmt: skip
+        return self.report_mail(kind, found, by)
+
+    def report_mail(self, kind: ReportKind, mail: ReportedMail, by: str) -> Reported:
+        """Any mail. Once for each mail and person."""
+        try:
+            if not self._store.begin(mail.key, by, kind):
+                return Reported(mail.id, f"already reported as {kind.words}", True, ReportState.ALREADY)
+        except BridgeError as exc:
+            return _failed(mail.id, kind, str(exc))
+        try:
+            state, text = self._learn(kind, mail, by)
+            sent = self._send(kind, mail)
+            if state is not ReportState.WAITING:
+                self._store.finish(mail.key, by, kind, state)
+        except (BridgeError, OSError) as exc:
+            self._forget(mail.key, by)
+            return _failed(mail.id, kind, str(exc))
+        text = f"{text}; {sent}" if sent and text else text or sent
+        self._tell(kind, mail, by, state, text)
+        shown = f"reported as {kind.words}" + (f": {text}" if text else "")
+        return Reported(mail.id, shown, True, state)
+
+    # Private.
+
+    def _learn(self, kind: ReportKind, mail: ReportedMail, by: str) -> tuple[ReportState, str]:
+        """Raises TooManyWaiting, ReportsFailed."""
+        if self._learning is None:
+            return ReportState.NOTED, ""
+        try:
+            is_new = self._learning.learn(kind, mail.content)
+        except LearningRefused as exc:
+            return ReportState.REFUSED, str(exc)
+        except LearningUnavailable as exc:
+            self._store.wait(mail.key, by, mail.content)
+            return ReportState.WAITING, f"rspamd will learn it later ({exc})"
+        if not is_new:
+            return ReportState.KNOWN, "rspamd knew it already"
+        return ReportState.LEARNED, "learned by rspamd"
+
+    def _send(self, kind: ReportKind, mail: ReportedMail) -> str:
+        """Raises BridgeError."""
+        if self._to is None:
+            return ""
+        asyncio.run(self._deliver(_mail_about(kind, mail, self._to), self._to))
+        return f"sent to {self._to}"
+
+    async def _deliver(self, content: bytes, to: str) -> None:
+        relay = wiring.relay(self._session.config)
+        if relay is None:
+            raise ConfigError("no next hop is configured: set relay.next_hop")
+        now = asyncio.get_running_loop().time()
+        try:
+            with closing(Message(Spool(len(content) + 1))) as message:
+                message.write(content)
+                envelope, own_id = Envelope("", (Recipient(to),)), new_id()
+                session = MailSession(own_id, "", "report", Client())
+                await relay.deliver(
+                    Transaction(own_id, session, envelope, message, now, now + _SEND_S), b"", now + _SEND_S
+                )
+        finally:
+            await relay.close()
+
+    def _forget(self, key: str, by: str) -> None:
+        try:
+            self._store.forget(key, by)
+        except BridgeError:  # then it counts as interrupted after some minutes
+            pass
+
+    def _tell(self, kind: ReportKind, mail: ReportedMail, by: str, state: ReportState, text: str) -> None:
+        """The history, the audit trail and the event sinks; their failures change nothing."""
+        replace(self._session, operator=by).note_report(mail.id, kind.words, text, is_known=mail.is_known)
+        conf = self._session.config
+        if not conf.events:
+            return
+        from bridge.daemon.event_wiring import report_report
+        from bridge.events.event import Report
+
+        made = Report(mail.id, mail.sender, mail.recipients, by, str(kind), str(state), mail.listener, mail.tenant)
+        if problem := report_report(conf, self._session.state, made):
+            say(f"{mail.id}: reported, but no event could be queued for the sinks: {problem}", err=True)
+
+
+def _failed(mail_id: str, kind: ReportKind, why: str) -> Reported:
+    return Reported(mail_id, f"not reported as {kind.words}: {why}", False, ReportState.FAILED)
+
+
+def _mail_about(kind: ReportKind, mail: ReportedMail, to: str) -> bytes:
+    """The mail as an attachment that nothing opens by itself."""
+    report = EmailMessage(policy=SMTP)
+    name = mail.id.replace(":", "-")
+    report["To"], report["Subject"] = to, f"{kind.words.capitalize()}: {mail.id[:40]}"
+    report["Auto-Submitted"] = "auto-generated"
+    report.set_content(f"A person says that this mail is {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
+    report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")
+    return report.as_bytes()

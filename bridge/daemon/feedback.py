@@ -1,0 +1,146 @@
+"""Feedback in the daemon: has rspamd learn what it could not learn when it was reported, and counts what was learned.
+
+Reports are made by other processes (`scanbridge report`, the console), so the numbers come from their database. The
+first worker does all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from bridge.config.model import Config
+from bridge.daemon import feedback_wiring, history_place
+from bridge.errors import BridgeError
+from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
+from bridge.feedback.report import ReportKind, ReportState
+from bridge.feedback.store import ReportStore, Totals, Waiting
+from bridge.history.entry import LaterEvent
+from bridge.observe.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+_RETRY_S = 30.0
+_PER_TURN = 200  # mails that are learned before we look at the configuration again
+
+Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+class Feedback:
+    """`watch` until cancelled."""
+
+    def __init__(self, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
+        self._state = state
+        self._is_ours = is_ours
+        self.totals = Totals({})
+        self.problem = ""
+        self._not_before = 0.0
+        self._store: ReportStore | None = None
+        self._stored_by: Config | None = None  # the configuration that the store belongs to
+        metrics.reports.read = self._rows
+        metrics.reports_waiting.read = lambda: [((), float(self.totals.waiting))]
+
+    async def watch(self, config: Callable[[], Config]) -> None:
+        """`config`: the configuration at this moment."""
+        while True:
+            if self._is_ours():
+                try:
+                    await asyncio.to_thread(self._work, config(), self._state)
+                except BridgeError as exc:
+                    self._fail(str(exc))
+                except Exception:  # the next turn may succeed
+                    log.exception("feedback: unexpected error")
+            await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def state(self) -> dict[str, Any]:
+        """For /status."""
+        counts = self.totals.counts
+        return {
+            "learned": {str(kind): counts.get((kind, ReportState.LEARNED), 0) for kind in ReportKind},
+            "reports": {str(kind): sum(n for (of, _), n in counts.items() if of == kind) for kind in ReportKind},
+            "waiting": self.totals.waiting,
+            "problem": self.problem,
+        }
+
+    def _rows(self) -> Rows:
+        return [((kind, state), float(number)) for (kind, state), number in self.totals.counts.items()]
+
+    # In a thread
+
+    def _work(self, conf: Config, state: Path) -> None:
+        if self._store is None or self._stored_by is not conf:
+            self.close()
+            self._store, self._stored_by = feedback_wiring.report_store(conf, state), conf
+        store = self._store
+        self.totals = store.totals()
+        if not self.totals.waiting:
+            self._recover()
+        elif time.monotonic() >= self._not_before:
+            self._learn_waiting(conf, state, store)
+            self.totals = store.totals()
+
+    def _learn_waiting(self, conf: Config, state: Path, store: ReportStore) -> None:
+        learning = feedback_wiring.learning(conf)
+        if learning is None:
+            self._fail("feedback.rspamd is not configured any more")
+            return
+        place = None
+        try:
+            for _ in range(_PER_TURN):
+                found = store.next_waiting(place)
+                if found is None:
+                    break
+                waiting, place = found
+                result = _learn(learning, waiting)
+                store.finish(waiting.mail, waiting.person, waiting.kind, result)
+                _note(conf, state, waiting, result)
+            self._recover()
+        except LearningUnavailable as exc:
+            self._fail(str(exc))
+        finally:
+            learning.close()
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("feedback: reported mail is waiting to be learned: %s", problem)
+        self.problem = problem
+        self._not_before = time.monotonic() + _RETRY_S
+
+    def _recover(self) -> None:
+        if self.problem:
+            log.info("feedback: reported mail is being learned again")
+        self.problem = ""
+
+
+def _learn(learning: Learning, waiting: Waiting) -> ReportState:
+    """Raises LearningUnavailable."""
+    try:
+        is_new = learning.learn(waiting.kind, waiting.content)
+    except LearningRefused as exc:
+        log.info("feedback: %s: %s", waiting.mail, exc)
+        return ReportState.REFUSED
+    return ReportState.LEARNED if is_new else ReportState.KNOWN
+
+
+def _note(conf: Config, state: Path, waiting: Waiting, result: ReportState) -> None:
+    """In the history, if the mail is in it; without one, nothing is lost but this line."""
+    if ":" in waiting.mail or not conf.history.enabled:
+        return
+    event = "not learned" if result is ReportState.REFUSED else f"learned as {waiting.kind.words}"
+    try:
+        store = history_place.history(conf, state)
+        try:
+            store.note([LaterEvent(time.time(), waiting.mail, event, "scanbridge")])
+        finally:
+            store.close()
+    except BridgeError as exc:
+        log.warning("feedback: the history cannot be written to: %s", exc)

@@ -1,0 +1,91 @@
+"""Keeps the personal lists in memory up to date, in every worker: a change counts within two seconds.
+
+As long as nobody has made an entry, there is no file, and nothing is opened. If the database cannot be read, the
+entries in memory stay in force, and after a start none is: mail does not wait for personal lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from bridge.lists.personal import REMOVALS_KEPT_S, PersonalLists
+from bridge.lists.personal_table import EMPTY, PersonalTable
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+Stamp = tuple[tuple[int, int], ...]  # size and time of the files
+
+
+class PersonalRefresh:
+    """`start`, then `watch` until cancelled; mail looks at `table`."""
+
+    def __init__(self, lists: PersonalLists, file: Path | None) -> None:
+        self.table: PersonalTable = EMPTY
+        self.problem = ""
+        self._lists = lists
+        self._files = () if file is None else (file, file.with_name(f"{file.name}-wal"))
+        self._stamp: Stamp | None = None
+        self._seq = -1  # not loaded
+        self._looked_at = 0.0
+
+    async def start(self) -> None:
+        """Load the entries, before the first connection."""
+        await self._look()
+        if not self.table.is_empty:
+            log.info("personal lists: %s entries", f"{len(self.table):,}")
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    def close(self) -> None:
+        self._lists.close()
+
+    async def _look(self) -> None:
+        if self._files and self._seq < 0 and not self._files[0].exists():
+            return
+        try:
+            self.table = await asyncio.to_thread(self._latest)
+        except Exception as exc:  # a watch that ends here would leave the entries unchanged for ever
+            if str(exc) != self.problem:
+                log.error("personal lists cannot be read, keeping %s entries: %s", f"{len(self.table):,}", exc)
+            self.problem, self._stamp = str(exc), None
+        else:
+            if self.problem:
+                log.info("personal lists: readable again")
+            self.problem = ""
+
+    def _latest(self) -> PersonalTable:
+        stamp, now = self._files_now(), time.monotonic()
+        if self._files and stamp == self._stamp:
+            self._looked_at = now
+            return self.table
+        seq = self._lists.seq()
+        if self._seq < 0 or seq < self._seq or now - self._looked_at > REMOVALS_KEPT_S / 2:
+            table = PersonalTable.of(self._lists.everything())
+        elif seq == self._seq:
+            table = self.table
+        else:
+            changes = self._lists.changes(self._seq)
+            table = self.table.after(changes)
+            seq = max([seq, *(change.seq for change in changes)])
+        self._seq, self._stamp, self._looked_at = seq, stamp, now
+        return table
+
+    def _files_now(self) -> Stamp:
+        """SQLite's files: as long as they are the same, nobody has to ask."""
+        found = []
+        for file in self._files:
+            try:
+                state = file.stat()
+            except OSError:
+                found.append((0, 0))
+            else:
+                found.append((state.st_size, state.st_mtime_ns))
+        return tuple(found)

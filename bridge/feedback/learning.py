@@ -1,0 +1,100 @@
+"""rspamd learns a mail: `/learnspam` and `/learnham` of its controller. The only module here that knows HTTP.
+
+The password is sent to the configured address and nowhere else: redirects are not followed, proxies from the
+environment are not used. Answers are limited in size. Blocks, so callers in an event loop use a thread. rspamd itself
+remembers what it has learned: the same mail twice changes nothing, and as the other kind it is learned anew.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass, field
+
+import httpx2
+
+from bridge.errors import BridgeError
+from bridge.feedback.report import ReportKind
+from bridge.runtime.reason import reason
+from bridge.runtime.visible_text import visible
+
+_PATHS = {ReportKind.SPAM: "/learnspam", ReportKind.HAM: "/learnham"}
+_MAX_ANSWER = 64 * 1024
+_LEARNED_BEFORE = 208  # rspamd's answer to a mail that it knows
+_RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its statistics are sure about already
+
+
+class LearningUnavailable(BridgeError):
+    """rspamd cannot learn anything now: not reachable, a wrong password, an error of its own."""
+
+
+class LearningRefused(BridgeError):
+    """rspamd cannot learn from this mail, now or later: too few words, too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSettings:
+    url: str  # of the controller
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None  # for https
+    timeout_s: float = 10.0
+    max_size: int = 10 * 1024 * 1024
+
+
+class Learning:
+    def __init__(self, settings: LearningSettings) -> None:
+        self._settings = settings
+        headers = {"Accept-Encoding": "identity"}
+        if settings.password is not None:
+            headers["Password"] = settings.password
+        self._http = httpx2.Client(
+            headers=headers,
+            verify=settings.tls or True,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=settings.timeout_s,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def learn(self, kind: ReportKind, content: bytes) -> bool:
+        """False if rspamd knew it already. Raises LearningUnavailable, LearningRefused."""
+        if len(content) > self._settings.max_size:
+            raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
+        url = f"{self._settings.url}{_PATHS[kind]}"
+        try:
+            with self._http.stream("POST", url, content=content) as response:
+                status, phrase, body = response.status_code, response.reason_phrase, b""
+                for piece in response.iter_bytes():
+                    body += piece
+                    if len(body) > _MAX_ANSWER:
+                        raise LearningUnavailable("rspamd's answer is too long")
+        except httpx2.HTTPError as exc:
+            raise LearningUnavailable(f"rspamd cannot be reached: {reason(exc)}") from exc
+        return _read(status, body, visible(phrase)[:200])
+
+
+def _read(status: int, body: bytes, phrase: str) -> bool:
+    said, is_success = _said(body)
+    said = said or phrase  # of a 204, which has no body
+    if status == _LEARNED_BEFORE or _RECOGNISED in said:
+        return False
+    if status == 200 and is_success:
+        return True
+    if status in (401, 403):
+        raise LearningUnavailable("rspamd refuses the password: see feedback.rspamd.password_file")
+    if 200 <= status < 300 or status == 400:  # an answer about this mail
+        raise LearningRefused(f"rspamd cannot learn from this mail: {said or f'HTTP status {status}'}")
+    raise LearningUnavailable(f"rspamd answered with HTTP status {status}" + (f": {said}" if said else ""))
+
+
+def _said(body: bytes) -> tuple[str, bool]:
+    """What rspamd says about an error, and whether it says that it has learned."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return "", False
+    if not isinstance(answer, dict):
+        return "", False
+    return visible(str(answer.get("error") or ""))[:200], answer.get("success") is True

@@ -1,0 +1,241 @@
+"""Reports in a database: who has reported which mail, how often something was learned, and what still waits.
+
+A person's report of a mail exists once: a second press changes nothing, the opposite report replaces it. While rspamd
+cannot be reached, the mail itself is kept here, because it may be gone from the quarantine later; the number and size
+of such mails are limited. Everything is synchronous and must run in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from bridge.errors import BridgeError
+from bridge.feedback.report import ReportKind, ReportState
+from bridge.runtime import database, durable_files
+from bridge.runtime.database import Database
+
+FILE = "feedback.sqlite"
+VERSION_TABLE = "feedback_schema"
+MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 * 1024 * 1024
+WORKING_S = 600.0  # a report that is not finished by then was interrupted, and may be made again
+_WORKING = "working"
+_WAIT_S = 5.0
+_LOCK = 0xFEEDBAC
+
+
+class ReportsFailed(BridgeError):
+    """The database cannot be used now."""
+
+
+class TooManyWaiting(BridgeError):
+    """No room for one more mail that rspamd is to learn later."""
+
+
+metadata = MetaData()
+_reports = Table(
+    "feedback_report",
+    metadata,
+    Column("mail", String(100), primary_key=True),
+    Column("person", String(400), primary_key=True),
+    Column("kind", String(10), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("size", BigInteger().with_variant(Integer, "sqlite"), nullable=False),
+    Column("content", LargeBinary),  # only while it waits
+    Index("feedback_report_state", "state", "at"),
+    Index("feedback_report_at", "at"),
+)
+_counts = Table(
+    "feedback_count",
+    metadata,
+    Column("kind", String(10), primary_key=True),
+    Column("state", String(20), primary_key=True),
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), nullable=False),
+)
+
+
+def _create(connection: Connection) -> None:
+    metadata.create_all(connection)
+
+
+# Step n migrates from version n to n + 1. Never change a released step: add another.
+MIGRATIONS: list[database.Step] = [_create]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    mail: str
+    person: str
+    kind: ReportKind
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was reported since the database was made, and what waits."""
+
+    counts: dict[tuple[str, str], int]  # by kind and state
+    waiting: int = 0
+
+
+class ReportStore:
+    """Opened when it is first used, and again in a new process or after an error."""
+
+    def __init__(self, place: Database, retention_s: float) -> None:
+        self._place = place
+        self._retention_s = retention_s
+        self._engine: Engine | None = None
+        self._process = 0
+        self._opening = threading.Lock()
+
+    def begin(self, mail: str, person: str, kind: ReportKind) -> bool:
+        """False if this person has reported this mail as the same before. Raises ReportsFailed."""
+        now, key = time.time(), _key(mail, person)
+        with self._writing() as connection:
+            connection.execute(delete(_reports).where(self._is_forgotten(now)))
+            there = connection.execute(select(_reports.c.kind, _reports.c.state, _reports.c.at).where(key)).first()
+            if there is not None and there.kind == kind and not _is_interrupted(there.state, there.at, now):
+                return False
+            connection.execute(delete(_reports).where(key))
+            values = {"mail": mail, "person": person[:400], "kind": str(kind), "state": _WORKING, "at": now, "size": 0}
+            connection.execute(insert(_reports).values(**values))
+        return True
+
+    def finish(self, mail: str, person: str, kind: ReportKind, state: ReportState) -> None:
+        """Raises ReportsFailed."""
+        with self._writing() as connection:
+            values = {"state": str(state), "content": None, "size": 0}
+            connection.execute(update(_reports).where(_key(mail, person)).values(**values))
+            _count(connection, kind, state)
+
+    def wait(self, mail: str, person: str, content: bytes) -> None:
+        """Keep the mail until rspamd has learned it. Raises TooManyWaiting, ReportsFailed."""
+        with self._writing() as connection:
+            is_waiting = _reports.c.state == str(ReportState.WAITING)
+            query = select(func.count(), func.coalesce(func.sum(_reports.c.size), 0)).where(is_waiting)
+            number, size = connection.execute(query).one()
+            if number >= MAX_WAITING or size + len(content) > MAX_WAITING_BYTES:
+                raise TooManyWaiting(f"{number:,} reports are waiting for rspamd already: try again later")
+            values = {"state": str(ReportState.WAITING), "content": content, "size": len(content)}
+            connection.execute(update(_reports).where(_key(mail, person)).values(**values))
+
+    def forget(self, mail: str, person: str) -> None:
+        """The report failed, so the person may make it again. Raises ReportsFailed."""
+        with self._writing() as connection:
+            connection.execute(delete(_reports).where(_key(mail, person)))
+
+    def next_waiting(
+        self, after: tuple[float, str, str] | None = None
+    ) -> tuple[Waiting, tuple[float, str, str]] | None:
+        """The oldest report that waits, after this one; and the place to continue from. Raises ReportsFailed."""
+        query = select(_reports).where(_reports.c.state == str(ReportState.WAITING))
+        if after is not None:
+            at, mail, person = after
+            later = (_reports.c.mail > mail) | ((_reports.c.mail == mail) & (_reports.c.person > person))
+            query = query.where((_reports.c.at > at) | ((_reports.c.at == at) & later))
+        order = (_reports.c.at, _reports.c.mail, _reports.c.person)
+        with self._reading() as connection:
+            row = connection.execute(query.order_by(*order).limit(1)).first()
+        if row is None:
+            return None
+        return Waiting(row.mail, row.person, ReportKind(row.kind), bytes(row.content or b"")), (
+            row.at,
+            row.mail,
+            row.person,
+        )
+
+    def totals(self) -> Totals:
+        """Raises ReportsFailed."""
+        path = self._place.path
+        if path is not None and not path.exists():
+            return Totals({})
+        waiting = select(func.count()).where(_reports.c.state == str(ReportState.WAITING))
+        with self._reading() as connection:
+            counts = {(row.kind, row.state): row.number for row in connection.execute(select(_counts))}
+            return Totals(counts, connection.execute(waiting).scalar_one())
+
+    def close(self) -> None:
+        with self._opening:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    # Private.
+
+    def _is_forgotten(self, now: float) -> ColumnElement[bool]:
+        return (_reports.c.at < now - self._retention_s) & (_reports.c.state != str(ReportState.WAITING))
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._translated(), database.writing(self._opened(), _LOCK) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._translated(), self._opened().connect() as connection:
+            yield connection
+
+    def _opened(self) -> Engine:
+        with self._opening:
+            if self._engine is None or self._process != os.getpid():
+                engine = self._place.engine(wait_s=_WAIT_S, connections=1, statement_s=_WAIT_S)
+                weakref.finalize(self, engine.dispose)
+                if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
+                    durable_files.make_private(self._place.path)
+                    durable_files.give_to_owner(self._place.path)
+                with database.writing(engine, _LOCK) as connection:
+                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
+                self._engine, self._process = engine, os.getpid()
+            return self._engine
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, OSError) as exc:
+            self.close()
+            raise ReportsFailed(f"reports: {database.reason(exc)}") from exc
+        except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
+            self.close()
+            raise ReportsFailed(f"reports: {exc}") from exc
+
+
+def _key(mail: str, person: str) -> ColumnElement[bool]:
+    return (_reports.c.mail == mail) & (_reports.c.person == person[:400])
+
+
+def _is_interrupted(state: str, at: float, now: float) -> bool:
+    return state == _WORKING and at < now - WORKING_S
+
+
+def _count(connection: Connection, kind: ReportKind, state: ReportState) -> None:
+    same = (_counts.c.kind == str(kind)) & (_counts.c.state == str(state))
+    if not connection.execute(update(_counts).where(same).values(number=_counts.c.number + 1)).rowcount:
+        connection.execute(insert(_counts).values(kind=str(kind), state=str(state), number=1))

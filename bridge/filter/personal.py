@@ -1,0 +1,141 @@
+"""Personal lists: what a recipient's own entries change about a mail that the policy has decided on.
+
+A block withholds a mail that would be handed on; an allow hands on a mail that was withheld because of its verdict,
+where the operator permits that. Neither touches the other recipients, and neither weakens anything else: a list of the
+tenant or the deployment refuses mail before this is asked, and no entry delivers mail in which something dangerous was
+found, or which was not inspected completely. Look-ups in memory, no I/O.
+
+If recipients have different fates, the mail is split: some get it, for the others it is quarantined or dropped. A
+client that reads one reply for all cannot be told about a refusal of some, so their mail is quarantined instead; and
+where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the policy's rule
+applies to everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.filter import rule_names
+from bridge.filter.policy import Rule
+from bridge.mail.action import Action
+from bridge.mail.address import comparable_address
+from bridge.mail.envelope import Envelope
+from bridge.mail.list_match import ListAction, ListMatch
+from bridge.matching.dangerous_tags import has_danger
+from bridge.matching.match import address
+from bridge.mime.authors import addresses_in_from
+
+LIST = "personal"  # the name under which matches are logged and counted
+BLOCK, ALLOW = "block", "allow"
+
+_AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is who he says
+_WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
+
+
+class Table(Protocol):
+    """The entries of all recipients; addresses are in the spelling of entries."""
+
+    is_empty: bool
+
+    def has(self, recipient: str) -> bool: ...
+
+    def find(self, kind: str, recipient: str, sender: str) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalRules:
+    """What entries may do, for one tenant."""
+
+    block: Action = Action.QUARANTINE  # or DISCARD
+    allow_verdicts: frozenset[str] = frozenset()  # in lower case; empty: allow entries do nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to the mail of some of the recipients."""
+
+    rule: Rule
+    indexes: tuple[int, ...]
+    listed: ListMatch | None = None  # the entry of the first of them
+
+
+class Source(Protocol):
+    """Replaces the table whenever entries change."""
+
+    @property
+    def table(self) -> Table: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalLists:
+    """The entries, and what they may do."""
+
+    source: Source
+    rules: PersonalRules = field(default_factory=PersonalRules)
+    tenant_rules: Mapping[str, PersonalRules] = field(default_factory=dict)
+
+    def concern(self, envelope: Envelope) -> bool:
+        """Whether a recipient of this mail may have entries: for nearly all mail the only question."""
+        table = self.source.table
+        if table.is_empty:
+            return False
+        for recipient in envelope.recipients:  # noqa: SIM110 - `any` takes twice the time
+            if table.has(comparable_address(recipient.address)):
+                return True
+        return False
+
+    def fates(
+        self, envelope: Envelope, head: bytes, tenant: str | None, rule: Rule, result: AnalysisResult | None
+    ) -> list[Fate]:
+        """One for all recipients, or two; of two, the first one is that of the recipients who get the mail."""
+        rules = self.tenant_rules.get(tenant or "", self.rules)
+        is_handed_on = rule.action is Action.RELAY
+        if not is_handed_on and not _may_allow(rules, result):
+            return [Fate(rule, tuple(range(len(envelope.recipients))))]
+        authors = addresses_in_from(head)
+        kind, senders = BLOCK, [envelope.sender, *authors]
+        if not is_handed_on:
+            kind, senders = ALLOW, [envelope.sender]
+            if result is not None and _AUTHENTIC in result.tags and len(authors) == 1:
+                senders += authors
+        entries = self._matches(kind, envelope, [normal for sender in senders if (normal := address(sender))])
+        return _split(kind, rule, rules, entries)
+
+    def _matches(self, kind: str, envelope: Envelope, senders: Sequence[str]) -> list[str | None]:
+        """For each recipient, the entry that matches one of the senders."""
+        table, found = self.source.table, []
+        for recipient in envelope.addresses:
+            normal = comparable_address(recipient)
+            matches = (table.find(kind, normal, sender) for sender in senders) if table.has(normal) else ()
+            found.append(next((entry for entry in matches if entry), None))
+        return found
+
+
+def _may_allow(rules: PersonalRules, result: AnalysisResult | None) -> bool:
+    """Whether an allow entry may have this mail delivered."""
+    return (
+        result is not None
+        and result.decision in _WITHHELD
+        and result.verdict.lower() in rules.allow_verdicts
+        and not has_danger(result.tags)
+    )
+
+
+def _split(kind: str, rule: Rule, rules: PersonalRules, entries: list[str | None]) -> list[Fate]:
+    listed = [index for index, entry in enumerate(entries) if entry is not None]
+    others = tuple(index for index, entry in enumerate(entries) if entry is None)
+    usual = Fate(rule, others)
+    if not listed:
+        return [usual]
+    entry = entries[listed[0]] or ""
+    if kind == BLOCK:
+        action, name, done = rules.block, rule_names.PERSONAL_BLOCK, ListAction.BLOCKED
+    else:
+        action, name, done = Action.RELAY, rule_names.PERSONAL_ALLOW, ListAction.ALLOWED
+    own = Fate(Rule(action, name=name), tuple(listed), ListMatch(LIST, entry, done))
+    if not others:
+        return [own]
+    return [usual, own] if kind == BLOCK else [own, usual]

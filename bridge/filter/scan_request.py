@@ -1,0 +1,24 @@
+"""What the scanner is told about a mail, beside its content."""
+
+from __future__ import annotations
+
+from bridge.api.scanning import AnalysisRequest, BorderMtaData
+from bridge.mail.session import Client
+from bridge.mail.transaction import Transaction
+
+_UNKNOWN = Client()
+
+
+def request_for(tx: Transaction, tenant: str | None) -> AnalysisRequest:
+    """Names the client only if we were told who it is: otherwise it is our own mail server."""
+    session = tx.session
+    client = session.client if session.is_told else _UNKNOWN
+    return AnalysisRequest(
+        BorderMtaData(
+            envelope_from=tx.envelope.sender,
+            envelope_recipients=tx.envelope.addresses,
+            remote_address=client.address,
+            sender_helo=client.helo,
+        ),
+        tenant,
+    )

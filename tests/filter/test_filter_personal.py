@@ -1,0 +1,268 @@
+"""Personal lists, as clients and recipients see them: one recipient's entries never change another's mail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lists.personal import FILE, PersonalLists
+from bridge.runtime.database import Database
+from bridge.testing import RunningBridge, answer, result, running_bridge, until
+from tests.filter.smtp_kit import MAIL, counted, mail_lines, send
+from tests.recipients import recipients_kit
+
+ANNA, BEN, CLEO = "anna@example.org", "ben@example.org", "cleo@example.org"
+SENDER = "news@shop.example"
+OFF: dict[str, Any] = {"late_decisions": {"store": "off"}}  # every test sends the same mail
+SPAM = answer(200, result("quarantine", verdict="spam", tags=["rspamd:add-header"]))
+USERS: dict[str, Any] = {"personal_lists": {"allow_by": "users"}}
+
+
+class Personal:
+    """Entries that the running daemon knows."""
+
+    def __init__(self, bridge: RunningBridge) -> None:
+        self._lists = PersonalLists(Database.file(bridge.directory / "state" / FILE))
+        self._bridge = bridge
+        self._made: list[tuple[str, str, str]] = []
+
+    def add(self, kind: str, recipient: str, sender: str) -> None:
+        (self._lists.block if kind == "block" else self._lists.allow)(recipient, sender)
+        self._made.append((recipient, kind, sender))
+        self.wait()
+
+    def remove_all(self) -> None:
+        for made in self._made:
+            self._lists.remove(*made)
+        self.wait()
+        self._lists.close()
+
+    def wait(self) -> None:
+        table = self._bridge.daemon.personal
+        until(lambda: len(table.table) == len(self._lists.entries()), "the entries in memory")
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    with running_bridge(tmp_path_factory.mktemp("bridge"), OFF | USERS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lmtp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    with running_bridge(tmp_path_factory.mktemp("lmtp"), OFF | USERS, protocol="lmtp") as running:
+        yield running
+
+
+@pytest.fixture
+def personal(bridge: RunningBridge) -> Iterator[Personal]:
+    bridge.forget()
+    lists = Personal(bridge)
+    yield lists
+    lists.remove_all()
+
+
+def recipients(bridge: RunningBridge) -> list[list[str]]:
+    return [[address.decode() for address in mail.recipients] for mail in bridge.next_hop.mails]
+
+
+def record_of(eml: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(eml.with_suffix(".json").read_text())
+    return found
+
+
+def new_records(bridge: RunningBridge, before: set[Path]) -> list[dict[str, Any]]:
+    return [record_of(eml) for eml in bridge.quarantined if eml not in before]
+
+
+def test_blocked_sender_is_quarantined_for_this_recipient_alone(bridge: RunningBridge, personal: Personal) -> None:
+    """Anna has blocked the sender: Ben gets the mail, hers waits in the quarantine, and the client reads one 250."""
+    personal.add("block", ANNA, SENDER)
+    before = set(bridge.quarantined)
+    with mail_lines() as lines:
+        assert send(bridge, sender=SENDER, recipients=(BEN, ANNA)) == "250 2.0.0 Ok: queued as NEXT1"
+    assert recipients(bridge) == [[BEN]]
+    (kept,) = new_records(bridge, before)
+    assert kept["recipients"] == [ANNA] and kept["facts"]["rule"] == "personal_lists.block"
+    assert kept["facts"]["reason"] == "personal block" and kept["facts"]["decision"] == "deliver"
+    by_action = {line["action"]: line for line in lines}
+    assert by_action["relay"]["to"] == f"<{BEN}>" and by_action["quarantine"]["to"] == f"<{ANNA}>"
+    assert by_action["quarantine"]["rule"] == "personal_lists.block" and by_action["quarantine"]["id"] == kept["id"]
+    assert by_action["relay"]["rule"] == "policy.deliver"
+    assert counted(bridge, "list_matches_total", listener="test", list="personal", action="blocked") >= 1
+
+
+def test_mail_for_the_blocking_recipient_alone_is_not_relayed(bridge: RunningBridge, personal: Personal) -> None:
+    """The client cannot tell it from a delivered one."""
+    personal.add("block", ANNA, SENDER)
+    before = set(bridge.quarantined)
+    assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("250 2.0.0 Ok: queued as ")
+    assert not recipients(bridge) and len(new_records(bridge, before)) == 1
+
+
+@pytest.mark.parametrize(
+    "entry, sender, header",
+    [
+        ("NEWS@Shop.Example", SENDER, ""),
+        ("shop.example", "bounce-123@mail.shop.example", ""),
+        ("@shop.example", SENDER, ""),
+        (SENDER, "bounce-123@relay.example", f"From: The Shop <{SENDER}>\r\n"),
+        (SENDER, "", f"From: {SENDER}\r\n"),
+        ("shop@bücher.example", "shop@xn--bcher-kva.example", ""),
+    ],
+)
+def test_block_matches_the_sender_that_people_see(
+    bridge: RunningBridge, personal: Personal, entry: str, sender: str, header: str
+) -> None:
+    """By envelope or From field, in any spelling, by address or domain; the recipient in any spelling, too."""
+    personal.add("block", "Anna@EXAMPLE.org.", entry)
+    reply = send(bridge, header.encode() + MAIL, sender=sender, recipients=("ANNA@Example.ORG", BEN))
+    assert reply.startswith("250 ") and recipients(bridge) == [[BEN]]
+
+
+def test_other_senders_and_recipients_are_not_touched(bridge: RunningBridge, personal: Personal) -> None:
+    """One entry is about one sender and one recipient."""
+    personal.add("block", ANNA, SENDER)
+    assert send(bridge, sender="other@shop.example", recipients=(ANNA, BEN)).startswith("250 ")
+    assert send(bridge, sender=SENDER, recipients=(BEN, CLEO)).startswith("250 ")
+    assert recipients(bridge) == [[ANNA, BEN], [BEN, CLEO]]
+
+
+def test_allowed_sender_is_delivered_to_this_recipient_alone(bridge: RunningBridge, personal: Personal) -> None:
+    """The mail is spam: Anna gets it, and the copy of the others is quarantined."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = SPAM
+    before = set(bridge.quarantined)
+    with mail_lines() as lines:
+        assert send(bridge, sender=SENDER, recipients=(ANNA, BEN, CLEO)) == "250 2.0.0 Ok: queued as NEXT1"
+    assert recipients(bridge) == [[ANNA]]
+    (kept,) = new_records(bridge, before)
+    assert kept["recipients"] == [BEN, CLEO] and kept["facts"]["rule"] == "policy.quarantine"
+    assert {line["rule"] for line in lines} == {"personal_lists.allow", "policy.quarantine"}
+
+
+@pytest.mark.parametrize(
+    "scan",
+    [
+        {"verdict": "malware", "tags": ["malware:eicar"]},
+        {"verdict": "spam", "tags": ["malware:eicar"]},
+        {"verdict": "phishing", "tags": []},
+        {"verdict": "spam", "tags": ["url:phishing"]},
+        {"verdict": "spam", "tags": ["list:blocked-senders"]},
+        {"verdict": "spam", "tags": ["incomplete"]},
+        {"verdict": "spam", "tags": ["mime:executable"]},
+        {"verdict": "spam", "tags": ["auth:dmarc-reject"]},
+        {"verdict": "suspicious", "tags": []},
+        {"verdict": "", "tags": []},
+    ],
+)
+def test_allow_delivers_nothing_dangerous(bridge: RunningBridge, personal: Personal, scan: dict[str, Any]) -> None:
+    """Malware, phishing, hits of block lists, forged senders, incomplete scans, and verdicts that are not listed."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("quarantine", **scan))
+    assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("250 ")
+    assert not recipients(bridge)
+
+
+def test_undecided_mail_is_deferred_whatever_is_allowed(bridge: RunningBridge, personal: Personal) -> None:
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("undecided", verdict="spam"))
+    assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("451 4.7.1")
+
+
+def test_allow_does_not_believe_a_from_field(bridge: RunningBridge, personal: Personal) -> None:
+    """Anyone can write it; it counts if the scanner has found it authentic."""
+    personal.add("allow", ANNA, SENDER)
+    content = f"From: {SENDER}\r\n".encode() + MAIL
+    bridge.scanner.reply = SPAM
+    assert send(bridge, content, sender="x@evil.example", recipients=(ANNA,)).startswith("250 ")
+    assert not recipients(bridge)
+    bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["auth:dmarc-pass"]))
+    assert send(bridge, content, sender="x@shop.example", recipients=(ANNA,)).startswith("250 ")
+    assert recipients(bridge) == [[ANNA]]
+
+
+def test_refused_spam_is_kept_for_those_who_did_not_allow_it(bridge: RunningBridge, personal: Personal) -> None:
+    """One reply for all: a 550 would tell the sender that Anna did not get it, so the others' copy is quarantined."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("bounce", verdict="spam"))
+    before = set(bridge.quarantined)
+    assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("250 2.0.0 Ok: queued as NEXT1")
+    assert recipients(bridge) == [[ANNA]]
+    (kept,) = new_records(bridge, before)
+    assert kept["recipients"] == [BEN] and kept["facts"]["rule"] == "policy.bounce"
+    assert send(bridge, sender=SENDER, recipients=(BEN,)).startswith("550 5.7.1")
+
+
+@pytest.mark.parametrize("reply", [b"451 4.3.0 Later", b"554 5.7.1 No"])
+def test_next_hop_refuses_so_nothing_stays_behind(bridge: RunningBridge, personal: Personal, reply: bytes) -> None:
+    """The client reads the next hop's refusal for everybody; a copy in the quarantine would be one too many."""
+    personal.add("block", ANNA, SENDER)
+    bridge.next_hop.replies[b"."] = reply
+    before = set(bridge.quarantined)
+    with mail_lines() as lines:
+        assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).encode() == reply
+    assert not new_records(bridge, before) and not recipients(bridge)
+    assert {line["action"] for line in lines} == {"tempfail" if reply.startswith(b"4") else "reject"}
+    assert sorted(line["to"] for line in lines) == [f"<{ANNA}>", f"<{BEN}>"]
+
+
+def test_copy_that_cannot_be_stored_defers_the_mail(bridge: RunningBridge, personal: Personal) -> None:
+    """Nobody gets the mail, so that nobody gets it twice."""
+    personal.add("block", ANNA, SENDER)
+    directory = bridge.directory / "state" / "quarantine"
+    aside = directory.rename(directory.with_name("aside"))
+    directory.write_text("in the way")
+    try:
+        assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("45")
+    finally:
+        directory.unlink()
+        aside.rename(directory)
+    assert not recipients(bridge)
+
+
+def test_lmtp_client_reads_each_recipients_own_reply(lmtp: RunningBridge) -> None:
+    """Refused for Ben, delivered to Anna, who has allowed the sender; in the order of the recipients."""
+    lmtp.forget()
+    lists = Personal(lmtp)
+    lists.add("allow", ANNA, "a@client.example")
+    lmtp.scanner.reply = answer(200, result("bounce", verdict="spam"))
+    replies = recipients_kit.send(lmtp, "lmtp", BEN, ANNA, CLEO)
+    assert [reply[:3] for reply in replies] == [b"550", b"250", b"550"]
+    assert recipients(lmtp) == [[ANNA]]
+    lists.remove_all()
+
+
+def test_blocked_mail_can_be_dropped(tmp_path: Path) -> None:
+    """`personal_lists.block: discard`, for one tenant only."""
+    tenant = {"uid": "123e4567-e89b-12d3-a456-426614174000", "recipient_domains": ["example.org"]}
+    config = OFF | {"tenants": [tenant | {"personal_lists": {"block": "discard"}}]}
+    with running_bridge(tmp_path, config) as bridge:
+        lists = Personal(bridge)
+        lists.add("block", ANNA, SENDER)
+        lists.add("block", "anna@example.net", SENDER)
+        assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("250 ")
+        assert not bridge.quarantined and recipients(bridge) == [[BEN]]
+        assert send(bridge, sender=SENDER, recipients=("anna@example.net",)).startswith("250 ")
+        assert len(bridge.quarantined) == 1
+
+
+def test_nobody_may_allow(tmp_path: Path) -> None:
+    """With `allow_by: nobody`, entries that were made before do nothing."""
+    with running_bridge(tmp_path, OFF | {"personal_lists": {"allow_by": "nobody"}}) as bridge:
+        Personal(bridge).add("allow", ANNA, SENDER)
+        bridge.scanner.reply = SPAM
+        assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("250 ")
+        assert len(bridge.quarantined) == 1 and not recipients(bridge)
+
+
+def test_shadow_mode_changes_nothing(tmp_path: Path) -> None:
+    """A bridge that only watches delivers blocked mail, too."""
+    with running_bridge(tmp_path, OFF, mode="shadow") as bridge:
+        Personal(bridge).add("block", ANNA, SENDER)
+        assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("250 ")
+        assert recipients(bridge) == [[ANNA, BEN]]

@@ -1,0 +1,49 @@
+"""Personal lists of the service: entries of recipients, in the scopes that the List API has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.service.service_kit import CONFIG, EICAR, SOON_S, Lists, attached, mail, service, wait_for
+
+ANNA, BEN, SENDER = "anna@example.org", "ben@example.org", "news@shop.example"
+TENANT = "123e4567-e89b-12d3-a456-426614174000"
+LINKS = b"http://192.0.2.1/a http://u:p@192.0.2.2/ \r\n"  # scores as suspicious
+STRICT = "decisions: {scores: {'url:ip-host': 20.0}}\n"
+
+
+def border(*recipients: str, sender: str = SENDER) -> dict[str, Any]:
+    return {"sender": sender, "to": recipients}
+
+
+def test_block_counts_if_all_recipients_agree(tmp_path: Path) -> None:
+    """One decision applies to all recipients, so each of them must have blocked the sender."""
+    with service(tmp_path, with_key=True) as running:
+        Lists(running).add("personal-blocked-senders", f"Anna@Example.org {SENDER}")
+        wait_for(lambda: running.submit(mail(b"x"), **border(ANNA)).json["decision"] == "quarantine", SOON_S)
+        assert running.submit(mail(b"x"), **border(ANNA)).json["verdict"] == "blocked"
+        assert running.submit(mail(b"x"), **border(ANNA, BEN)).json["decision"] == "deliver"
+        assert running.submit(mail(b"x"), **border(BEN)).json["decision"] == "deliver"
+        assert running.submit(mail(b"x"), **border(ANNA, sender="x@y.example")).json["decision"] == "deliver"
+
+
+def test_allow_delivers_spam_and_nothing_dangerous(tmp_path: Path) -> None:
+    """Spam by its score is delivered to the recipient who wants it; an attached test virus is not."""
+    with service(tmp_path, CONFIG + STRICT, with_key=True) as running:
+        assert running.submit(mail(LINKS), **border(ANNA)).json["decision"] == "bounce"
+        Lists(running).add("personal-allowed-senders", f"{ANNA} @shop.example")
+        wait_for(lambda: running.submit(mail(LINKS), **border(ANNA)).json["decision"] == "deliver", SOON_S)
+        assert running.submit(mail(LINKS), **border(ANNA, BEN)).json["decision"] == "bounce"
+        assert running.submit(attached(EICAR), **border(ANNA)).json["verdict"] == "malware"
+        program = running.submit(attached(b"MZ" + bytes(100), "a.exe"), **border(ANNA)).json
+        assert program["decision"] != "deliver" and "list:personal-allowed-senders" not in program["tags"]
+
+
+def test_entries_of_a_tenant_count_for_its_mail_alone(tmp_path: Path) -> None:
+    """Personal lists exist for the deployment and for each tenant, as all lists do."""
+    with service(tmp_path, with_key=True) as running:
+        Lists(running, tenant=TENANT).add("personal-blocked-senders", f"{ANNA} {SENDER}")
+        ours = border(ANNA) | {"tenantUid": TENANT}
+        wait_for(lambda: running.submit(mail(b"x"), **ours).json["decision"] == "quarantine", SOON_S)
+        assert running.submit(mail(b"x"), **border(ANNA)).json["decision"] == "deliver"
