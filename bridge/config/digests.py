@@ -67,11 +67,9 @@ class UserPolicy(Section):
     delete: bool = Field(
         True, description="Users may delete their copy. The mail is deleted once no other recipient has a copy left."
     )
-    block_senders: bool = Field(True, description="Users may block senders for themselves.")
-    allow_senders: Literal["allow", "request", "nothing"] = Field(
-        "request",
-        description="Whether users may have a sender's mail delivered always: at once, after a releaser has agreed, or "
-        "not at all.",
+    block_senders: bool = Field(
+        True,
+        description="Users may block senders for themselves; for allowing them, see `personal_lists.allow_by`.",
     )
 
 

@@ -26,6 +26,7 @@ from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
 from bridge.history.store import HistoryStore
 from bridge.lists.client import ListSettings
+from bridge.lists.personal import PersonalLists
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
@@ -55,7 +56,7 @@ class Sources:
     reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError
     requests: Requests | None = None  # of users; None: there are no digests
     digests: DigestMaker | None = None
-    allow_sender: Callable[[str, str], None] | None = None  # for one recipient; raises BridgeError
+    personal_lists: PersonalLists | None = None
 
     @property
     def console(self) -> ConsoleConfig:

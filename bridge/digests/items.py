@@ -208,6 +208,12 @@ class Items:
         with self._store.reading() as connection:
             return [Item(*row) for row in connection.execute(wanted.order_by(_i.recipient))]
 
+    def addresses_of(self, person: str) -> list[str]:
+        """Their own, and the other ones that mail was held for."""
+        wanted = select(_i.recipient).where(_i.place == self._place, _i.person == person).distinct().limit(100)
+        with self._store.reading() as connection:
+            return list(dict.fromkeys([person, *sorted(row.recipient for row in connection.execute(wanted))]))
+
     def is_hidden(self, mail: str, recipient: str) -> bool:
         row = and_(_i.place == self._place, _i.mail == mail, _i.recipient == recipient, _i.hidden == 1)
         with self._store.reading() as connection:

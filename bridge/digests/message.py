@@ -58,6 +58,7 @@ class Entry:
     may: str  # release, request or nothing
     act_url: str
     view_url: str  # "": not allowed
+    ham_url: str = ""  # only for spam
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class DigestMaker:
             may=may,
             act_url=self.url(act, item.recipient, now, item.mail) if act else "",
             view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
+            ham_url=self.url(Act.HAM, item.recipient, now, item.mail) if reason is Reason.SPAM else "",
         )
 
     def write(

@@ -40,6 +40,7 @@ def sample(maker: DigestMaker, tenant: str = "", language: str | None = None) ->
             may=settings.may(reason),
             act_url=f"{maker.base}/l/{Act.RELEASE}-sample",
             view_url=f"{maker.base}/l/{Act.VIEW}-sample" if settings.users.preview else "",
+            ham_url=f"{maker.base}/l/{Act.HAM}-sample" if reason is Reason.SPAM else "",
         )
         for number, (sender, subject, reason) in enumerate(_MAILS, 1)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ class TenantSettings:
     templates: Path | None
     notify: tuple[str, ...]
     users: UserPolicy
+    allow_by: str = "nobody"  # who may have a sender's mail delivered always: users, administrators or nobody
 
     def may(self, reason: Reason) -> str:
         """What users may do with such a mail: release, request or nothing."""
@@ -34,6 +35,7 @@ class DigestSettings:
     directory: Path  # of the configuration file
     tenant_by_domain: Mapping[str, str]
     hostname: str
+    allow_by: Callable[[str | None], str] = lambda tenant: "nobody"
     _cache: dict[str, TenantSettings] = field(default_factory=dict)
 
     @property
@@ -66,4 +68,5 @@ class DigestSettings:
             templates=self.directory / templates if templates else None,
             notify=tuple(own.notify if own is not None and own.notify is not None else conf.notify),
             users=users,
+            allow_by=self.allow_by(tenant or None),
         )

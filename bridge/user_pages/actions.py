@@ -27,19 +27,6 @@ class UserActions(Protocol):
         """The whole mail: no recipient has a copy left."""
 
 
-class SenderLists(Protocol):
-    """A person's own lists. Raises BridgeError."""
-
-    def block(self, recipient: str, sender: str) -> None: ...
-
-    def allow(self, recipient: str, sender: str) -> None: ...
-
-    def entries(self, recipient: str) -> list[tuple[str, str]]:
-        """Kind (block or allow) and sender."""
-
-    def remove(self, recipient: str, kind: str, sender: str) -> None: ...
-
-
 class Feedback(Protocol):
     """Raises BridgeError."""
 

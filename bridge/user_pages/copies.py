@@ -131,20 +131,30 @@ async def delete(call: Call, copy: Copy) -> str:
     return "deleted"
 
 
+def may_block(copy: Copy) -> str:
+    return "allow" if copy.settings.users.block_senders and copy.mail.envelope.sender else "nothing"
+
+
+def may_allow(copy: Copy) -> str:
+    """allow, request or nothing. A sender of malware is allowed by an administrator or not at all."""
+    if not copy.mail.envelope.sender or copy.settings.allow_by == "nobody":
+        return "nothing"
+    return "allow" if copy.settings.allow_by == "users" and copy.reason is not Reason.MALWARE else "request"
+
+
 async def list_sender(call: Call, copy: Copy, kind: str) -> str:
     """Block or allow the sender for this person. Raises Refused."""
     lists, sender = call.sources.lists, copy.mail.envelope.sender
-    policy = copy.settings.users
-    may = ("allow" if policy.block_senders else "nothing") if kind == "block" else policy.allow_senders
+    may = may_block(copy) if kind == "block" else may_allow(copy)
     action = "blocked a sender" if kind == "block" else "allowed a sender"
-    if lists is None or not sender or may == "nothing":
+    if lists is None or may == "nothing":
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, action, 403, call.speak("Not allowed"), text)
-    if kind == "allow" and (may == "request" or copy.reason is Reason.MALWARE):
+    if may == "request":
         return await _request(call, copy, ALLOW)
     try:
         for recipient in copy.recipients:
-            await call.run(lists.block if kind == "block" else lists.allow, recipient, sender)
+            await call.run(lists.block if kind == "block" else lists.allow, recipient, sender, f"user {copy.person}")
     except BridgeError as exc:
         await call.audit(action, mail=copy.mail.id, detail=str(exc), result=audit_log.FAILED, name=copy.person)
         text = call.speak("The sender could not be added to your list: %(why)s.", why=str(exc))

@@ -16,9 +16,10 @@ from bridge.digests.message import DigestMaker
 from bridge.digests.people import People
 from bridge.digests.requests import Requests
 from bridge.digests.settings import DigestSettings
+from bridge.lists.personal import PersonalLists
 from bridge.mail.reply import Reply
 from bridge.quarantine.quarantine import Quarantine
-from bridge.user_pages.actions import Feedback, SenderLists, UserActions
+from bridge.user_pages.actions import Feedback, UserActions
 from bridge.user_pages.sessions import SignInCodes, UserSessions
 
 
@@ -38,7 +39,7 @@ class UserSources:
     send: Callable[[str, bytes], Awaitable[Reply]]  # mail of our own; raises NextHopError
     console_url: str  # for releasers
     provider: Provider | None = None
-    lists: SenderLists | None = None
+    lists: PersonalLists | None = None
     feedback: Feedback | None = None
 
     @property

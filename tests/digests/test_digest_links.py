@@ -102,7 +102,7 @@ def test_a_storm_of_gets_releases_nothing_and_is_logged(shared: Users) -> None:
     for number in range(5):
         hold(shared.directory, f"STORM{number}", "storm@a.example")
     paths = links(shared.send_digests("--now")["storm@a.example"])
-    assert len(paths) == 5 * 2 + 2
+    assert len(paths) == 5 * 3 + 2
     before = len(shared.next_hop.mails)
 
     def scan(path: str) -> set[int]:
@@ -123,7 +123,7 @@ def test_a_storm_of_gets_releases_nothing_and_is_logged(shared: Users) -> None:
 def test_a_post_needs_the_page_before_it(shared: Users) -> None:
     """A program that posts to every link it finds, or a form of another site."""
     hold(shared.directory, "POST1", "post@a.example")
-    release, _, enter, unsubscribe = links(shared.send_digests("--now")["post@a.example"])
+    release, _, _, enter, unsubscribe = links(shared.send_digests("--now")["post@a.example"])
     before = len(shared.next_hop.mails)
     for path in (release, enter, unsubscribe):
         assert shared.served.browser().ask("POST", path).status == 403

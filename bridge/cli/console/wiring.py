@@ -108,7 +108,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             reread=lambda: config_file.load(path),
             requests=Requests(parts.store(conf, state), quarantine.owner) if conf.digests.is_on else None,
             digests=DigestMaker(parts.settings(conf), parts.keys(conf, state)) if conf.digests.is_on else None,
-            allow_sender=lists.allow if (lists := parts.sender_lists(conf, state)) is not None else None,
+            personal_lists=parts.sender_lists(conf, state),
         )
     except ConfigError as exc:
         fail_config(exc)

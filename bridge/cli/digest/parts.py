@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+from bridge.cli.quarantine.session import Session
+from bridge.cli.reporting import Reporter
 from bridge.config.model import Config
-from bridge.daemon import history_place, resources, wiring
+from bridge.daemon import history_place, personal_wiring, resources, wiring
 from bridge.digests.database import FILE, DigestStore
 from bridge.digests.links import LinkKeys
 from bridge.digests.people import People
 from bridge.digests.settings import DigestSettings
+from bridge.errors import BridgeError
+from bridge.feedback.report import ReportKind
+from bridge.lists.personal import PersonalLists
+from bridge.quarantine.record import MailRecord
 from bridge.runtime.database import Database
-from bridge.user_pages.actions import Feedback, SenderLists
+from bridge.user_pages.actions import Feedback
 
 
 def settings(conf: Config) -> DigestSettings:
-    return DigestSettings(conf.digests, conf.directory, wiring.tenants_by_domain(conf), wiring.hostname(conf))
+    allow_by = lambda tenant: conf.personal_lists_of(tenant).allow_by  # noqa: E731
+    return DigestSettings(conf.digests, conf.directory, wiring.tenants_by_domain(conf), wiring.hostname(conf), allow_by)
 
 
 def people(conf: Config) -> People:
@@ -42,11 +50,18 @@ def keys(conf: Config, state: Path) -> LinkKeys:
     return found
 
 
-def sender_lists(conf: Config, state: Path) -> SenderLists | None:
-    """Personal lists; None: there are none."""
-    return None
+def sender_lists(conf: Config, state: Path) -> PersonalLists:
+    """Raises ConfigError."""
+    return personal_wiring.personal_lists(conf, state)
 
 
-def feedback(conf: Config, state: Path) -> Feedback | None:
-    """Where reports of users go; None: nowhere."""
-    return None
+def feedback(session: Session) -> Feedback:
+    """Reports of users go the same way as those of operators."""
+
+    def report(kind: str, mail: MailRecord, who: str) -> None:
+        with closing(Reporter.of(session)) as reporter:
+            done = reporter.report(ReportKind(kind), mail, f"user {who}")
+        if not done.is_done:
+            raise BridgeError(done.text)
+
+    return report

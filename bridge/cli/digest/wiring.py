@@ -128,7 +128,7 @@ class Digesting:
             console_url=conf.console.base if conf.console else "",
             provider=self._provider(),
             lists=sender_lists(conf, state),
-            feedback=feedback(conf, state),
+            feedback=feedback(session),
         )
 
     def _relay(self) -> Relay:

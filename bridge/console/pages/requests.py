@@ -63,9 +63,9 @@ def _carry_out(call: Call, request: Request) -> str:
     if mail is None:
         raise Refused(409, "Not granted", "The mail is no longer in the quarantine")
     if request.kind == ALLOW:
-        if call.sources.allow_sender is None:
+        if call.sources.personal_lists is None:
             raise Refused(409, "Not granted", "There are no personal lists")
-        call.sources.allow_sender(request.recipient, mail.envelope.sender)
+        call.sources.personal_lists.allow(request.recipient, mail.envelope.sender, call.person.shown)
         return about
     to = tuple(each for each in mail.envelope.addresses if comparable_address(each) == request.recipient)
     if not to:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from bridge.console.checks import Refused
 from bridge.digests.schedule import SCHEDULES
 from bridge.errors import BridgeError
+from bridge.lists.personal import PersonalEntry
 from bridge.user_pages.call import N_, Call
 
 WORDS = {
@@ -20,8 +21,8 @@ WORDS = {
 
 async def show(call: Call) -> Response:
     stored = await call.run(call.sources.items.person, call.person)
-    settings, lists = call.sources.settings.of(call.person), call.sources.lists
-    entries = await call.run(lists.entries, call.person) if lists is not None else []
+    settings = call.sources.settings.of(call.person)
+    entries = await call.run(_entries, call)
     return call.page(
         "choices.html",
         schedules=[(name, call.speak(WORDS[name])) for name in SCHEDULES],
@@ -29,7 +30,7 @@ async def show(call: Call) -> Response:
         languages=list(call.sources.settings.config.languages),
         chosen=stored.language or call.words.code,
         entries=entries,
-        has_lists=lists is not None,
+        has_lists=call.sources.lists is not None,
     )
 
 
@@ -43,12 +44,20 @@ async def save(call: Call) -> Response:
 
 
 async def remove(call: Call) -> Response:
-    kind, sender = call.form.get("kind", ""), call.form.get("sender", "")
-    if call.sources.lists is None or kind not in ("block", "allow"):
+    kind, sender, recipient = (call.form.get(name, "") for name in ("kind", "sender", "recipient"))
+    is_theirs = await call.run(call.sources.people.person_of, recipient) == call.person
+    if call.sources.lists is None or kind not in ("block", "allow") or not is_theirs:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     try:
-        await call.run(call.sources.lists.remove, call.person, kind, sender)
+        await call.run(call.sources.lists.remove, recipient, kind, sender)
     except BridgeError as exc:
         raise Refused(409, call.speak("Not done"), str(exc)) from exc
     await call.audit("removed an entry", detail=f"{kind} {sender}"[:200])
     return call.redirect("/choices", notice="removed")
+
+
+def _entries(call: Call) -> list[PersonalEntry]:
+    """Of all addresses of the person that mail was held for."""
+    lists = call.sources.lists
+    addresses = call.sources.items.addresses_of(call.person) if lists is not None else []
+    return [entry for address in addresses for entry in (lists.entries(address) if lists is not None else ())]
