@@ -94,7 +94,10 @@ class LinkKeys:
                     self._keys = parse_keys(durable_files.read(self._path, _MAX_FILE)[0].decode("ascii"))
                     self._seen = seen
             except (OSError, UnicodeDecodeError) as exc:
-                raise ConfigError(f"digests.key_file: {self._path}: {getattr(exc, 'strerror', None) or exc}") from exc
+                why = getattr(exc, "strerror", None) or "not a file with keys"
+                raise ConfigError(
+                    f"digests.key_file: {self._path}: {why}; `scanbridge digest keys rotate` writes it"
+                ) from exc
             except ValueError as exc:
                 raise ConfigError(f"digests.key_file: {self._path}: {exc}") from exc
             return self._keys

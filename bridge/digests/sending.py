@@ -87,6 +87,7 @@ class Run:
     only: Collection[str] = ()
     now: bool = False
     concurrency: int = 10
+    redact: Callable[[str], str] = str  # addresses in the log
     progress: Progress = field(default_factory=Progress)
     _failures: int = 0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -187,7 +188,7 @@ class Run:
         return claim, made
 
     async def _not_sent(self, claim: Claim, exc: NextHopError) -> None:
-        person, reply = claim.person.address, str(exc.reply)
+        person, reply = self.redact(claim.person.address), str(exc.reply)
         if exc.reply.is_temporary:
             self._failures += 1
             self.progress.failed += 1

@@ -205,7 +205,8 @@ async def _request(call: Call, copy: Copy, kind: str) -> str:
 
 async def _notify(call: Call, copy: Copy, kind: str) -> None:
     """Tell the releasers. If that fails, the request waits in the console all the same."""
-    log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, copy.person)
+    redact = call.sources.redact
+    log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redact(copy.person))
     settings, maker, now = copy.settings, call.sources.maker, time.time()
     words = language(settings.language)
     values = {
@@ -223,7 +224,7 @@ async def _notify(call: Call, copy: Copy, kind: str) -> None:
             async with asyncio.timeout(30):
                 await call.sources.send(address, content)
         except (BridgeError, TimeoutError) as exc:
-            log.warning("request: the notification could not be sent: to=%s error=%r", address, str(exc))
+            log.warning("request: the notification could not be sent: to=%s error=%r", redact(address), str(exc))
 
 
 def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str) -> Copy:

@@ -38,6 +38,7 @@ class UserSources:
     actions: UserActions
     send: Callable[[str, bytes], Awaitable[Reply]]  # mail of our own; raises NextHopError
     console_url: str  # for releasers
+    redact: Callable[[str], str] = str  # addresses in the log
     provider: Provider | None = None
     lists: PersonalLists | None = None
     feedback: Feedback | None = None

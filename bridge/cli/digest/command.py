@@ -125,17 +125,17 @@ def keys() -> None:
 @config_option
 def rotate(path: Path | None) -> None:
     """Sign new links with a new key. Links of digests that were sent keep working until they expire."""
-    with _open(path) as opened:
+    with _open(path, makes_keys=True) as opened:
         made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
         count = len(opened.maker.keys.keys)
     say(f"new links are signed with key {made.id}; {count} keys are accepted", err=True)
 
 
 @contextmanager
-def _open(path: Path | None) -> Iterator[Digesting]:
+def _open(path: Path | None, *, makes_keys: bool = False) -> Iterator[Digesting]:
     from bridge.cli.digest.wiring import Digesting
 
-    opened = Digesting.open(path)
+    opened = Digesting.open(path, makes_keys=makes_keys)
     try:
         yield opened
     except ConfigError as exc:

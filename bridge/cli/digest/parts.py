@@ -39,12 +39,11 @@ def store(conf: Config, state: Path) -> DigestStore:
     return DigestStore(history_place.server(conf) if server else Database.file(state / FILE))
 
 
-def keys(conf: Config, state: Path) -> LinkKeys:
-    """Raises ConfigError."""
-    if conf.digests.key_file:
-        found = LinkKeys(resources.locate(conf.digests.key_file, conf.directory))
-    else:
-        found = LinkKeys(state / "digest-keys")
+def keys(conf: Config, state: Path, *, makes: bool = False) -> LinkKeys:
+    """`makes`: create the configured file, which several machines may share, if there is none. Raises ConfigError."""
+    name = conf.digests.key_file
+    found = LinkKeys(resources.locate(name, conf.directory) if name else state / "digest-keys")
+    if makes or not name:
         found.make()
     assert found.keys
     return found

@@ -19,7 +19,7 @@ from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.oidc import Provider
-from bridge.daemon import resources, wiring
+from bridge.daemon import history_place, resources, wiring
 from bridge.digests.database import DigestStore
 from bridge.digests.items import Items
 from bridge.digests.message import DigestMaker
@@ -68,7 +68,7 @@ class Digesting:
     maker: DigestMaker
 
     @classmethod
-    def open(cls, path: Path | None) -> Digesting:
+    def open(cls, path: Path | None, *, makes_keys: bool = False) -> Digesting:
         conf = configured(path)
         try:
             state = resources.make_directory(state_directory(conf, path), "state_directory")
@@ -76,7 +76,7 @@ class Digesting:
             tables = store(conf, state)
             return cls(
                 conf, state, tables, quarantine, Items(tables, quarantine.owner), people(conf),
-                DigestMaker(settings(conf), keys(conf, state)),
+                DigestMaker(settings(conf), keys(conf, state, makes=makes_keys)),
             )  # fmt: skip
         except ConfigError as exc:
             fail_config(exc)
@@ -103,7 +103,8 @@ class Digesting:
     ) -> Progress:  # fmt: skip
         """One run over everyone. Raises BridgeError."""
         async with self.outbox() as outbox:
-            run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now)
+            redact = history_place.redaction(self.conf, self.state).address
+            run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact)
             return await run.go(on_progress)
 
     def forget_before(self) -> float:
@@ -126,6 +127,7 @@ class Digesting:
             actions=CommandUserActions(session),
             send=self.send,
             console_url=conf.console.base if conf.console else "",
+            redact=history_place.redaction(conf, state).address,
             provider=self._provider(),
             lists=sender_lists(conf, state),
             feedback=feedback(session),

@@ -144,7 +144,7 @@ async def _send_code(call: Call, address: str) -> None:
         content = await call.run(make, person, settings, call.words, "code.txt", time.time(), **values)
         await call.sources.send(person, content)
     except BridgeError as exc:
-        log.warning("user pages: a code could not be sent: to=%s error=%r", address, str(exc))
+        log.warning("user pages: a code could not be sent: to=%s error=%r", call.sources.redact(address), str(exc))
 
 
 def _attempt(what: str, address: str) -> str:
