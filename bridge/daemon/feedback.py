@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 _RETRY_S = 30.0
+_COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
@@ -72,7 +73,8 @@ class Feedback:
         }
 
     def _rows(self) -> Rows:
-        return [((kind, state), float(number)) for (kind, state), number in self.totals.counts.items()]
+        counts = self.totals.counts
+        return [((kind, state), float(counts.get((kind, state), 0))) for kind in ReportKind for state in _COUNTED]
 
     # In a thread
 

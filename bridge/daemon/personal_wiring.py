@@ -9,7 +9,8 @@ from bridge.daemon import wiring
 from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.filter.personal import PersonalLists as PersonalFilter
 from bridge.filter.personal import PersonalRules, Source
-from bridge.lists.personal import FILE, PersonalLists
+from bridge.lists.personal import FILE, PersonalLists, PersonalListsFailed, PersonalReader
+from bridge.lists.personal_table import EMPTY, PersonalTable
 from bridge.mail.action import Action
 from bridge.runtime.database import Database
 
@@ -23,6 +24,21 @@ def place(conf: Config, state: Path) -> Database:
 def personal_lists(conf: Config, state: Path, tenant_uid: str | None = None) -> PersonalLists:
     """For commands and pages that change entries. Raises ConfigError."""
     return PersonalLists(place(conf, state), conf.personal_lists_of(tenant_uid).max_entries)
+
+
+class Snapshot:
+    """The entries as they are now, for a mail that is only looked at. None if they cannot be read."""
+
+    def __init__(self, conf: Config, state: Path) -> None:
+        self.table: PersonalTable = EMPTY
+        lists = PersonalReader(place(conf, state))
+        try:
+            if lists.exists():
+                self.table = PersonalTable.of(lists.everything())
+        except PersonalListsFailed:
+            pass
+        finally:
+            lists.close()
 
 
 def refresh(conf: Config, state: Path) -> PersonalRefresh:

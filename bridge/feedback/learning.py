@@ -20,6 +20,7 @@ from bridge.runtime.visible_text import visible
 
 _PATHS = {ReportKind.SPAM: "/learnspam", ReportKind.HAM: "/learnham"}
 _MAX_ANSWER = 64 * 1024
+_CONNECT_S = 3.0  # many mails may be reported together, each by a person who waits
 _LEARNED_BEFORE = 208  # rspamd's answer to a mail that it knows
 _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its statistics are sure about already
 
@@ -52,7 +53,7 @@ class Learning:
             verify=settings.tls or True,
             trust_env=False,
             follow_redirects=False,
-            timeout=settings.timeout_s,
+            timeout=httpx2.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
         )
 
     def close(self) -> None:

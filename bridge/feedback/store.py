@@ -131,9 +131,11 @@ class ReportStore:
     def finish(self, mail: str, person: str, kind: ReportKind, state: ReportState) -> None:
         """Raises ReportsFailed."""
         with self._writing() as connection:
+            is_open = _reports.c.state.in_([_WORKING, str(ReportState.WAITING)])
             values = {"state": str(state), "content": None, "size": 0}
-            connection.execute(update(_reports).where(_key(mail, person)).values(**values))
-            _count(connection, kind, state)
+            changed = connection.execute(update(_reports).where(_key(mail, person) & is_open).values(**values))
+            if changed.rowcount:  # else another machine was faster
+                _count(connection, kind, state)
 
     def wait(self, mail: str, person: str, content: bytes) -> None:
         """Keep the mail until rspamd has learned it. Raises TooManyWaiting, ReportsFailed."""

@@ -39,7 +39,6 @@ class Record:
     size: int
     tenant: str | None = None
     outcome: Outcome | None = None  # None: the client went away
-    answer: Outcome | None = None  # for the client, if this is the record of some of the recipients only
     error: BaseException | None = None
     wait_s: float = 0.0
     scan_s: float = 0.0
@@ -62,6 +61,7 @@ class Record:
     doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
     subject: bytes = b""  # from the mail's own header, as it is written there
     scanner: str = ""  # the URL of the host that was asked last
+    answer: Outcome | None = None  # for the client, if this is the record of some of the recipients only
 
     @property
     def why(self) -> str:

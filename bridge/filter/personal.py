@@ -25,13 +25,14 @@ from bridge.mail.address import comparable_address
 from bridge.mail.envelope import Envelope
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.matching.dangerous_tags import has_danger
-from bridge.matching.match import address
+from bridge.matching.match import address, domain_and_parents
 from bridge.mime.authors import addresses_in_from
 
 LIST = "personal"  # the name under which matches are logged and counted
 BLOCK, ALLOW = "block", "allow"
 
 _AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is who he says
+_MOST_SENDERS, _MOST_LABELS = 6, 10  # those of the envelope and of the From field; of a domain, from its end
 _WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
 
 
@@ -42,7 +43,8 @@ class Table(Protocol):
 
     def has(self, recipient: str) -> bool: ...
 
-    def find(self, kind: str, recipient: str, sender: str) -> str | None: ...
+    def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
+        """The first of these senders that the recipient has an entry about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +98,42 @@ class PersonalLists:
         if not is_handed_on and not _may_allow(rules, result):
             return [Fate(rule, tuple(range(len(envelope.recipients))))]
         authors = addresses_in_from(head)
-        kind, senders = BLOCK, [envelope.sender, *authors]
-        if not is_handed_on:
-            kind, senders = ALLOW, [envelope.sender]
-            if result is not None and _AUTHENTIC in result.tags and len(authors) == 1:
-                senders += authors
-        entries = self._matches(kind, envelope, [normal for sender in senders if (normal := address(sender))])
-        return _split(kind, rule, rules, entries)
+        blocking = candidates(envelope.sender, *authors)
+        is_authentic = result is not None and _AUTHENTIC in result.tags and len(authors) == 1
+        allowing = candidates(envelope.sender, *(authors if is_authentic else ()))
+        kind = BLOCK if is_handed_on else ALLOW
+        return _split(kind, rule, rules, [self._match(kind, one, blocking, allowing) for one in envelope.addresses])
 
-    def _matches(self, kind: str, envelope: Envelope, senders: Sequence[str]) -> list[str | None]:
-        """For each recipient, the entry that matches one of the senders."""
-        table, found = self.source.table, []
-        for recipient in envelope.addresses:
-            normal = comparable_address(recipient)
-            matches = (table.find(kind, normal, sender) for sender in senders) if table.has(normal) else ()
-            found.append(next((entry for entry in matches if entry), None))
-        return found
+    def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
+        """The entry of this kind that counts for the recipient: of a block and an allow, the more specific one."""
+        table, normal = self.source.table, comparable_address(recipient)
+        if not table.has(normal):
+            return None
+        block, allow = table.find(BLOCK, normal, blocking), table.find(ALLOW, normal, allowing)
+        if block is None or allow is None:
+            return block if kind == BLOCK else allow
+        is_allowed = _specificity(allow) > _specificity(block)
+        if kind == BLOCK:
+            return None if is_allowed else block
+        return allow if is_allowed else None
+
+
+def candidates(*senders: str) -> list[str]:
+    """What entries about these senders may say, the most specific first: whole addresses, then domains.
+
+    Bounded: a mail may have a thousand recipients, and its author chooses how many labels a domain has.
+    """
+    found: dict[str, None] = {}
+    for sender in senders[:_MOST_SENDERS]:
+        if normal := address(sender):
+            found[normal] = None
+            names = list(domain_and_parents(normal.rpartition("@")[2]))
+            found.update(dict.fromkeys(f"@{name}" for name in names[-_MOST_LABELS:]))
+    return sorted(found, key=_specificity, reverse=True)
+
+
+def _specificity(entry: str) -> tuple[bool, int]:
+    return not entry.startswith("@"), entry.count(".")
 
 
 def _may_allow(rules: PersonalRules, result: AnalysisResult | None) -> bool:

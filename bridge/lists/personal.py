@@ -251,6 +251,17 @@ class PersonalLists:
             raise PersonalListsFailed(f"personal lists: {exc}") from exc
 
 
+class PersonalReader(PersonalLists):
+    """Reads entries, and changes nothing: neither the file nor the schema."""
+
+    def _opened(self) -> Engine:
+        with self._opening:
+            if self._engine is None:
+                self._engine = self._place.reading_engine(wait_s=_WAIT_S)
+                weakref.finalize(self, self._engine.dispose)
+            return self._engine
+
+
 def normal_recipient(text: str) -> str:
     """Raises BadEntry."""
     try:

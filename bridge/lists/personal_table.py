@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bridge.lists.personal import Change, Kind
-from bridge.matching.match import SENDER, find_address
 
 _MERGE_AT = 1000  # changes that are kept apart until the sorted array is made anew
 
@@ -45,9 +44,10 @@ class PersonalTable:
         """Whether this recipient may have entries; the address is in the spelling of entries."""
         return hash(recipient) in self._recipients
 
-    def find(self, kind: str, recipient: str, sender: str) -> str | None:
-        """The entry of this recipient that matches the sender; both are in the spelling of entries."""
-        return find_address(SENDER, _Senders(self._entries, kind, recipient), sender)
+    def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
+        """The first of these senders (addresses, `@domain`) that the recipient has an entry about."""
+        entries = self._entries
+        return next((sender for sender in senders if _key(kind, recipient, sender) in entries), None)
 
     def after(self, changes: Iterable[Change]) -> PersonalTable:
         """The table with these changes. A recipient whose last entry is removed is only looked up in vain."""
@@ -61,18 +61,6 @@ class PersonalTable:
         if entries.is_due:
             entries.merge()
         return PersonalTable(recipients, entries)
-
-
-class _Senders:
-    """The senders of one kind and recipient, for `in`."""
-
-    __slots__ = ("_entries", "_kind", "_recipient")
-
-    def __init__(self, entries: _Hashes, kind: str, recipient: str) -> None:
-        self._entries, self._kind, self._recipient = entries, kind, recipient
-
-    def __contains__(self, sender: object) -> bool:
-        return _key(self._kind, self._recipient, str(sender)) in self._entries
 
 
 class _Hashes:

@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:
 _AT = re.compile(r"\s*@")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:\r?\n[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
-_MOST_FIELDS, _LONGEST = 10, 64 * 1024  # of one mail; what readers show is far shorter
+_MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
 
 
 def addresses_in_from(head: bytes) -> list[str]:

@@ -31,6 +31,7 @@ from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import wiring
+from bridge.daemon.personal_wiring import Snapshot, personal_filter
 from bridge.filter.admission import Admission
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.outcome import Record
@@ -128,6 +129,7 @@ def _filter(
         report=done.records.append,
         released_mail=released,
         envelope_lists=wiring.envelope_lists(conf, listener, done.copies),
+        personal=personal_filter(conf, Snapshot(conf, setup.state)),
     )
 
 
