@@ -77,13 +77,21 @@ class Items:
     # From the quarantine
 
     def refresh(
-        self, quarantine: Quarantine, people: People, on_page: Callable[[int], None] = lambda count: None
+        self,
+        quarantine: Quarantine,
+        people: People,
+        on_page: Callable[[int], None] = lambda count: None,
+        *,
+        is_quick: bool = False,
     ) -> int:
-        """Read what came into the quarantine; return how many items are new. Raises BridgeError."""
+        """Read what came into the quarantine; return how many items are new. Raises BridgeError.
+
+        `is_quick`: only what followed the last reading, for a page that somebody waits for.
+        """
         now, count = time.time(), 0
         at, mail = self._cursor()
-        is_whole = now - self._number("whole") > _WHOLE_S
-        after = (0.0, "") if is_whole else (max(0.0, at - _OVERLAP_S), "")
+        is_whole = not is_quick and now - self._number("whole") > _WHOLE_S
+        after = (0.0, "") if is_whole else (at, mail) if is_quick else (max(0.0, at - _OVERLAP_S), "")
         while arrivals := quarantine.arrivals(after, _PAGE):
             after = (arrivals[-1].kept_at, arrivals[-1].id)
             count += self._add(self._rows(arrivals, quarantine, people), after if after > (at, mail) else None)
@@ -115,6 +123,8 @@ class Items:
 
     def _add(self, rows: list[dict[str, object]], cursor: tuple[float, str] | None) -> int:
         """New ones only; those that are known keep what is known about them."""
+        if not rows and cursor is None:
+            return 0
         with self._store.writing(_LOCK) as connection:
             ids = sorted({str(row["mail"]) for row in rows})
             known = select(_i.mail, _i.recipient).where(_i.place == self._place, _i.mail.in_(ids))

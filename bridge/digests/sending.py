@@ -156,6 +156,12 @@ class Run:
             self.progress.failed += 1
             self.progress.problem = str(exc)
             return
+        except BridgeError:
+            raise
+        except Exception:  # about this person's mail: the others get theirs
+            self.progress.failed += 1
+            log.exception("digest cannot be made: to=%s", self.redact(waiting.person.address))
+            return
         if claim is None:
             self.progress.taken += 1
             return

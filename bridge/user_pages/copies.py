@@ -28,6 +28,7 @@ from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
 
+_releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
 _STRICTEST_FIRST = ("nothing", "request", "release")
 
 
@@ -101,7 +102,11 @@ async def release(call: Call, copy: Copy) -> str:
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
-    outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
+    if _releasing.locked():
+        text = call.speak("This cannot be done at this moment. Try again later.")
+        raise Refused(503, call.speak("Not released"), text, 10)
+    async with _releasing:
+        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
     result = audit_log.DONE if outcome.is_done else audit_log.FAILED
     detail = f"to {', '.join(copy.missing)}: {outcome.text}"
     await call.audit("released own mail", mail=copy.mail.id, detail=detail, result=result, name=copy.person)

@@ -41,7 +41,7 @@ class Row:
 
 async def listed(call: Call) -> Response:
     sources = call.sources
-    await call.run(sources.items.refresh, sources.quarantine, sources.people)
+    await call.run(sources.items.refresh, sources.quarantine, sources.people, is_quick=True)
     before = _cursor(call.request.query_params.get("before", ""))
     items = await call.run(sources.items.of, call.person, before=before, limit=_PER_PAGE + 1)
     rows = await call.run(_rows, call, items[:_PER_PAGE])
