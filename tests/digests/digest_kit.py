@@ -152,6 +152,7 @@ def users(directory: Path, digests: dict[str, Any] | None = None, **sections: An
         "schedule": "weekly", "from": SENDER, "domains": ["a.example"], "page": {"address": f"127.0.0.1:{port}"},
         **(digests or {}),
     }  # fmt: skip
+    port = int(section["page"]["address"].rpartition(":")[2])
     with (
         running(directory, digests=section, **sections) as (bridge, scanner, next_hop),
         digest_process(directory, port) as served,
