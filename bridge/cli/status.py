@@ -53,10 +53,8 @@ def table(state: dict[str, Any]) -> str:
         lines.append(f"workers        {len(state['workers'])} of {wanted} running")
     if wanted > 1 or len(state["workers"]) > 1:
         lines += [f"worker         {_worker(worker)}" for worker in state["workers"]]
-    if not state["reload"]["ok"]:
-        lines.append(
-            f"configuration  the last reload failed, the old one is still in use: {state['reload']['problem']}"
-        )
+    if "\n" in state["reload"].get("problem", ""):  # the warning above has the first line of it
+        lines.append(f"configuration  the failed reload, all problems: {state['reload']['problem']}")
     lines += [
         f"listener       {listener['name']}: {listener['protocol']} on {listener['address']}"
         for listener in state["listeners"]

@@ -66,6 +66,16 @@ def confirm(question: str, *, abort: bool = False) -> bool:
     return click.confirm(visible(question), abort=abort, err=True)
 
 
+def ask_secret(question: str) -> str:
+    """Asks twice on standard error, without an echo; reads the first line of standard input if that is a file or pipe.
+
+    Never an argument of a command: other users of the machine can read those.
+    """
+    if sys.stdin.isatty():
+        return str(click.prompt(visible(question), hide_input=True, confirmation_prompt=True, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """For tables and pictures: text is text, without markup, emoji codes and guessed colours."""
     from rich.console import Console  # only some commands need it, and it takes 50 ms to import

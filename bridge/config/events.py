@@ -76,7 +76,7 @@ class EventSink(Section):
     path: str | None = Field(
         None,
         min_length=1,
-        description="`file`: the file, relative to the state directory. It is opened again when it was renamed or "
+        description="`file`: the file, relative to the state directory. It is reopened after it has been renamed or "
         "removed (logrotate).",
     )
     url: str | None = Field(None, description="`webhook`: where events are posted to.")

@@ -96,7 +96,7 @@ def _domain(value: str) -> str:
     if "/" in value:
         raise ValueError(f"{expected}: not a URL or a path")
     if value.startswith(("*", ".")):
-        raise ValueError(f"{expected}: no `*` and no dot in front; name each subdomain that is meant")
+        raise ValueError(f"{expected}: no `*` and no dot in front; list each subdomain")
     name = comparable_domain(value)
     if name.startswith("[") and name.endswith("]"):  # an address literal
         return value

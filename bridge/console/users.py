@@ -47,7 +47,7 @@ class Users:
         hashed = "" if password is None else self._hash(password, name)
         with self._store.writing() as connection:
             if connection.execute(select(_t.name).where(_t.name == name)).first():
-                raise UserMistake(f"there is a user {name} already")
+                raise UserMistake(f"user {name} already exists")
             connection.execute(insert(database.users).values(name=name, password=hashed, **values))
 
     def set_password(self, name: str, password: str) -> None:

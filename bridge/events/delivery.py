@@ -247,9 +247,10 @@ class Courier:
         delivered = [seq for seq, error in results.items() if error is None]
         errors = {seq: error for seq, error in results.items() if error is not None}
         pause_s = self._judge(delivered, errors)
-        problem = "" if not errors else str(next(iter(errors.values())))
-        self._unsettled = (delivered, [], problem)  # also if the outbox fails in the next line
-        self._unsettled = (delivered, self._failed(entries, errors, bool(delivered)), problem)
+        self._unsettled = (delivered, [], str(next(iter(errors.values()), "")))  # also if the outbox fails now
+        failed = self._failed(entries, errors, bool(delivered))
+        problem = next((one.problem for one in failed if not one.is_dead), "")  # a dead letter holds nothing up
+        self._unsettled = (delivered, failed, problem)
         if delivered:
             self._delivery.on_delivered(self._plan.name, len(delivered))
         self._settle()

@@ -152,8 +152,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "An id of the bridge or of a session, a queue id of the mail server in front of or behind the bridge, a "
-        "Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
+        "The bridge's id for the mail or the session, a queue id of the mail server in front of or behind the bridge, "
+        "a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),

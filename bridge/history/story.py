@@ -247,7 +247,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     elif kind.late == "running":
         yield "The scan of an earlier attempt was still running."
     if kind.unscanned:
-        yield f"It was handed on without a decision ({kind.unscanned})."
+        yield f"It was passed on without a decision ({kind.unscanned})."
     if entry.more.get("limit"):
         yield f"It exceeded the limit {entry.more['limit']}."
 
@@ -279,7 +279,7 @@ def _shadow(entry: MailEntry) -> str:
         return ""
     return (
         "This listener is in shadow mode, so the decision was only reported, "
-        f"and the mail was handed on ({entry.kind.action})."
+        f"and the mail was passed on ({entry.kind.action})."
     )
 
 

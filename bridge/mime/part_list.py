@@ -45,7 +45,7 @@ def list_parts(mail: bytes) -> PartList:
                 break
             found.parts.append(_facts(mail, part))
     except TooMuch as exc:
-        found.problem = f"the mail was not read to its end: too many or too large ({exc})"
+        found.problem = f"the mail was not read to its end, because it exceeds a limit ({exc})"
     return found
 
 

@@ -247,7 +247,7 @@ def _scanning_schemas() -> Json:
             "type": ["string", "null"],
             "description": "The IP address of the sending mail server. Brackets, the prefix `IPv6:`, a port, an IPv6 "
             "zone and white space are removed, and an IPv4-mapped IPv6 address counts as the IPv4 address. Anything "
-            "that is no address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
+            "that is not an address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
         },
         "senderHelo": {"type": ["string", "null"], "description": "The HELO or EHLO name of the sending mail server."},
     }

@@ -97,7 +97,8 @@ class ServiceServer:
         assert self._lasting is not None
         metrics = self._lasting.metrics
         metrics.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
-        metrics.gauge("config_time_seconds", "Unix time since which the configuration is in use.", lambda: last()[1])
+        in_use = "Unix time since which the configuration has been in use."
+        metrics.gauge("config_time_seconds", in_use, lambda: last()[1])
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         if self._http is not None:

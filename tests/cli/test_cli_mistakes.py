@@ -217,7 +217,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["bridge.yml", "--listener: no listener is named mxx", "did you mean mx?"]),
     ("an option of another option", _nothing, "check --listener mx", 2, ["--listener", "add --send-test"]),
     ("a span that ends before it begins", _nothing, "quarantine list --since 2h --until 3h", 2,
-     ["--since is not before --until", "exchange the two"]),
+     ["--since is not before --until", "swap the two"]),
     ("an age without a unit", _nothing, "quarantine purge --older-than 30", 2, ["--older-than", "'30'", "3d"]),
     ("a filter twice", _nothing, "quarantine delete --tag malware:* --tag spam:* --yes", 2,
      ["--tag is given 2 times", "one value"]),

@@ -46,6 +46,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("POST", "/quarantine/actions/release"): Example("/quarantine/actions/release", {"mail": "NONE"}, (404,)),
     ("POST", "/quarantine/actions/delete"): Example("/quarantine/actions/delete", {"mail": "NONE"}, (404,)),
     ("POST", "/quarantine/actions/report"): Example("/quarantine/actions/report", {"mail": "NONE"}, (404,)),
+    ("POST", "/quarantine/actions/report-spam"): Example("/quarantine/actions/report-spam", {"mail": "NONE"}, (404,)),
     ("POST", "/quarantine/actions/block"): Example("/quarantine/actions/block", {"mail": "NONE"}, (404,)),
     ("POST", "/quarantine/actions/allow"): Example("/quarantine/actions/allow", {"mail": "NONE"}, (404,)),
     ("POST", "/quarantine/actions/undo"): Example("/quarantine/actions/undo", {"job": "none"}, (409,)),

@@ -82,6 +82,22 @@ def test_people_see_the_mail_of_their_tenants_alone(shared: World) -> None:
     assert ids_on(found.text) == ["MAILB"] and "1 mail is here" in found.text
 
 
+def test_a_second_report_changes_nothing(shared: World) -> None:
+    """Pressing twice reports once: the second job says so, and the history has one note."""
+    hold(shared.console.directory, "SPAMME", content=CONTENT.replace(b"hello", b"SPAMME"))
+    browser = shared.console.signed_in(Role.RELEASER, OWN, name="sue")
+    for _ in range(2):
+        browser.post("/quarantine/actions/report-spam", {"mail": "SPAMME"})
+    said = wait_for_jobs(browser)
+    assert "already reported as spam" in said
+    assert [row[:2] for row in audited(shared, "SPAMME")] == [("reported as spam", "done")] * 2
+    history = shared.console.history
+    noted = [(event.event, event.by) for event in history.later(["SPAMME"])]
+    history.close()
+    assert noted == [("reported as spam", "console:sue")]
+    browser.post("/quarantine/actions/dismiss")
+
+
 def test_released_deleted_and_reported_mail(shared: World) -> None:
     """Ten seconds later: the next hop has it, or it is gone; each is in the audit log and in the mail's history."""
     directory = shared.console.directory

@@ -486,6 +486,7 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
             config.write_text(text)
             code, lines = status(bridge)
             assert code == 0 and _lasting(lines)[:2] == [f"WARNING: {text}" for text in warnings]
+            assert len([line for line in lines if "reload" in line]) == 1, lines
         finally:
             bridge.end()
 

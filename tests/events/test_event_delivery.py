@@ -197,6 +197,21 @@ def test_an_event_that_is_refused_while_others_pass_becomes_a_dead_letter(file: 
     assert len(set(receiver.ids())) == 20
 
 
+def test_a_sink_is_not_failing_because_of_a_dead_letter(file: Database, receiver: Receiver) -> None:
+    """Nothing waits any more, so there is nothing that an operator could wait for."""
+    poison = record(file, Action.QUARANTINE)[0]
+    receiver.answer = lambda receiver, event: 500 if event["data"]["id"] == poison else 200
+    outbox = Outbox(file)
+    with delivering(file, webhook(receiver), max_attempts=1):
+        until(lambda: outbox.states()[0].failing_since, "the first refusal")
+        record(file, Action.QUARANTINE)
+        until(outbox.dead, "the dead letter")
+        until(lambda: waiting(file) == 0, "the outbox to be empty")
+        (state,) = outbox.states()
+    outbox.close()
+    assert (state.dead, state.problem, state.failing_since) == (2, "", 0.0)  # its end, and that it was quarantined
+
+
 def test_an_outbox_that_cannot_be_written_repeats_nothing(file: Database, receiver: Receiver) -> None:
     """What was delivered is remembered until the outbox can be told."""
     record(file, Action.RELAY, times=5)

@@ -267,7 +267,7 @@ def test_show_has_text_attachments_scores_and_rule(own: Desk) -> None:
 def test_a_long_text_is_cut_and_says_so(own: Desk) -> None:
     mail_id = own.send(b"Subject: x\r\n\r\n" + b"line\r\n" * 1000 + b"y" * 900 + b"\r\n")
     shown = own.call("show", mail_id).stdout
-    assert shown.count("\nline\n") >= 100 and "--- 802 more lines: show --raw has all of them ---" in shown
+    assert shown.count("\nline\n") >= 100 and "--- 802 more lines: `show --raw` prints all of them ---" in shown
 
 
 def test_a_wrong_id_names_the_nearest_one_and_is_never_guessed(here: Desk) -> None:

@@ -300,7 +300,7 @@ async def test_a_host_that_is_busy_when_it_is_asked_is_not_blamed() -> None:
     async def script(call: Call) -> None:
         call.say(answer(500, b"")) if b"Subject: bad" in call.request.body else await call.until_gone()
 
-    async with faults(script) as server, scanner_of(server, connect_timeout_s=0.1) as scanner:
+    async with faults(script) as server, scanner_of(server, connect_timeout_s=1.0) as scanner:
         for _ in range(4):
             with pytest.raises(ScanFailed):
                 await submit(scanner, BAD)

@@ -197,7 +197,7 @@ def _bounces(settings: Settings) -> Finding:
     values = [settings.main["bounce_size_limit"], *(settings.of(service, "bounce_size_limit") for service in services)]
     wrong = next((value for value in values if value != "1"), "")
     problem = (
-        "a bounce brings the content of a mail, unscanned, to a sender that may be forged: "
+        "a bounce sends the content of a mail, unscanned, to an address that may be forged: "
         "set bounce_size_limit = 1 in main.cf"
     )
     return Finding("Postfix bounce_size_limit", problem if wrong else "", wrong or "1")

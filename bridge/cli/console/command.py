@@ -13,7 +13,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import say, say_cells, say_lines
+from bridge.cli.terminal import ask_secret, say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
@@ -61,19 +61,19 @@ def user() -> None:
 @user.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), required=True, help="What the user may do.")
-@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="See only the mail of this tenant; repeat it.")
+@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="Limit the user to this tenant; repeatable.")
 @config_option
 @click.pass_obj
 def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tuple[str, ...]) -> None:
-    """Add a user. The password is asked for, or read from standard input."""
+    """Add a user. Prompts for the password, or reads it from standard input."""
     from bridge.console.roles import Role
     from bridge.console.users import Users
 
     limited = _tenants(tenants)
     with _open(path or given) as (_, store):
         if Users(store).find(name) is not None:
-            raise click.ClickException(f"there is a user {name} already")
-        Users(store).add(name, _password(), Role.named(role), limited)
+            raise click.ClickException(f"user {name} already exists")
+        Users(store).add(name, ask_secret("Password"), Role.named(role), limited)
     say(f"{name} can sign in now, as {role}", err=True)
 
 
@@ -113,13 +113,13 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 @config_option
 @click.pass_obj
 def password(given: Path | None, path: Path | None, name: str) -> None:
-    """Change a user's password, and end their sessions. It is asked for, or read from standard input."""
+    """Change a user's password, and end their sessions. Prompts for it, or reads it from standard input."""
     from bridge.console.users import Users
 
     with _open(path or given) as (_, store):
         if Users(store).find(name) is None:
             raise click.ClickException(f"there is no user {name}")
-        Users(store).set_password(name, _password())
+        Users(store).set_password(name, ask_secret("Password"))
     say(f"the password of {name} was changed, and all sessions ended", err=True)
 
 
@@ -199,13 +199,6 @@ def _open(path: Path | None) -> Iterator[tuple[Config, ConsoleStore]]:
         raise click.ClickException(str(exc)) from exc
     finally:
         store.close()
-
-
-def _password() -> str:
-    """Never an argument: other users of the machine can read those."""
-    if sys.stdin.isatty():
-        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
 
 
 def _tenants(given: tuple[str, ...]) -> frozenset[str] | None:

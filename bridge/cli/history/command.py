@@ -57,8 +57,8 @@ def history(
 ) -> None:
     """List the mails that arrived and what was done with them, one line per mail, newest first.
 
-    WHAT is an id of the bridge or of a session, the queue id of the mail server in front of or behind the bridge, a
-    Message-ID or a ggrid.
+    WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
+    bridge, a Message-ID or a ggrid.
     `explain` tells the whole story of one mail.
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.

@@ -43,9 +43,9 @@ _TIME_WIDTH = len("2026-11-16 10:30:01")
 def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
     """Explain what happened to a mail.
 
-    WHAT is an id of the bridge or of a session, the queue id of the mail server in front of or behind the bridge, a
-    Message-ID, a ggrid, or the address or domain of the sender or a recipient. The search for an address begins with
-    yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
+    WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
+    bridge, a Message-ID, a ggrid, or the address or domain of the sender or a recipient. The search for an address
+    begins with yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
     recorded.
@@ -220,8 +220,10 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         yield f"{absence.nameless:,} refusals from that time were recorded without their senders, added up by client."
     if absence.lost is None:
         yield "It is not known whether any mails were left unrecorded: the daemon does not answer at its admin address."
-    else:
+    elif absence.lost:
         yield f"Since the daemon started, {in_words(absence.lost)} could not be recorded."
+    else:
+        yield "Since the daemon started, every mail has been recorded."
 
 
 def _numbers(absence: Absence) -> str:

@@ -68,7 +68,7 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
 @with_session
 def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None,
         comment: str | None, keep_going: bool, force: bool) -> None:  # fmt: skip
-    """Add entries to LIST from arguments, files or standard input. Existing ones get the new comment.
+    """Add entries to LIST from arguments, files or standard input. The comment of an existing entry is replaced.
 
     An entry that affects far more mail than people expect (@gmail.com, 0.0.0.0/0, your own domain) needs --force.
     """

@@ -30,7 +30,7 @@ _OPTIONS = (
         help="File with the API key, instead of lists.api_key_file.",
     ),
     click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
-    click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
+    click.option("--tenant", callback=_tenant, help="Lists of this tenant (a UUID). Default: the deployment's lists."),
     click.option(
         "--patience", "patience_s", default="60s", show_default=True, callback=duration,
         help="How long to retry a failing request.",

@@ -143,8 +143,8 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. The command
-    asks for confirmation before it releases mail that filters select; mail that all its recipients already have is
-    left out, unless you add --again or --state.
+    asks for confirmation before it releases mail that filters select; mail that has already been released to all its
+    recipients is left out, unless you add --again or --state.
     """
     import uvloop
 

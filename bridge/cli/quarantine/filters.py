@@ -79,7 +79,7 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
                 hint = ": the null sender is '<>'" if name == "sender" else ""
                 raise click.UsageError(f"--{name} is empty{hint}")
         if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
-            raise click.UsageError("--since is not before --until, so no mail can match: exchange the two")
+            raise click.UsageError("--since is not before --until, so no mail can match: swap the two")
         if acts:
             _refuse_what_excludes_nothing(wanted)
         if wanted.get("sender") == "<>":

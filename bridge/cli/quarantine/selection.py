@@ -67,7 +67,7 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         with_filters,
         click.option("--all", "everything", is_flag=True, help="Select all mail."),
         click.option(
-            "--limit", type=click.IntRange(1), default=None, help="Select at most this many mails, the newest."
+            "--limit", type=click.IntRange(1), default=None, help="Select at most this many mails, newest first."
         ),
         *_CONSENT,
     )

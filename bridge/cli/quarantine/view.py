@@ -58,12 +58,12 @@ def content(reading: Reading) -> Iterator[str]:
     for attachment in reading.attachments:
         yield _attachment(attachment)
     if reading.problem:
-        yield f"note:        {reading.problem}; show --raw has all of it"
+        yield f"note:        {reading.problem}; `show --raw` prints all of it"
     yield ""
     yield f"--- text{', from HTML' if reading.is_html else ''} ---"
     yield from reading.lines or ["(none)"]
     if reading.left_out:
-        yield f"--- {reading.left_out} more lines: show --raw has all of them ---"
+        yield f"--- {reading.left_out} more lines: `show --raw` prints all of them ---"
 
 
 def _attachment(part: Attachment) -> str:

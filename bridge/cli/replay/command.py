@@ -86,7 +86,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--helo", metavar="NAME", help="Files: what that host said in HELO or EHLO. Default: unknown.")
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Quarantine: only this mail; repeatable.")
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=click.IntRange(0), default=0, help="Quarantine: at most this many mails, the newest.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Quarantine: at most this many mails, newest first.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 64),

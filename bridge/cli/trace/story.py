@@ -25,7 +25,7 @@ from bridge.mail.header_fields import fields_with_prefix
 from bridge.runtime.units import show_duration, show_size
 
 _DONE = {
-    Action.RELAY: "hand it on",
+    Action.RELAY: "pass it on",
     Action.REJECT: "refuse it",
     Action.DISCARD: "accept and drop it",
     Action.QUARANTINE: "store it in the quarantine",
@@ -128,10 +128,10 @@ def _listener(setup: Setup) -> Step:
 def _shadow(setup: Setup) -> Iterator[Step]:
     percent = wiring.filter_settings(setup.config, setup.listener).shadow_percent
     if percent >= 100:
-        yield Step("shadow", "The listener is in shadow mode: whatever is decided, the mail is handed on.", {})
+        yield Step("shadow", "The listener is in shadow mode: whatever is decided, the mail is passed on.", {})
     elif percent:
         text = (
-            f"{percent:g} % of the mail is only observed (shadow_percent) and handed on; "
+            f"{percent:g} % of the mail is only observed (shadow_percent) and passed on; "
             "this trace shows what happens to the rest."
         )
         yield Step("shadow", text, {"percent": percent})
@@ -275,7 +275,7 @@ def _rule(record: Record, who: str) -> Step:
         facts["ambiguous"] = list(record.doubts)
     if record.would is not None:
         facts["would"] = str(record.would)
-        text = f"{who}Rule {record.rule} would {_DONE[record.would]}; in shadow mode, the mail is handed on."
+        text = f"{who}Rule {record.rule} would {_DONE[record.would]}; in shadow mode, the mail is passed on."
         return Step("rule", text, facts)
     why = f" ({record.why})" if record.doubts else ""
     return Step("rule", f"{who}Rule {record.rule} decides{why}: {_DONE[outcome.action]}.", facts)
