@@ -59,7 +59,35 @@ class Oidc(Section):
         return scopes if "openid" in scopes else ["openid", *scopes]
 
 
-class Console(Section):
+class Reached:
+    """Pages at an address of ours or, behind a reverse proxy, at a URL."""
+
+    address: Endpoint
+    public_url: str | None
+
+    @property
+    def base(self) -> str:
+        """The URL of the first page, without a slash at its end."""
+        return self.public_url or f"http://{self.address}"
+
+    @property
+    def root_path(self) -> str:
+        """The path of `public_url`, without a slash at its end."""
+        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Where our own pages come from, as browsers write it in Origin."""
+        if self.public_url:
+            parts = urlsplit(self.public_url)
+            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
+            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
+        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
+        port = "" if self.address.port == 80 else f":{self.address.port}"
+        return frozenset(f"http://{name}{port}" for name in names)
+
+
+class Console(Reached, Section):
     address: AddressField = Field(Endpoint("127.0.0.1", 9083), description="Where `scanbridge console` answers.")
     public_url: str | None = Field(
         None,
@@ -90,21 +118,6 @@ class Console(Section):
     def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         return check_public_url(url, info.data.get("address"))
 
-    @property
-    def base(self) -> str:
-        """The URL of the overview, without a slash at its end."""
-        return self.public_url or f"http://{self.address}"
-
-    @property
-    def root_path(self) -> str:
-        """The path of `public_url`, without a slash at its end."""
-        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
-
-    @property
-    def origins(self) -> frozenset[str]:
-        """Where our own pages come from, as browsers write it in Origin."""
-        return origins_of(self.public_url, self.address)
-
 
 def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
     """Without a slash at its end. Raises ValueError."""
@@ -119,13 +132,3 @@ def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
         return None
     base_url(url, False)  # https, or http on loopback
     return url.rstrip("/")
-
-
-def origins_of(public_url: str | None, address: Endpoint) -> frozenset[str]:
-    if public_url:
-        parts = urlsplit(public_url)
-        usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
-        return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
-    names = {f"[{name}]" if ":" in name else name for name in (address.host, "localhost")}
-    port = "" if address.port == 80 else f":{address.port}"
-    return frozenset(f"http://{name}{port}" for name in names)

@@ -9,12 +9,11 @@ import re
 from email.headerregistry import Address
 from email.utils import parseaddr
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from bridge.config.console import check_public_url, origins_of
+from bridge.config.console import Reached, check_public_url
 from bridge.config.fields import FILE_LOOKUP, AddressField, DomainField, Network, SecretFile, Section, TenantUid
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
@@ -88,7 +87,7 @@ class TenantDigests(Section):
     )
 
 
-class UserPage(Section):
+class UserPage(Reached, Section):
     address: AddressField = Field(
         Endpoint("127.0.0.1", 9084), description="Where `scanbridge digest serve` answers. It serves no other pages."
     )
@@ -114,19 +113,6 @@ class UserPage(Section):
     @classmethod
     def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         return check_public_url(url, info.data.get("address"))
-
-    @property
-    def base(self) -> str:
-        """Without a slash at its end."""
-        return self.public_url or f"http://{self.address}"
-
-    @property
-    def root_path(self) -> str:
-        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
-
-    @property
-    def origins(self) -> frozenset[str]:
-        return origins_of(self.public_url, self.address)
 
 
 class Digests(Section):

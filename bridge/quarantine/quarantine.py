@@ -21,7 +21,7 @@ from bridge.errors import StoreError
 from bridge.mail.address import domain_of
 from bridge.mail.transaction import Transaction
 from bridge.quarantine import record
-from bridge.quarantine.index import Arrival, Index, IndexFailed, Query
+from bridge.quarantine.index import BUSY_S, Arrival, Index, IndexFailed, Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
 from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
@@ -50,6 +50,7 @@ class QuarantineSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     s3: S3Settings | None = None
+    patience_s: float = BUSY_S  # for the index; the daemon has little, because a mail's reply waits
     owner: str = ""  # separates the records of machines that share the index but not the store
 
 
@@ -59,7 +60,8 @@ class Quarantine:
     def __init__(self, settings: QuarantineSettings | Path) -> None:
         self._settings = settings if isinstance(settings, QuarantineSettings) else QuarantineSettings(settings)
         self._store = _store(self._settings)
-        self._index = Index(self._settings.index, self.owner) if self._settings.index is not None else None
+        index = self._settings.index
+        self._index = Index(index, self.owner, self._settings.patience_s) if index is not None else None
         self._is_index_failing = False
         self._quota = Quota(lambda: self._store.usage().size_bytes, self._settings.max_size, self._store.recount_s)
 

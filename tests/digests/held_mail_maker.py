@@ -15,12 +15,14 @@ from bridge.runtime.database import Database
 _BATCH = 5000
 
 
-def fill(directory: Path, count: int, people: int, *, first: int = 0, age_s: float = 7200.0) -> None:
-    """`count` mails for `people` recipients in turn, in the index `state.sqlite` of this directory."""
+def fill(
+    directory: Path, count: int, people: int, *, first: int = 0, age_s: float = 7200.0, every_s: float = 1e-3
+) -> None:
+    """`count` mails for `people` recipients in turn, in the index of this directory; the first is the oldest."""
     index = Index(Database.file(directory / "state.sqlite"), busy_s=60.0)
     try:
         batch: list[StoredRecord] = []
-        for stored in _records(count, people, first, age_s):
+        for stored in _records(count, people, first, age_s, every_s):
             batch.append(stored)
             if len(batch) == _BATCH:
                 index.put(batch)
@@ -30,10 +32,10 @@ def fill(directory: Path, count: int, people: int, *, first: int = 0, age_s: flo
         index.close()
 
 
-def _records(count: int, people: int, first: int, age_s: float) -> Iterator[StoredRecord]:
+def _records(count: int, people: int, first: int, age_s: float, every_s: float) -> Iterator[StoredRecord]:
     now = time.time()
     for number in range(first, first + count):
-        moment = now - age_s + number * 1e-3
+        moment = now - age_s + number * every_s
         data = {
             "id": f"MAIL{number:09d}", "time": datetime.fromtimestamp(moment, UTC).isoformat(),
             "sender": f"sender{number % 977}@client.example", "recipients": [f"user{number % people}@a.example"],

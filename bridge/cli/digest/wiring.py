@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
@@ -42,6 +42,7 @@ digests are off: the configuration has no key `digests`. Turn them on with
 
 and see docs/operate/digests.md for the pages behind a reverse proxy"""
 _SPARE_S = 86400.0
+_PATIENCE_S = 30.0  # for the index of the quarantine
 
 
 def configured(path: Path | None) -> Config:
@@ -72,7 +73,7 @@ class Digesting:
         conf = configured(path)
         try:
             state = resources.make_directory(state_directory(conf, path), "state_directory")
-            quarantine = Quarantine(wiring.quarantine_place(conf, state))
+            quarantine = Quarantine(replace(wiring.quarantine_place(conf, state), patience_s=_PATIENCE_S))
             tables = store(conf, state)
             return cls(
                 conf, state, tables, quarantine, Items(tables, quarantine.owner), people(conf),
