@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import closing
 
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Message, Spool
+from bridge.mail.session import Client, Session
+from bridge.mail.transaction import Transaction
+from bridge.quarantine.record import ReleaseAttempt
 from bridge.testing import until
-from tests.console.held_kit import CONTENT, held_ids, hold
+from tests.console.held_kit import CONTENT, held_ids, hold, quarantine, run
 from tests.digests.digest_kit import Users, links, parsed, text_of
 
 
@@ -147,15 +154,6 @@ def test_one_click_unsubscribes_without_a_page(shared: Users) -> None:
 
 def hold_many(world: Users, mail_id: str, recipients: list[str], data: bytes) -> None:
     """One mail with several recipients."""
-    import time
-    from contextlib import closing
-
-    from bridge.mail.envelope import Envelope, Recipient
-    from bridge.mail.message import Message, Spool
-    from bridge.mail.session import Client, Session
-    from bridge.mail.transaction import Transaction
-    from tests.console.held_kit import quarantine, run
-
     facts = {"decision": "quarantine", "verdict": "spam", "tags": ["spam:bulk"], "reason": "quarantine"}
     with quarantine(world.directory) as opened, closing(Message(Spool(1 << 30))) as message:
         message.write(data)
@@ -163,3 +161,34 @@ def hold_many(world: Users, mail_id: str, recipients: list[str], data: bytes) ->
         envelope = Envelope("john@client.example", tuple(map(Recipient, recipients)))
         session = Session("s1", "mx", "127.0.0.1", Client("192.0.2.7", "client.example"))
         run(opened.keep(Transaction(mail_id, session, envelope, message, now, now + 60), b"X-Scan-Id: 1\r\n", facts))
+
+
+def test_a_release_that_a_crash_interrupted_is_not_repeated_by_users(shared: Users) -> None:
+    """They may have the mail. An operator, who can look, may release it again."""
+    hold(shared.directory, "CRASH1", "crash@a.example", content("crash"))
+    release = links(shared.send_digests("--now")["crash@a.example"])[0]
+    with quarantine(shared.directory) as opened, opened.lock("CRASH1"):
+        attempt = ReleaseAttempt("2026-11-16T10:00:00.000+00:00", "user crash@a.example", ("crash@a.example",))
+        opened.write_releases("CRASH1", (attempt,))
+    answer = shared.served.browser().press(release)
+    assert answer.status == 409 and "may have been delivered before" in answer.text
+    assert released(shared, "crash") == []
+    assert shared.command("quarantine", "release", "CRASH1").returncode == 0
+    assert [recipients for recipients, _ in released(shared, "crash")] == [["crash@a.example"]]
+
+
+def test_a_release_waits_for_one_to_another_recipient(shared: Users) -> None:
+    hold_many(shared, "WAIT1", ["wait1@a.example", "wait2@a.example"], content("wait"))
+    release = links(shared.send_digests("--now")["wait1@a.example"])[0]
+    browser = shared.served.browser()
+    browser.get(release)
+    answers: list[int] = []
+    with quarantine(shared.directory) as opened:
+        with opened.lock("WAIT1"):
+            thread = threading.Thread(target=lambda: answers.append(browser.post(release).status))
+            thread.start()
+            thread.join(1.0)
+            assert answers == []
+        thread.join(30)
+    assert answers == [200]
+    assert [recipients for recipients, _ in released(shared, "wait")] == [["wait1@a.example"]]
