@@ -310,3 +310,13 @@ def test_a_report_from_the_digest_and_from_the_page(pages: Users) -> None:
     assert any(line.startswith("reported as ham|REPORT1|done|user report@a.example") for line in pages.audit())
     actions = (pages.directory / "state" / "quarantine" / "actions.log").read_text()
     assert "not spam" in actions and "report@a.example" in actions
+
+
+def test_nobody_teaches_the_filter_that_malware_is_wanted(pages: Users) -> None:
+    for mail, verdict in (("POISON1", "malware"), ("POISON2", "phishing")):
+        hold(pages.directory, mail, "poison@a.example", verdict=verdict, tags=[f"{verdict}:any"])
+    browser = signed_in(pages, "poison@a.example")
+    assert "POISON1" in browser.get("/").text
+    for mail in ("POISON1", "POISON2"):
+        assert "This is not spam" not in browser.get(f"/mail/{mail}").text
+        assert browser.post(f"/mail/{mail}/report", {"kind": "ham"}).status == 403
