@@ -205,8 +205,8 @@ def _alternatives(parts: list[tuple[str, str]]) -> bytes:
 
 
 def is_held_for(recipient: str, mail: MailRecord) -> bool:
-    """Whether the mail has this recipient, and they do not have it yet."""
-    if mail.state == RELEASED:
+    """Whether the mail is held, has this recipient, and they do not have it yet."""
+    if mail.state == RELEASED or mail.is_copy:
         return False
     return any(comparable_address(each.address) == recipient for each in mail.lacking(mail.envelope.recipients))
 

@@ -77,6 +77,11 @@ class MailRecord:
         return str(self.facts.get("decision") or self.facts.get("reason") or "")
 
     @property
+    def is_copy(self) -> bool:
+        """Kept for operators (`keep_copy`), while the mail itself was handed on, refused or dropped."""
+        return bool(self.facts.get("copy_of"))
+
+    @property
     def tags(self) -> tuple[str, ...]:
         tags = self.facts.get("tags")
         return tuple(map(str, tags)) if isinstance(tags, list) else ()

@@ -245,7 +245,9 @@ def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str
 
 
 async def _read(call: Call, mail_id: str) -> MailRecord | None:
+    """None also for a copy that is kept for operators alone."""
     try:
-        return await call.run(call.sources.quarantine.read, mail_id)
+        found = await call.run(call.sources.quarantine.read, mail_id)
     except MailNotFound:
         return None
+    return None if found.is_copy else found

@@ -320,3 +320,18 @@ def test_nobody_teaches_the_filter_that_malware_is_wanted(pages: Users) -> None:
     for mail in ("POISON1", "POISON2"):
         assert "This is not spam" not in browser.get(f"/mail/{mail}").text
         assert browser.post(f"/mail/{mail}/report", {"kind": "ham"}).status == 403
+
+
+def test_copies_for_operators_are_neither_announced_nor_shown(tmp_path: Path) -> None:
+    """`keep_copy`: the mail itself was delivered, so nobody is told that it is held."""
+    with users(tmp_path, policy={"deliver": {"action": "relay", "keep_copy": True}}) as world:
+        with world.bridge.client() as client:
+            client.begin(b"<john@client.example>", b"<copy@a.example>")
+            assert client.say(b"Subject: delivered\r\n\r\nx\r\n.")[0].startswith(b"250")
+        (mail,) = held_ids(tmp_path)
+        hold(tmp_path, "HELD1", "copy@a.example", CONTENT.replace(b"hello", b"really held"))
+        text = str(world.send_digests("--now")["copy@a.example"])
+        assert "really held" in text and "delivered\n" not in text
+        browser = signed_in(world, "copy@a.example")
+        assert "really held" in browser.get("/").text and mail not in browser.get("/").text
+        assert browser.get(f"/mail/{mail}").status == browser.post(f"/mail/{mail}/release").status == 404

@@ -135,7 +135,7 @@ def _rows(call: Call, items: list[Item]) -> list[Row]:
     rows = []
     for item in items:
         mail = records.get(item.mail)
-        if mail is None:
+        if mail is None or mail.is_copy:
             continue
         is_held = is_held_for(item.recipient, mail)
         request = asked.get((RELEASE, item.mail, item.recipient))
