@@ -9,7 +9,7 @@ from bridge.daemon import wiring
 from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.filter.personal import PersonalLists as PersonalFilter
 from bridge.filter.personal import PersonalRules, Source
-from bridge.lists.personal import FILE, PersonalLists, PersonalListsFailed, PersonalReader
+from bridge.lists.personal import FILE, PersonalLists, PersonalListsFailed
 from bridge.lists.personal_table import EMPTY, PersonalTable
 from bridge.mail.action import Action
 from bridge.runtime.database import Database
@@ -31,7 +31,7 @@ class Snapshot:
 
     def __init__(self, conf: Config, state: Path) -> None:
         self.table: PersonalTable = EMPTY
-        lists = PersonalReader(place(conf, state))
+        lists = PersonalLists(place(conf, state), only_reads=True)
         try:
             if lists.exists():
                 self.table = PersonalTable.of(lists.everything())

@@ -7,12 +7,7 @@ of such mails are limited. Everything is synchronous and must run in a thread.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -20,7 +15,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Engine,
     Float,
     Index,
     Integer,
@@ -34,20 +28,18 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind, ReportState
-from bridge.runtime import database, durable_files
+from bridge.runtime import database
 from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables
 
 FILE = "feedback.sqlite"
 VERSION_TABLE = "feedback_schema"
 MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 * 1024 * 1024
 WORKING_S = 600.0  # a report that is not finished by then was interrupted, and may be made again
 _WORKING = "working"
-_WAIT_S = 5.0
-_LOCK = 0xFEEDBAC
 
 
 class ReportsFailed(BridgeError):
@@ -87,6 +79,7 @@ def _create(connection: Connection) -> None:
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
+_SCHEMA = Schema("reports", MIGRATIONS, VERSION_TABLE, 0xFEEDBAC, ReportsFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +99,14 @@ class Totals:
 
 
 class ReportStore:
-    """Opened when it is first used, and again in a new process or after an error."""
-
     def __init__(self, place: Database, retention_s: float) -> None:
-        self._place = place
+        self._tables = Tables(place, _SCHEMA)
         self._retention_s = retention_s
-        self._engine: Engine | None = None
-        self._process = 0
-        self._opening = threading.Lock()
 
     def begin(self, mail: str, person: str, kind: ReportKind) -> bool:
         """False if this person has reported this mail as the same before. Raises ReportsFailed."""
         now, key = time.time(), _key(mail, person)
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             connection.execute(delete(_reports).where(self._is_forgotten(now)))
             there = connection.execute(select(_reports.c.kind, _reports.c.state, _reports.c.at).where(key)).first()
             if there is not None and there.kind == kind and not _is_interrupted(there.state, there.at, now):
@@ -130,7 +118,7 @@ class ReportStore:
 
     def finish(self, mail: str, person: str, kind: ReportKind, state: ReportState) -> None:
         """Raises ReportsFailed."""
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             is_open = _reports.c.state.in_([_WORKING, str(ReportState.WAITING)])
             values = {"state": str(state), "content": None, "size": 0}
             changed = connection.execute(update(_reports).where(_key(mail, person) & is_open).values(**values))
@@ -139,7 +127,7 @@ class ReportStore:
 
     def wait(self, mail: str, person: str, content: bytes) -> None:
         """Keep the mail until rspamd has learned it. Raises TooManyWaiting, ReportsFailed."""
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             is_waiting = _reports.c.state == str(ReportState.WAITING)
             query = select(func.count(), func.coalesce(func.sum(_reports.c.size), 0)).where(is_waiting)
             number, size = connection.execute(query).one()
@@ -150,7 +138,7 @@ class ReportStore:
 
     def forget(self, mail: str, person: str) -> None:
         """The report failed, so the person may make it again. Raises ReportsFailed."""
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             connection.execute(delete(_reports).where(_key(mail, person)))
 
     def next_waiting(
@@ -163,7 +151,7 @@ class ReportStore:
             later = (_reports.c.mail > mail) | ((_reports.c.mail == mail) & (_reports.c.person > person))
             query = query.where((_reports.c.at > at) | ((_reports.c.at == at) & later))
         order = (_reports.c.at, _reports.c.mail, _reports.c.person)
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             row = connection.execute(query.order_by(*order).limit(1)).first()
         if row is None:
             return None
@@ -175,58 +163,20 @@ class ReportStore:
 
     def totals(self) -> Totals:
         """Raises ReportsFailed."""
-        path = self._place.path
-        if path is not None and not path.exists():
+        if not self._tables.exists():
             return Totals({})
         waiting = select(func.count()).where(_reports.c.state == str(ReportState.WAITING))
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             counts = {(row.kind, row.state): row.number for row in connection.execute(select(_counts))}
             return Totals(counts, connection.execute(waiting).scalar_one())
 
     def close(self) -> None:
-        with self._opening:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
+        self._tables.close()
 
     # Private.
 
     def _is_forgotten(self, now: float) -> ColumnElement[bool]:
         return (_reports.c.at < now - self._retention_s) & (_reports.c.state != str(ReportState.WAITING))
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self._translated(), database.writing(self._opened(), _LOCK) as connection:
-            yield connection
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._translated(), self._opened().connect() as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        with self._opening:
-            if self._engine is None or self._process != os.getpid():
-                engine = self._place.engine(wait_s=_WAIT_S, connections=1, statement_s=_WAIT_S)
-                weakref.finalize(self, engine.dispose)
-                if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
-                    durable_files.make_private(self._place.path)
-                    durable_files.give_to_owner(self._place.path)
-                with database.writing(engine, _LOCK) as connection:
-                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-                self._engine, self._process = engine, os.getpid()
-            return self._engine
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (SQLAlchemyError, OSError) as exc:
-            self.close()
-            raise ReportsFailed(f"reports: {database.reason(exc)}") from exc
-        except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
-            self.close()
-            raise ReportsFailed(f"reports: {exc}") from exc
 
 
 def _key(mail: str, person: str) -> ColumnElement[bool]:

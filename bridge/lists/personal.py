@@ -8,12 +8,8 @@ policies: what an entry does to a mail is decided in `bridge.filter.personal`.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +18,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Engine,
     Float,
     Index,
     Integer,
@@ -36,21 +31,19 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import BridgeError
 from bridge.matching import spelling
-from bridge.runtime import database, durable_files
+from bridge.runtime import database
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables
 from bridge.runtime.visible_text import visible
 
 FILE = "personal.sqlite"
 MAX_ENTRIES = 200
 REMOVALS_KEPT_S = 86400.0
 VERSION_TABLE = "personal_list_schema"
-_WAIT_S = 5.0  # longest wait for the lock, and for a statement
-_LOCK = 0x9E250A1  # serialises writers in PostgreSQL, as SQLite does by itself
 _PAGE = 10_000
 _MAX_ADDRESS, _MAX_BY = 320, 400
 
@@ -94,6 +87,7 @@ def _create(connection: Connection) -> None:
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
+_SCHEMA = Schema("personal lists", MIGRATIONS, VERSION_TABLE, 0x9E250A1, PersonalListsFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +110,11 @@ class Change:
 
 
 class PersonalLists:
-    """Opened when it is first used, and again in a new process or after an error."""
+    """With `only_reads`, neither the file nor the schema is changed."""
 
-    def __init__(self, place: Database, max_entries: int = MAX_ENTRIES) -> None:
-        self._place = place
+    def __init__(self, place: Database, max_entries: int = MAX_ENTRIES, *, only_reads: bool = False) -> None:
+        self._tables = Tables(place, _SCHEMA, only_reads=only_reads)
         self._max_entries = max_entries
-        self._engine: Engine | None = None
-        self._process = 0
-        self._opening = threading.Lock()
 
     def block(self, recipient: str, sender: str, by: str = "") -> bool:
         """False if it was blocked. Raises BadEntry, PersonalListFull, PersonalListsFailed."""
@@ -136,7 +127,7 @@ class PersonalLists:
     def remove(self, recipient: str, kind: str, sender: str) -> bool:
         """False if there was no such entry. Raises BadEntry, PersonalListsFailed."""
         key = (_entries.c.recipient == normal_recipient(recipient)) & (_entries.c.sender == normal_sender(sender))
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             query = update(_entries).where(key & (_entries.c.kind == str(kind)))
             return connection.execute(query.values(kind="", at=time.time(), seq=_next(connection))).rowcount > 0
 
@@ -147,32 +138,28 @@ class PersonalLists:
             query = query.where(_entries.c.recipient == normal_recipient(recipient))
         if not self.exists():
             return []
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             found = connection.execute(query.order_by(_entries.c.at.desc(), _entries.c.sender)).mappings()
             return [_entry(row) for row in found]
 
     def close(self) -> None:
-        with self._opening:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
+        self._tables.close()
 
     # For the copy in memory
 
     def exists(self) -> bool:
-        """Whether there may be entries: nobody has to create a file only to learn that there are none."""
-        path = self._place.path
-        return path is None or path.exists()
+        """Whether there may be entries."""
+        return self._tables.exists()
 
     def seq(self) -> int:
         """Different after every change. Raises PersonalListsFailed."""
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             return int(connection.execute(select(_last.c.seq)).scalar_one())
 
     def changes(self, after: int) -> list[Change]:
         """What has changed since then, in order. Raises PersonalListsFailed."""
         query = select(_entries.c.recipient, _entries.c.sender, _entries.c.kind, _entries.c.seq)
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             found = connection.execute(query.where(_entries.c.seq > after).order_by(_entries.c.seq))
             return [Change(*row) for row in found]
 
@@ -182,7 +169,7 @@ class PersonalLists:
         query = query.where(_entries.c.kind != "").order_by(_entries.c.seq).limit(_PAGE)
         seq = 0
         while True:
-            with self._reading() as connection:
+            with self._tables.reading() as connection:
                 page = [Change(*row) for row in connection.execute(query.where(_entries.c.seq > seq))]
             yield from page
             if len(page) < _PAGE:
@@ -194,7 +181,7 @@ class PersonalLists:
     def _add(self, kind: Kind, recipient: str, sender: str, by: str) -> bool:
         key = {"recipient": normal_recipient(recipient), "sender": normal_sender(sender)}
         is_same = (_entries.c.recipient == key["recipient"]) & (_entries.c.sender == key["sender"])
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             there = connection.execute(select(_entries.c.kind).where(is_same)).scalar()
             if there == kind:
                 return False
@@ -215,51 +202,6 @@ class PersonalLists:
         if connection.execute(query).scalar_one() >= self._max_entries:
             most = counted(self._max_entries, "entry", "entries")
             raise PersonalListFull(f"{recipient} has {most}, which is the maximum: remove one first")
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self._translated(), database.writing(self._opened(), _LOCK) as connection:
-            yield connection
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._translated(), self._opened().connect() as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        with self._opening:
-            if self._engine is None or self._process != os.getpid():
-                engine = self._place.engine(wait_s=_WAIT_S, connections=2, statement_s=_WAIT_S)
-                weakref.finalize(self, engine.dispose)
-                if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
-                    durable_files.make_private(self._place.path)
-                    durable_files.give_to_owner(self._place.path)
-                with database.writing(engine, _LOCK) as connection:
-                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-                self._engine, self._process = engine, os.getpid()
-            return self._engine
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (SQLAlchemyError, OSError) as exc:
-            self.close()
-            raise PersonalListsFailed(f"personal lists: {database.reason(exc)}") from exc
-        except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
-            self.close()
-            raise PersonalListsFailed(f"personal lists: {exc}") from exc
-
-
-class PersonalReader(PersonalLists):
-    """Reads entries, and changes nothing: neither the file nor the schema."""
-
-    def _opened(self) -> Engine:
-        with self._opening:
-            if self._engine is None:
-                self._engine = self._place.reading_engine(wait_s=_WAIT_S)
-                weakref.finalize(self, self._engine.dispose)
-            return self._engine
 
 
 def normal_recipient(text: str) -> str:

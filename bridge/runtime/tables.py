@@ -1,0 +1,98 @@
+"""The tables of one component, in a database that may come and go.
+
+Opened at the first use, and again in a new process or after an error. In SQLite each component has its own file, so
+that none waits for another one's lock; in PostgreSQL all of them share a database. Everything is synchronous.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from bridge.errors import BridgeError
+from bridge.runtime import database, durable_files
+from bridge.runtime.database import Database
+
+_WAIT_S = 5.0  # longest wait for a lock, and for a statement
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a component needs. `steps`: step n migrates from version n to n + 1."""
+
+    name: str  # for messages
+    steps: Sequence[database.Step]
+    version_table: str
+    lock: int  # serialises writers in PostgreSQL, as SQLite does by itself
+    error: type[BridgeError]  # raised if the database cannot be used
+
+
+class Tables:
+    def __init__(self, place: Database, schema: Schema, *, only_reads: bool = False) -> None:
+        self._place = place
+        self._schema = schema
+        self._only_reads = only_reads  # changes nothing, neither the file nor the schema
+        self._engine: Engine | None = None
+        self._process = 0
+        self._opening = threading.Lock()
+
+    def exists(self) -> bool:
+        """Whether there may be rows: nobody has to create a file only to learn that there are none."""
+        path = self._place.path
+        return path is None or path.exists()
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction, after those of other writers. Raises the error of the schema."""
+        with self._translated(), database.writing(self._opened(), self._schema.lock) as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Raises the error of the schema."""
+        with self._translated(), self._opened().connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        with self._opening:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    def _opened(self) -> Engine:
+        with self._opening:
+            if self._engine is None or self._process != os.getpid():
+                engine = self._reader() if self._only_reads else self._writer()
+                weakref.finalize(self, engine.dispose)
+                self._engine, self._process = engine, os.getpid()
+            return self._engine
+
+    def _reader(self) -> Engine:
+        return self._place.reading_engine(wait_s=_WAIT_S)
+
+    def _writer(self) -> Engine:
+        engine = self._place.engine(wait_s=_WAIT_S, connections=2, statement_s=_WAIT_S)
+        if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
+            durable_files.make_private(self._place.path)
+            durable_files.give_to_owner(self._place.path)
+        with database.writing(engine, self._schema.lock) as connection:
+            database.migrate(connection, self._schema.steps, self._schema.version_table)
+        return engine
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, OSError) as exc:
+            self.close()
+            raise self._schema.error(f"{self._schema.name}: {database.reason(exc)}") from exc
+        except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
+            self.close()
+            raise self._schema.error(f"{self._schema.name}: {exc}") from exc
