@@ -9,12 +9,13 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, String, Table, Text
 
 from bridge.runtime import database
-from bridge.runtime.table_store import TableStore, TableStoreError
+from bridge.runtime.database import Database
+from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
 FILE = "console.sqlite"
 
 
-class ConsoleStoreError(TableStoreError):
+class ConsoleStoreError(TablesFailed):
     """The console's tables cannot be used now."""
 
 
@@ -88,12 +89,11 @@ VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL
 
 
-class ConsoleStore(TableStore):
+_SCHEMA = Schema("the console's database cannot be used", MIGRATIONS, VERSION_TABLE, _LOCK, ConsoleStoreError)
+
+
+class ConsoleStore(Tables):
     """Raises ConsoleStoreError."""
 
-    __slots__ = ()
-    steps = MIGRATIONS
-    version_table = VERSION_TABLE
-    migration_lock = _LOCK
-    failure = ConsoleStoreError
-    what = "the console's database"
+    def __init__(self, place: Database, wait_s: float = WAIT_S) -> None:
+        super().__init__(place, _SCHEMA, wait_s=wait_s)

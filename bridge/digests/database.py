@@ -10,12 +10,13 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, String, Table, Text
 
 from bridge.runtime import database
-from bridge.runtime.table_store import TableStore, TableStoreError
+from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 
 FILE = "digests.sqlite"
 
 
-class DigestStoreError(TableStoreError):
+class DigestStoreError(TablesFailed):
     """The tables of the digests cannot be used now."""
 
 
@@ -97,17 +98,23 @@ def _create(connection: Connection) -> None:
 MIGRATIONS: list[database.Step] = [_create]
 
 
-class DigestStore(TableStore):
+_SCHEMA = Schema(
+    "the database of the digests cannot be used",
+    MIGRATIONS,
+    "digest_schema",
+    0xD16E571,
+    DigestStoreError,
+    synchronous="NORMAL",
+)
+_WAIT_S = 30.0  # no mail waits for it, and many threads and processes write
+
+
+class DigestStore(Tables):
     """Raises DigestStoreError.
 
     SQLite writes without waiting for the disk: a crash of the process loses nothing, a power cut may lose the last
     moments, and then a few people get a digest twice.
     """
 
-    __slots__ = ()
-    steps = MIGRATIONS
-    version_table = "digest_schema"
-    migration_lock = 0xD16E571
-    failure = DigestStoreError
-    what = "the database of the digests"
-    synchronous = "NORMAL"
+    def __init__(self, place: Database) -> None:
+        super().__init__(place, _SCHEMA, wait_s=_WAIT_S)

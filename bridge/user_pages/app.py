@@ -23,7 +23,7 @@ from bridge.console.checks import Refused, check_host, check_origin, client_addr
 from bridge.console.headers import page_headers, preview_headers, set_cookie
 from bridge.console.tokens import is_form_token, is_token, new_token
 from bridge.errors import ConfigError, StoreError
-from bridge.runtime.table_store import TableStoreError
+from bridge.runtime.tables import TablesFailed
 from bridge.user_pages.call import Call, Handler, Pages
 from bridge.user_pages.cookies import FORM_COOKIE, SESSION_COOKIE
 from bridge.user_pages.pages import choices, held, links, sign_in
@@ -119,7 +119,7 @@ class Guard:
             response = await self._answer(call)
         except Refused as exc:
             response = _refusal(call, exc)
-        except (TableStoreError, StoreError, ConfigError) as exc:
+        except (TablesFailed, StoreError, ConfigError) as exc:
             log.warning("user pages: %s", exc)
             text = call.speak("This cannot be done at this moment. Try again later.")
             response = _refusal(call, Refused(503, call.speak("Not available"), text, 5))

@@ -270,10 +270,10 @@ def test_the_errors_of_pages_are_ours() -> None:
     """What a page catches as a failure of a database is one of these."""
     from bridge.console.database import ConsoleStoreError
     from bridge.digests.database import DigestStoreError
-    from bridge.runtime.table_store import TableStoreError
+    from bridge.runtime.tables import TablesFailed
 
-    assert issubclass(ConsoleStoreError, TableStoreError) and issubclass(DigestStoreError, TableStoreError)
-    assert issubclass(TableStoreError, BridgeError)
+    assert issubclass(ConsoleStoreError, TablesFailed) and issubclass(DigestStoreError, TablesFailed)
+    assert issubclass(TablesFailed, BridgeError)
 
 
 def test_links_in_the_list_are_ids_alone(pages: Users) -> None:

@@ -20,8 +20,6 @@ from bridge.quarantine.record import MailRecord
 from bridge.runtime.database import Database
 from bridge.user_pages.actions import Feedback
 
-_WAIT_S = 30.0  # no mail waits for it, and many threads and processes write
-
 
 def settings(conf: Config) -> DigestSettings:
     allow_by = lambda tenant: conf.personal_lists_of(tenant).allow_by  # noqa: E731
@@ -38,7 +36,7 @@ def people(conf: Config) -> People:
 def store(conf: Config, state: Path) -> DigestStore:
     """In SQLite it is a file of its own, so that mail never waits for its locks."""
     server = history_place.has_server(conf)
-    return DigestStore(history_place.server(conf) if server else Database.file(state / FILE), wait_s=_WAIT_S)
+    return DigestStore(history_place.server(conf) if server else Database.file(state / FILE))
 
 
 def keys(conf: Config, state: Path, *, makes: bool = False) -> LinkKeys:
