@@ -24,7 +24,7 @@ MISSING: dict[str, str] = {}
 _COMPILES_S = 10.0  # of load until Node.js has compiled its hot code; its CPU time per mail halves in that time
 
 OURS = """
-scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s}}
+scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s{dialect}}}
 listeners:
   - {{name: smtp, address: "127.0.0.1:{smtp}"{blocking}}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
@@ -74,9 +74,11 @@ def ours(
     workers: int = 1,
     memory: str = "256KiB",
     entries: int = 0,
+    rspamd: str | None = None,
 ) -> Callable[[Ports, Path], Command]:
     """Our complete bridge: policy, metrics, log, admission. With `discard` nothing is relayed, as with the peers.
 
+    With `rspamd`, the scanner is asked in rspamd's words, below this path.
     With `entries`, MAIL is checked against a list of that many senders and one of that many networks, without a match.
     """
 
@@ -91,7 +93,8 @@ def ours(
         configuration = scratch / "scanbridge.yml"
         configuration.write_text(
             OURS.format(
-                scanner=ports.url,
+                scanner=ports.url + (rspamd or ""),
+                dialect="" if rspamd is None else ", dialect: rspamd",
                 smtp=smtp,
                 milter=milter,
                 sink=ports.sink,
@@ -178,6 +181,8 @@ PEERS = {
         Peer("Haraka", "smtp", _haraka, warm_up_s=_COMPILES_S, needs=("node", "Haraka")),
         Peer("C", "smtp", _c_bridge),
         Peer("scanbridge milter", "milter", ours("milter")),
+        Peer("scanbridge milter to rspamd", "milter", ours("milter", rspamd="")),
+        Peer("scanbridge milter to rspamd, which closes", "milter", ours("milter", rspamd="/close")),
         Peer("rspamd proxy", "milter", _rspamd, needs=("rspamd",)),
         Peer("pymilter", "milter", _pymilter, needs=("pymilter",)),
     )

@@ -1,24 +1,29 @@
 /* A scanning service that answers "deliver" after a fixed time: scanner PORT [MILLISECONDS].
- * Its cost is next to nothing, so that the peer's own is seen. Rspamd's proxy is answered in rspamd's own words. */
+ * Its cost is next to nothing, so that the peer's own is seen. A question in rspamd's words is answered in them; below
+ * the path /close the connection ends with the answer, as rspamd does it. */
 #include "net.h"
 
 static const char BODY[] = "{\"ggrid\":\"00000000-0000-4000-8000-000000000000\",\"verdict\":\"clean\",\"decision\":\"deliver\",\"tags\":[],"
                            "\"created\":\"2026-01-01T00:00:00Z\",\"completed\":\"2026-01-01T00:00:00Z\"}";
-static const char RSPAMD[] = "{\"is_skipped\":false,\"score\":0.0,\"required_score\":15.0,\"action\":\"no action\",\"symbols\":{},\"messages\":{}}";
+static const char RSPAMD[] = "{\"is_skipped\":false,\"score\":0.0,\"required_score\":15.0,\"action\":\"no action\",\"symbols\":"
+    "{\"ARC_NA\":{\"name\":\"ARC_NA\",\"score\":0.0,\"metric_score\":0.0,\"description\":\"ARC signature absent\"},"
+    "\"R_SPF_ALLOW\":{\"name\":\"R_SPF_ALLOW\",\"score\":-0.2,\"metric_score\":-0.2,\"options\":[\"+ip4:192.0.2.0/24\"]},"
+    "\"MIME_GOOD\":{\"name\":\"MIME_GOOD\",\"score\":-0.1,\"metric_score\":-0.1,\"options\":[\"text/plain\"]}},\"messages\":{}}";
 static const char STATUS[] = "{\"messageQueueStatus\":\"GREEN\"}";
-static const char PING[] = "{}";
+static const char PING[] = "pong";
 
-typedef struct request { size_t left; int in_body; const char *answer; } request;
+typedef struct request { size_t left; int in_body, is_last; const char *answer; } request;
 typedef struct due { double at; conn *c; const char *body; } due; /* in order: all take the same time */
 
 static due *queue;
 static size_t first, last, room;
 
 static int answer(conn *c, const char *body) {
-    char text[512];
-    int n = snprintf(text, sizeof text, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
-                     strlen(body), body);
-    return say(c, text, n);
+    char text[1024];
+    int is_last = ((request *)c->owner)->is_last;
+    int n = snprintf(text, sizeof text, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%sContent-Length: %zu\r\n\r\n%s",
+                     is_last ? "Connection: close\r\n" : "", strlen(body), body);
+    return say(c, text, n) && !is_last;
 }
 
 static int answer_in_time(conn *c, const char *body, double delay) {
@@ -59,6 +64,7 @@ static int take(conn *c, double delay) {
         char *length = strcasestr(head, "\r\ncontent-length:");
         r->left = length ? strtoul(length + 17, NULL, 10) : 0;
         r->answer = strstr(head, "/checkv2") ? RSPAMD : strncmp(head, "POST", 4) == 0 ? BODY : strstr(head, "status") ? STATUS : PING;
+        r->is_last = r->answer == RSPAMD && strstr(head, "/close/");
         r->in_body = 1;
         consume(&c->in, end + 4 - head);
     }

@@ -46,6 +46,5 @@ class LaterNotes:
     def _open(self) -> None:
         is_shared = history_place.has_server(self._conf)
         if not is_shared and not history_place.history_directory(self._state).is_dir():
-            self._is_off = True  # no daemon has recorded anything, so there is no mail to note this for
-            return
+            return  # no daemon has recorded anything yet, so there is no mail to note this for
         self._store = history_place.history(self._conf, self._state)

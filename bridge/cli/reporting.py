@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from email.message import EmailMessage
 from email.policy import SMTP
+from email.utils import formatdate, make_msgid
 from pathlib import Path
 from typing import Self
 
@@ -113,7 +114,7 @@ class Reporter:
             return _failed(mail.id, kind, str(exc))
         try:
             state, text = self._learn(kind, mail, by)
-            sent = self._send(kind, mail)
+            sent = self._send(kind, mail, by)
             if state is not ReportState.WAITING:
                 self._store.finish(mail.key, by, kind, state)
         except (BridgeError, OSError) as exc:
@@ -141,11 +142,12 @@ class Reporter:
             return ReportState.KNOWN, "rspamd knew it already"
         return ReportState.LEARNED, "learned by rspamd"
 
-    def _send(self, kind: ReportKind, mail: ReportedMail) -> str:
+    def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
         """Raises BridgeError."""
         if self._to is None:
             return ""
-        asyncio.run(self._deliver(_mail_about(kind, mail, self._to), self._to))
+        host = wiring.hostname(self._session.config)
+        asyncio.run(self._deliver(_mail_about(kind, mail, self._to, by, host), self._to))
         return f"sent to {self._to}"
 
     async def _deliver(self, content: bytes, to: str) -> None:
@@ -188,12 +190,14 @@ def _failed(mail_id: str, kind: ReportKind, why: str) -> Reported:
     return Reported(mail_id, f"not reported as {kind.words}: {why}", False, ReportState.FAILED)
 
 
-def _mail_about(kind: ReportKind, mail: ReportedMail, to: str) -> bytes:
+def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: str) -> bytes:
     """The mail as an attachment that nothing opens by itself."""
     report = EmailMessage(policy=SMTP)
     name = mail.id.replace(":", "-")
-    report["To"], report["Subject"] = to, f"{kind.words.capitalize()}: {mail.id[:40]}"
-    report["Auto-Submitted"] = "auto-generated"
-    report.set_content(f"A person says that this mail is {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
+    report["From"], report["To"] = f"scanbridge@{host}", to
+    report["Subject"] = f"{kind.words.capitalize()}: {mail.id[:40]}"
+    report["Date"], report["Message-ID"] = formatdate(), make_msgid(domain=host)
+    report["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by itself
+    report.set_content(f"{by} reports that this mail is {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
     report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")
     return report.as_bytes()

@@ -55,6 +55,8 @@ def scan(
     from bridge.cli.scan_files import scan_files
 
     conf = load_or_exit(path)
+    if tenant and conf.scanner.dialect != "email-scanning":
+        raise click.UsageError(f"--tenant: a scanner with the dialect {conf.scanner.dialect} knows no tenants")
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
     request = AnalysisRequest(BorderMtaData(sender, recipients, remote_address, helo), tenant_uid)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.cli.scanner_remedy import next_step
 from bridge.cli.terminal import hide_log, say, say_json
@@ -29,7 +30,8 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
             try:
                 result = await scan_stored(scanner, as_mail(file.read_bytes()), request)
                 if as_json:
-                    say_json({"file": str(file), **result.to_dict()})
+                    wanted = {"changes": result.changes.to_dict()} if result.changes else {}
+                    say_json({"file": str(file), **result.to_dict(), **wanted})
                 else:
                     say(_shown(file, result))
             except (ScanError, Saturated, OSError) as exc:
@@ -41,4 +43,12 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
 
 def _shown(file: Path, result: AnalysisResult) -> str:
     tags = ",".join(result.tags) or "-"
-    return f"{file}: {result.decision} verdict={result.verdict or '-'} tags={tags} ggrid={result.ggrid}"
+    shown = f"{file}: {result.decision} verdict={result.verdict or '-'} tags={tags} ggrid={result.ggrid}"
+    return f"{shown} changes={_changes(result.changes)}" if result.changes else shown
+
+
+def _changes(changes: Changes) -> str:
+    """Which fields would be added and removed, and whether subject and reply are the scanner's."""
+    parts = [f"+{name}" for name, _ in changes.add] + [f"-{name}" for name, _ in changes.remove]
+    parts += ["subject"] if changes.subject is not None else []
+    return ",".join(parts + (["reply"] if changes.reply_text else []))

@@ -23,6 +23,8 @@ def next_step(exc: Exception, conf: Config) -> str:
                 "; give this token the permission to scan (`permissions` in abby.staticApiTokens), "
                 "then reload the service"
             )
+        case TokenRefused() if conf.scanner.dialect == "rspamd":
+            return "; put rspamd's password into scanner.token_file, then run `scanbridge reload`"
         case TokenRefused():
             return "; put the service's token into scanner.token_file, then run `scanbridge reload`"
         case ScanRefused() if ": 404" not in str(exc):  # 404: another web server, or another path

@@ -77,7 +77,9 @@ def _scanner(host: dict[str, Any]) -> str:
         status = "down" if status == "unknown" else "not scanning"
     elif not host.get("tried", True):
         status += ", no mail scanned yet"
-    text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
+    dialect = host.get("dialect", "email-scanning")
+    name = host["url"] if dialect == "email-scanning" else f"{host['url']} ({dialect})"
+    text = f"{name}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
     return text if circuit == "closed" else f"{text}, circuit {circuit}"
 
 

@@ -29,18 +29,14 @@ from bridge.config.digests import Digests
 from bridge.config.events import EventSinks
 from bridge.config.feedback import Feedback
 from bridge.config.fields import (
-    ALLOW_PLAIN_HTTP,
-    CA_FILE,
     FILE_LOOKUP,
     AddressField,
     DatabaseUrl,
     DomainField,
     HostName,
     Network,
-    SecretFile,
     Section,
     TenantUid,
-    base_url,
     domain_places,
     refuse_same_domain,
 )
@@ -53,49 +49,10 @@ from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
+from bridge.config.scanner import DEFAULT_DIALECT, Scanner
 from bridge.runtime import units, yaml_file
 from bridge.runtime.suggestion import did_you_mean
 from bridge.runtime.units import Duration
-
-
-class Scanner(Section):
-    allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
-    urls: list[str] = Field(
-        min_length=1,
-        description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
-    )
-    token_file: SecretFile = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
-    tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
-    ca_file: str | None = Field(None, description=CA_FILE)
-    client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
-    client_key_file: str | None = Field(
-        None, validate_default=True, description="Private key of `client_cert_file` (PEM)."
-    )
-    status_interval: Duration = Field(5.0, ge=0.1, description="How often the status of the service is queried.")
-    connect_timeout: Duration = Field(5.0, gt=0, description="Maximum time to connect to the service.")
-    resubmit: bool = Field(
-        False,
-        description="Submit a mail to another host even if the first one received all of it and then failed. "
-        "Such a mail may be scanned twice.",
-    )
-    size_limit_counts: Literal["mail", "request"] = Field(
-        "mail",
-        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as ours does. `request`: "
-        "the whole body of the request, with the envelope and the form around the mail; a mail that would exceed it is "
-        "refused with 552 and not sent.",
-    )
-
-    @field_validator("urls")
-    @classmethod
-    def _urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
-        return [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
-
-    @field_validator("client_key_file")
-    @classmethod
-    def _pair(cls, key_file: str | None, info: ValidationInfo) -> str | None:
-        if bool(key_file) != bool(info.data.get("client_cert_file")):
-            raise ValueError("client_cert_file and client_key_file must be set together")
-        return key_file
 
 
 class Tls(Section):
@@ -500,6 +457,14 @@ class Config(Section):
             if digests.page.address == address and address.port != 0:
                 raise ValueError(f"{name} has the same address as digests.page: use another port for one of them")
         return digests
+
+    @field_validator("embedded_service")
+    @classmethod
+    def _speaks_our_dialect(cls, embedded: bool, info: ValidationInfo) -> bool:
+        scanner = info.data.get("scanner")
+        if embedded and scanner is not None and scanner.dialect != DEFAULT_DIALECT:
+            raise ValueError(f"the embedded service does not speak {scanner.dialect}: remove scanner.dialect")
+        return embedded
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:

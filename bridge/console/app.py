@@ -12,6 +12,7 @@ from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
 from bridge.console.live import Live
+from bridge.console.pages import quarantine
 from bridge.console.render import Renderer
 from bridge.console.route import Route
 from bridge.console.routes import ROUTES
@@ -19,7 +20,8 @@ from bridge.console.sources import Sources
 
 
 def create_console(sources: Sources) -> Console:
-    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin))
+    words = tuple(sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS)))
+    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin), audit_words=words)
 
 
 def create_app(console: Console) -> ASGIApp:
@@ -48,8 +50,10 @@ def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def
     """A page for requests that no row is for."""
     guard = Guard(console, Route("/", handler, role=None))
 
-    async def answer(request: Request, _: Exception) -> Response:
-        return await guard(request)
+    async def answer(request: Request, exc: Exception) -> Response:
+        response = await guard(request)
+        response.headers.update(getattr(exc, "headers", None) or {})  # RFC 9110 15.5.6: Allow
+        return response
 
     return answer
 

@@ -6,6 +6,7 @@ cannot sign in with a password for a while; a sign-in link still works.
 
 from __future__ import annotations
 
+import ipaddress
 import time
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -16,6 +17,7 @@ from bridge.console.database import ConsoleStore
 WINDOW_S = 900.0
 MAX_PER_USER = 10
 MAX_PER_ADDRESS = 30
+_IPV6_BITS = 64  # one customer has at least so many addresses
 _LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
 _a = database.attempts.c
 
@@ -24,14 +26,17 @@ class Attempts:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
-    def admit(self, name: str, address: str, max_per_address: int = MAX_PER_ADDRESS) -> float:
-        """0 if a password may be tried now; otherwise how long to wait, in seconds. Without a name, by address alone.
+    def admit(
+        self, name: str | None, address: str, *, pages: str = "", max_per_address: int = MAX_PER_ADDRESS
+    ) -> float:
+        """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
+
+        `pages`: which pages it is for, other than the console; they are counted apart.
 
         The attempt counts as a failure until it succeeds: many at the same time are no way around the limit.
         """
         now = time.time()
-        keys = [(f"from:{address}", max_per_address)]
-        keys += [(f"user:{name[:100]}", MAX_PER_USER)] if name else []
+        keys = [(_from(address, pages), max_per_address), *([] if name is None else [(_of(name), MAX_PER_USER)])]
         with self._store.writing(_LOCK) as connection:
             connection.execute(delete(database.attempts).where(_a.at < now - WINDOW_S))
             wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)
@@ -39,12 +44,26 @@ class Attempts:
                 connection.execute(insert(database.attempts), [{"about": about, "at": now} for about, _ in keys])
         return wait_s
 
-    def succeeded(self, name: str, address: str) -> None:
+    def succeeded(self, name: str, address: str, *, pages: str = "") -> None:
         """Forgive this user, and this attempt to the address: it may have tried others."""
-        last = select(func.max(_a.seq)).where(_a.about == f"from:{address}").scalar_subquery()
+        last = select(func.max(_a.seq)).where(_a.about == _from(address, pages)).scalar_subquery()
         with self._store.writing() as connection:
-            connection.execute(delete(database.attempts).where(_a.about == f"user:{name[:100]}"))
+            connection.execute(delete(database.attempts).where(_a.about == _of(name)))
             connection.execute(delete(database.attempts).where(_a.seq == last))
+
+
+def _of(name: str) -> str:
+    return f"user:{name[:100]}"
+
+
+def _from(address: str, pages: str) -> str:
+    """The network of an IPv6 client: whoever has one address there has all of them."""
+    try:
+        ip = ipaddress.ip_address(address)
+        address = str(ipaddress.ip_network((ip, _IPV6_BITS), strict=False) if ip.version == 6 else ip)
+    except ValueError:  # a unix socket
+        pass
+    return f"from:{pages} {address}" if pages else f"from:{address}"
 
 
 def _wait_s(connection: Connection, about: str, limit: int, now: float) -> float:

@@ -32,6 +32,16 @@ class AuditEntry:
     result: str
 
 
+def is_storable(text: str) -> bool:
+    """Whether a database can keep it as text: PostgreSQL has no NUL, and neither has half a character."""
+    return "\0" not in text and text == text.encode("utf-8", "replace").decode()
+
+
+def _cut(text: str, length: int) -> str:
+    """Nothing in a text may keep an entry from being written."""
+    return (text if is_storable(text) else text.encode("utf-8", "replace").decode().replace("\0", "?"))[:length]
+
+
 class Audit:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
@@ -43,12 +53,12 @@ class Audit:
         """Returns the number of the entry. `name`: what somebody who did not sign in called themselves."""
         values = {
             "at": time.time(),
-            "name": (person.shown if person else name)[:100],
+            "name": _cut(person.shown if person else name, 100),
             "role": str(person.role) if person else "",
-            "address": address[:64],
-            "action": action[:60],
-            "mail": mail[:64],
-            "detail": detail[:1000],
+            "address": _cut(address, 64),
+            "action": _cut(action, 60),
+            "mail": _cut(mail, 64),
+            "detail": _cut(detail, 1000),
             "result": result,
         }
         with self._store.writing() as connection:
@@ -57,7 +67,7 @@ class Audit:
 
     def finish(self, seq: int, result: str, detail: str) -> None:
         with self._store.writing() as connection:
-            ended = update(database.audit).where(_a.seq == seq).values(result=result, detail=detail[:1000])
+            ended = update(database.audit).where(_a.seq == seq).values(result=result, detail=_cut(detail, 1000))
             connection.execute(ended)
 
     def find(
@@ -66,7 +76,7 @@ class Audit:
         """The newest first; `before` is the number of the last entry of the page before."""
         wanted = select(database.audit).order_by(_a.seq.desc()).limit(limit)
         for column, value in ((_a.name, name), (_a.mail, mail), (_a.action, action)):
-            wanted = wanted.where(column == value) if value else wanted
+            wanted = wanted.where(column == _cut(value, 1000)) if value else wanted
         wanted = wanted.where(_a.seq < before) if before else wanted
         with self._store.reading() as connection:
             return [AuditEntry(*row) for row in connection.execute(wanted)]

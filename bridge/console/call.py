@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,10 +23,30 @@ from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import form_token
 from bridge.history.entry import MailEntry
 
-__all__ = ["Call", "Handler", "Refused"]
+__all__ = ["Call", "Handler", "Queue", "Refused"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Queue:
+    """For work of one kind, of which only a little may run at once."""
+
+    limiter: CapacityLimiter
+    max_waiting: int  # with those that run
+    waiting: int = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Raises Refused if many wait already."""
+        if self.waiting >= self.max_waiting:
+            raise Refused(503, "Busy", "Many people ask for this at the same moment. Try again.", 5)
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
 
 
 @dataclass(slots=True)
@@ -79,6 +100,11 @@ class Call:
         """Work that waits for a file or a database."""
         return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
 
+    async def run_among_few(self, queue: Queue, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Work that takes much memory or time, in threads that other pages do not wait for. Raises Refused."""
+        with queue.place():
+            return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A whole page, from a file in `templates`."""
         here = self.request.scope["console_path"]
@@ -87,6 +113,7 @@ class Call:
             "form_token": form_token(self.session) if self.session else "",
             "navigation": navigation(self.person_or_none, here, has_digests=self.sources.digests is not None),
             "here": here,
+            "tenant_name": self.sources.tenant_name,
             "notice": NOTICES.get(self.request.query_params.get("notice", ""), ""),
         }
         return self.renderer.page(template, status, {**common, **values})

@@ -5,6 +5,7 @@ Shared by the console and the pages for users. If this is wrong, other sites act
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
+from bridge.console.audit import is_storable
 from bridge.errors import BridgeError
 
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
+_FORM_S, _FILE_S = 20.0, 300.0  # for the whole of it: whoever sends it slowly holds a connection
 
 
 class Refused(BridgeError):
@@ -48,8 +51,8 @@ class Front(Protocol):
 
 def check_host(request: Request, origins: Collection[str]) -> None:
     """A name that is not ours may be another site's, which was made to point at this address."""
-    host = request.headers.get("host", "").lower()
-    if not any(origin.partition("://")[2] == host for origin in origins):
+    hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
+    if not any(hosts == [origin.partition("://")[2]] for origin in origins):
         text = "These pages do not answer under this name. The setting public_url says which is right."
         raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
 
@@ -65,44 +68,57 @@ def check_origin(request: Request, origins: Collection[str]) -> None:
 
 
 async def read_form(request: Request, limit: int, max_files: int = 0) -> Form:
+    """Raises Refused."""
     if int_or(request.headers.get("content-length", ""), 0) > limit:
         raise _too_large(limit)
     counted = Request(request.scope, _limited(request.receive, limit))
+    limit_s = _FILE_S if max_files else _FORM_S
     try:
-        form = await counted.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
-    except HTTPException as exc:
+        async with asyncio.timeout(limit_s):
+            form = await counted.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
+    except TimeoutError:
+        raise Refused(408, "Too slow", f"The form did not come within {limit_s:.0f} seconds.") from None
+    except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
         raise Refused(400, "Not a form", "The form cannot be read.") from exc
     texts = {
         name: [value for value in form.getlist(name) if isinstance(value, str)]
         for name in form.keys()  # noqa: SIM118
     }
+    if not all(is_storable(value) for values in texts.values() for value in values):
+        raise Refused(400, "Not a form", "The form has characters that are no text.")
     return Form(texts, {name: value for name, value in form.items() if isinstance(value, UploadFile)})
 
 
 def client_address(request: Request, settings: Front) -> str:
-    """The browser's: behind a reverse proxy that we trust, the address that it names last."""
+    """The browser's: behind a reverse proxy that we trust, the address that it names last.
+
+    Some proxies add a field of their own behind the one that a client has sent, so all of them are read.
+    """
     peer = request.client.host if request.client else "local"
-    if settings.public_url and _is_in(peer, settings.trusted_proxies):
-        named = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-        try:
-            return str(ipaddress.ip_address(named))
-        except ValueError:
-            return peer
-    return peer
+    if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
+        return peer
+    named = _ip(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
+    return peer if named is None else str(named)
 
 
 def _is_in(address: str, networks: list[str]) -> bool:
     if address == "local":  # a unix socket: the proxy runs on this machine
         return True
+    ip = _ip(address)
+    return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Without a zone, which may be any text; an IPv4 address that is written as IPv6 is one of IPv4."""
     try:
-        ip = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return False
-    return any(ip in ipaddress.ip_network(network) for network in networks)
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def int_or(text: str, other: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else other
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else other
 
 
 def _too_large(limit: int) -> Refused:

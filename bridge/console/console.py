@@ -16,3 +16,4 @@ class Console:
     renderer: Renderer
     live: Live
     jobs: Jobs = field(default_factory=Jobs)
+    audit_words: tuple[str, ...] = ()  # what the audit log calls the actions

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 # Browsers accept such a cookie only with Secure and Path=/, and only from this host: no other site can set it.
 SESSION_COOKIE = "__Host-scanbridge"
 FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
-_SAME_SITE = "same-origin"
-_MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
 _NEAR_S = 86_400.0
 
@@ -75,12 +73,17 @@ class Guard:
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
-        if self.route.changes:
-            check_origin(call.request, origins)
-            await self._read_form(call)
-            self._check_token(call)
-        await self._check_role(call)
-        await self._find_mail(call)
+        try:
+            if self.route.changes:
+                check_origin(call.request, origins)
+            self._check_role(call)  # before the form, which may be large
+            if self.route.changes:
+                await self._read_form(call)
+                self._check_token(call)
+            await self._find_mail(call)
+        except Refused as exc:
+            await self._note_refused(call, exc)
+            raise
         return await self._audited(call)
 
     # Who it is
@@ -105,22 +108,25 @@ class Guard:
         parameters += ["notice=session-over"] if has_ended else []
         return RedirectResponse(f"{target}?{'&'.join(parameters)}" if parameters else target, status_code=303)
 
-    async def _check_role(self, call: Call) -> None:
+    def _check_role(self, call: Call) -> None:
         route, person = self.route, call.person_or_none
         if route.role is None or person is None:
             return
         if person.role < route.role:
-            await self._refused(call, f"needs the role {route.role}")
+            call.audit_detail = f"needs the role {route.role}"
             text = f"You are signed in as {person.name} with the role {person.role}; this needs the role {route.role}."
             raise Refused(403, "Not allowed", text)
         if route.all_tenants and not person.sees_everything:
-            await self._refused(call, "needs access to all tenants")
+            call.audit_detail = "needs access to all tenants"
             raise Refused(403, "Not allowed", "This is for people who may see the mail of all tenants.")
 
-    async def _refused(self, call: Call, why: str) -> None:
-        action = self.route.audit or f"asked for {self.route.path}"
-        write = call.sources.audit.write
-        await call.run(write, call.person, call.address, action, detail=why, result=audit_log.REFUSED)
+    async def _note_refused(self, call: Call, exc: Refused) -> None:
+        """People who have signed in; strangers could fill the log."""
+        if call.person_or_none is None:
+            return
+        action, mail = self.route.audit or f"asked for {self.route.path}", call.path.get("id", "")
+        write, detail, refused = call.sources.audit.write, call.audit_detail or exc.text, audit_log.REFUSED
+        await call.run(write, call.person, call.address, action, mail=mail, detail=detail, result=refused)
 
     # What it is about
 
@@ -160,8 +166,18 @@ class Guard:
             return await route.handler(call)
         mail = call.path.get("id", "")
         if not route.changes:
-            response = await route.handler(call)
-            await call.run(audit.write, call.person, call.address, route.audit, mail=mail, detail=call.audit_detail)
+            result = audit_log.FAILED
+            try:
+                response = await route.handler(call)
+                result = audit_log.DONE
+            except Refused as exc:
+                call.audit_detail = call.audit_detail or exc.text
+                raise
+            finally:
+                detail = call.audit_detail
+                await call.run(
+                    audit.write, call.person, call.address, route.audit, mail=mail, detail=detail, result=result
+                )
             return response
         if route.role is None:  # a sign-in writes its own entry: only it knows who that is
             return await route.handler(call)

@@ -1,8 +1,9 @@
 """Actions that wait ten seconds, so that they can be taken back, and then run beside the pages.
 
 A job belongs to the person who began it; nobody else sees it or takes it back. If the console stops before a job was
-due, nothing is done, and the audit log says so: the mail is still in the quarantine. Jobs are not kept anywhere but in
-memory, and there are few of them.
+due, nothing is done, and the audit log says so: the mail is still in the quarantine. The same if somebody else ends the
+session that the job was ordered in, or the user is removed. Jobs are not kept anywhere but in memory, and there are few
+of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 UNDO_S = 10.0
 _SHOWN_S = 600.0  # how long a finished job is shown
 _MAX_OF_PERSON = 30
+_MAX_OVER = 30  # finished ones of a person
 MAX_PROBLEMS = 20  # kept of one job
 
 
@@ -40,12 +43,14 @@ class Job:
     words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
     mails: tuple[str, ...]
     due_at: float  # Unix time
+    session: str = ""  # in which it was ordered; "" after its owner has signed out: then nobody can end it any more
     state: State = State.WAITING
     done: int = 0
     failed: int = 0
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended_at: float = 0.0
+    see: str = ""  # the page that shows the result
 
     @property
     def wait_s(self) -> float:
@@ -57,11 +62,11 @@ class Job:
 
     def succeeded(self, note: str = "") -> None:
         self.done += 1
-        if note and len(self.notes) < MAX_PROBLEMS:
+        if note and note not in self.notes and len(self.notes) < MAX_PROBLEMS:
             self.notes.append(note)
 
-    def fail(self, problem: str) -> None:
-        self.failed += 1
+    def fail(self, problem: str, mails: int = 1) -> None:
+        self.failed += mails
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
@@ -78,14 +83,24 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.is_stopping = False
 
-    def begin(self, owner: str, words: tuple[str, str], mails: tuple[str, ...], work: Work, dropped: OnDropped) -> Job:
+    def begin(
+        self,
+        owner: str,
+        session: str,
+        words: tuple[str, str],
+        mails: tuple[str, ...],
+        work: Work,
+        dropped: OnDropped,
+        see: str = "",
+    ) -> Job:
         """Do `work` after ten seconds, unless it is taken back; `dropped` if the console stops before. Must run in the
         event loop. Raises TooManyJobs."""
         self._forget()
         if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
             raise TooManyJobs
-        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S)
+        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S, session, see=see)
         self._jobs[job.id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, work, dropped))
         return job
@@ -110,12 +125,28 @@ class Jobs:
             if job.is_over:
                 del self._jobs[job.id]
 
+    def signed_out(self, session: str) -> None:
+        """Its owner has ended it: what was ordered is done all the same."""
+        for job in self._jobs.values():
+            if job.session == session:
+                job.session = ""
+
+    async def stop(self, patience_s: float) -> None:
+        """Drop what is not due yet, and let what runs come to the end of one mail, so that its result is recorded."""
+        self.is_stopping = True
+        for job_id, task in self._tasks.items():
+            if self._jobs[job_id].state is State.WAITING:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=patience_s)
+
     async def _run(self, job: Job, work: Work, dropped: OnDropped) -> None:
         try:
             await asyncio.sleep(job.wait_s)
         except asyncio.CancelledError:
             if job.state is State.WAITING:
                 await dropped(job)
+            self._tasks.pop(job.id, None)
             raise
         job.state = State.RUNNING
         try:
@@ -129,5 +160,8 @@ class Jobs:
 
     def _forget(self) -> None:
         old = time.time() - _SHOWN_S
-        for job in [job for job in self._jobs.values() if job.is_over and job.ended_at < old]:
-            del self._jobs[job.id]
+        over: Counter[str] = Counter()
+        for job in [job for job in reversed(self._jobs.values()) if job.is_over]:
+            over[job.owner] += 1
+            if job.ended_at < old or over[job.owner] > _MAX_OVER:
+                del self._jobs[job.id]

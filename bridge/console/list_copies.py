@@ -1,24 +1,27 @@
 """Copies of lists, for browsing: the List API has no search, and a million entries take seconds to read.
 
-A copy is a sorted text file that is mapped into memory, one entry in a line. Finding a page of it takes milliseconds.
-It is fetched when somebody looks at the list, and again in the background when it is old; what the console changed
-itself is shown at once. Only for showing: changes go to the service, which alone knows what is in a list.
+A copy is a sorted text file that is mapped into memory, one entry in a line, with the comments in another file.
+Finding a page of it takes milliseconds. It is fetched when somebody looks at the list, and again in the background when
+it is old; what the console changed itself is shown at once. Until the first copy is complete, a page gets what has come
+so far. Only for showing: changes go to the service, which alone knows what is in a list.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from bridge.api.lists import ListEntry
+from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.errors import BridgeError
 from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.sync import with_rereads
@@ -26,65 +29,173 @@ from bridge.lists.sync import with_rereads
 log = logging.getLogger(__name__)
 
 _FRESH_S = 60.0
+_WAIT_S = 0.05  # a page waits for a short list; a long one is not there in this time
+_INFOS_S = 30.0
 _MAX_COPIES = 20
-_MAX_LOOKS = 200_000  # lines that one search compares; the next page goes on from there
+_TURN_S = 0.005
+_BLOCK = 1 << 20  # bytes that are searched at once
+_PAGE_BYTES = 25_000  # of entries: those of some lists are long, and a page is to stay small
+_SHOWN = 100  # entries of a list that is still being read
 Key = tuple[str, str | None]  # name and tenant
+Data = bytes | mmap.mmap
+
+
+@dataclass(slots=True)
+class Changes:
+    """What the console changed since the list was read, or while it is being read."""
+
+    added: dict[str, str] = field(default_factory=dict)  # with their comments
+    deleted: set[str] = field(default_factory=set)
+
+    def note(self, added: Iterable[ListEntry], deleted: Iterable[str]) -> None:
+        for entry in added:
+            self.added[entry.entry] = entry.comment
+            self.deleted.discard(entry.entry)
+        for gone in deleted:
+            self.added.pop(gone, None)
+            self.deleted.add(gone)
+
+    def found(self, wanted: str) -> list[ListEntry]:
+        return [ListEntry(*pair) for pair in sorted(self.added.items()) if wanted.lower() in pair[0].lower()]
+
+    def has(self, entry: str) -> bool:
+        return entry in self.deleted or entry in self.added
 
 
 @dataclass(slots=True)
 class Copy:
-    """Lines of `entry TAB comment`, sorted; tabs and line feeds in a comment are spaces."""
+    """Sorted lines: the entry in lower case, as it is written if that differs, and where its comment begins."""
 
-    data: bytes | mmap.mmap
+    names: Data
+    comments: Data
     count: int
     at: float  # Unix time
     took_s: float
-    added: dict[str, str] = field(default_factory=dict)  # by the console, since then
-    deleted: set[str] = field(default_factory=set)
+    changes: Changes = field(default_factory=Changes)
+    is_complete: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, entries: Iterable[ListEntry]) -> Copy:
+        """Without files."""
+        maker = Maker()
+        maker.add(list(entries))
+        return maker.copy(time.monotonic())
 
     def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
         """Entries that contain the text, in any letter case, from this place on; and where to go on, or 0."""
-        text = wanted.lower().encode()
-        found: list[ListEntry] = []
-        if start == 0:
-            found += [ListEntry(*pair) for pair in sorted(self.added.items()) if wanted.lower() in pair[0].lower()]
-        at, end = start, len(self.data)
-        while at < end and len(found) < limit:
-            at = self._next(text, at)
-            if at < 0:
-                return found, 0
-            stop = self.data.find(b"\n", at)
-            entry, _, comment = self.data[at:stop].decode("utf-8", "replace").partition("\t")
-            at = stop + 1
-            name = entry.rpartition("\x1f")[2]
-            if name not in self.deleted and name not in self.added:
-                found.append(ListEntry(name, comment))
-        return found, at if at < end else 0
+        found = self.changes.found(wanted) if start == 0 else []
+        size, start = 0, self._whole(start)
+        for line, following in self._lines(wanted.lower().encode("utf-8", "replace"), start):
+            entry = self._entry(line)
+            if not self.changes.has(entry.entry):
+                found.append(entry)
+                size += len(line)
+            if len(found) >= limit or size > _PAGE_BYTES:
+                return found, following if following < len(self.names) else 0
+        return found, 0
 
-    def _next(self, text: bytes, at: int) -> int:
-        """Where the next line begins that has the text before its own spelling, which is in lower case; or -1."""
+    def _whole(self, start: int) -> int:
+        """Where a line begins: the place comes out of a link, and the list may have been read again since."""
+        return start if start == 0 else self.names.find(b"\n", start - 1) + 1 or len(self.names)
+
+    def _lines(self, text: bytes, start: int) -> Iterator[tuple[bytes, int]]:
+        """Each line that has the text, and where the next one begins."""
+        at = start
+        while block := self._block(at):
+            begin = 0
+            while (hit := block.find(text, begin)) >= 0 and hit < len(block):
+                begin = block.rfind(b"\n", 0, hit) + 1
+                end = block.find(b"\n", begin)
+                yield block[begin:end], at + end + 1
+                begin = end + 1
+            at += len(block)
+
+    def _block(self, at: int) -> bytes:
+        """Whole lines from here on. A copy: `mmap.find` is ten times as slow as `bytes.find`."""
+        size = _BLOCK
         while True:
-            if not text:
-                return at
-            hit = self.data.find(text, at)
-            if hit < 0:
-                return -1
-            begin = self.data.rfind(b"\n", 0, hit) + 1
-            if self.data.find(b"\x1f", begin, hit) < 0:  # not in the comment
-                return begin
-            at = self.data.find(b"\n", hit) + 1
-            if at <= 0 or at >= len(self.data):
-                return -1
+            block = self.names[at : at + size]
+            if at + size >= len(self.names):
+                return block
+            if end := block.rfind(b"\n") + 1:
+                return block[:end]
+            size *= 2
+
+    def _entry(self, line: bytes) -> ListEntry:
+        lower, name, place = line.split(b"\x1f")
+        begin = int(place.translate(_DIGITS), 8)
+        comment = self.comments[begin : self.comments.find(b"\n", begin)]
+        return ListEntry((name or lower).decode("utf-8", "replace"), comment.decode("utf-8", "replace"))
 
 
-def _line(entry: ListEntry) -> bytes:
-    """The entry in lower case, by which it is found, then as it is written, then its comment."""
-    comment = entry.comment.translate(_PLAIN)
-    name = entry.entry.translate(_PLAIN)
-    return f"{name.lower()}\x1f{name}\t{comment}\n".encode("utf-8", "replace")
+@dataclass(slots=True)
+class Reading:
+    """A list that is being read for the first time: its first entries, in no order."""
+
+    count: int = 0
+    first: list[ListEntry] = field(default_factory=list)
+    at: float = field(default_factory=time.time)
+    changes: Changes = field(default_factory=Changes)
+    is_outdated: bool = False  # it has changed so much meanwhile that it must be read again
+    is_complete: ClassVar[bool] = False
+
+    def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
+        """Of what is there."""
+        own = [entry for entry in self.first if wanted.lower() in entry.entry.lower()]
+        return [*self.changes.found(wanted), *(one for one in own if not self.changes.has(one.entry))][:limit], 0
 
 
-_PLAIN = str.maketrans({"\n": " ", "\r": " ", "\t": " ", "\x1f": " "})
+class Maker:
+    """Makes a copy while its entries come. Sorts some at a time: sorting all at once would stop all other threads."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[bytes]] = []
+        self._comments = tempfile.TemporaryFile(dir=_directory())  # noqa: SIM115 - `close`
+        self._at = 0
+        self._count = 0
+
+    def add(self, entries: list[ListEntry]) -> None:
+        run = []
+        for entry in entries:
+            name = _plain(entry.entry)
+            lower = name.lower()
+            place = f"{self._at:o}".encode().translate(_HIDDEN)
+            written = name if name != lower else ""
+            run.append(b"%b\x1f%b\x1f%b\n" % (_bytes(lower), _bytes(written), place))
+            self._at += self._comments.write(_bytes(_plain(entry.comment)) + b"\n")
+        run.sort()
+        self._runs.append(run)
+        self._count += len(run)
+
+    def close(self) -> None:
+        self._comments.close()
+
+    def copy(self, began: float) -> Copy:
+        with self._comments, tempfile.TemporaryFile(dir=_directory()) as names:
+            names.writelines(heapq.merge(*self._runs))
+            self._runs.clear()
+            mapped = (_mapped(names), _mapped(self._comments))
+        return Copy(*mapped, self._count, time.time(), time.monotonic() - began)
+
+
+def _mapped(file) -> Data:  # type: ignore[no-untyped-def]
+    """The file has no name: the system may drop it from memory, and it is gone with the process."""
+    file.flush()
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else text.translate(_PLAIN)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+_PLAIN = str.maketrans({"\n": " ", "\r": " ", "\t": " ", "\x1f": " "} | {chr(code): " " for code in range(1, 9)})
+# Places are written with control characters, which no search finds.
+_HIDDEN = bytes.maketrans(b"01234567", bytes(range(1, 9)))
+_DIGITS = bytes.maketrans(bytes(range(1, 9)), b"01234567")
 
 
 class ListCopies:
@@ -92,71 +203,101 @@ class ListCopies:
         self._settings = settings
         self._copies: dict[Key, Copy] = {}
         self._running: dict[Key, asyncio.Task[Copy]] = {}
+        self._reading: dict[Key, Reading] = {}
+        self._infos: dict[str | None, tuple[float, list[ListFileInfo]]] = {}
 
-    async def get(self, name: str, tenant: str | None) -> Copy:
+    async def get(self, name: str, tenant: str | None) -> Copy | Reading:
         """Raises BridgeError, if there is no copy yet and none can be fetched."""
         key = (name, tenant)
         known = self._copies.get(key)
         if known is not None and time.time() - known.at < max(_FRESH_S, 20 * known.took_s):
             return known
-        if key not in self._running:
+        is_new = key not in self._running
+        if is_new:
+            self._reading[key] = Reading()
             self._running[key] = asyncio.create_task(self._fetch(key))
-        if known is not None:
             self._running[key].add_done_callback(_noted)
+        if known is not None:
             return known
-        return await asyncio.shield(self._running[key])
+        running, reading = self._running[key], self._reading[key]
+        if is_new:
+            await asyncio.wait([running], timeout=_WAIT_S)
+        return running.result() if running.done() else reading
 
     def changed(
         self, name: str, tenant: str | None, added: Iterable[ListEntry] = (), deleted: Iterable[str] = ()
     ) -> None:
-        """The service has made these changes."""
-        known = self._copies.get((name, tenant))
-        if known is None:
-            return
-        for entry in added:
-            known.added[entry.entry] = entry.comment
-            known.deleted.discard(entry.entry)
-        for gone in deleted:
-            known.added.pop(gone, None)
-            known.deleted.add(gone)
+        """The service has made these changes. A copy that is being made may lack them, too."""
+        added, deleted = list(added), list(deleted)
+        if (known := self._copies.get((name, tenant))) is not None:
+            known.count += sum(not _has(known, entry.entry) for entry in added)
+            known.count -= sum(_has(known, gone) for gone in deleted)
+        for one in (known, self._reading.get((name, tenant))):
+            if one is not None:
+                one.changes.note(added, deleted)
+
+    async def infos(self, tenant: str | None) -> list[ListFileInfo]:
+        """The lists of a tenant: kept for a while, because the service may be busy. Raises BridgeError."""
+        known = self._infos.get(tenant)
+        if known is None or time.monotonic() - known[0] > _INFOS_S:
+            async with ListClient(await asyncio.to_thread(self._settings)) as client:
+                known = self._infos[tenant] = (time.monotonic(), await client.lists(tenant))
+        return known[1]
 
     def forget(self, name: str, tenant: str | None) -> None:
         """Much has changed: fetch it again."""
         self._copies.pop((name, tenant), None)
+        if (reading := self._reading.get((name, tenant))) is not None:
+            reading.is_outdated = True
 
     async def _fetch(self, key: Key) -> Copy:
-        began = time.monotonic()
+        reading = self._reading[key]
         try:
-            async with ListClient(await asyncio.to_thread(self._settings)) as client:
-                lines = await with_rereads(lambda: _read(client, key))
-            data = await asyncio.to_thread(_sorted, lines)
-            copy = Copy(data, len(lines), time.time(), time.monotonic() - began)
+            copy = await asyncio.to_thread(self._copied, key, reading)
+            copy.changes = reading.changes
             self._copies.pop(key, None)
             while len(self._copies) >= _MAX_COPIES:
                 del self._copies[next(iter(self._copies))]
             self._copies[key] = copy
             return copy
         finally:
-            del self._running[key]
+            del self._running[key], self._reading[key]
+
+    def _copied(self, key: Key, reading: Reading) -> Copy:
+        """In a thread, with a loop of its own: pages do not wait for it."""
+        began = time.monotonic()
+        maker = asyncio.run(self._made(key, reading))
+        return maker.copy(began)
+
+    async def _made(self, key: Key, reading: Reading) -> Maker:
+        async with ListClient(self._settings()) as client:
+            maker = await with_rereads(lambda: _read(client, key, reading))
+            while reading.is_outdated:
+                maker.close()
+                reading.is_outdated = False
+                maker = await with_rereads(lambda: _read(client, key, reading))
+            return maker
 
 
-async def _read(client: ListClient, key: Key) -> list[bytes]:
-    lines: list[bytes] = []
-    async with aclosing(client.entry_chunks(*key)) as chunks:
-        async for chunk in chunks:
-            lines += map(_line, chunk)
-    return lines
-
-
-def _sorted(lines: list[bytes]) -> bytes | mmap.mmap:
-    """In a file without a name: the system may drop it from memory, and it is gone with the process."""
-    lines.sort()
-    if not lines:
-        return b""
-    with tempfile.TemporaryFile(dir=_directory()) as file:
-        file.writelines(lines)
-        file.flush()
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+async def _read(client: ListClient, key: Key, reading: Reading) -> Maker:
+    """At half speed: threads of Python take turns."""
+    maker = Maker()
+    reading.count, reading.first = 0, []
+    try:
+        async with aclosing(client.entry_chunks(*key)) as chunks:
+            began = time.monotonic()
+            async for chunk in chunks:
+                maker.add(chunk)
+                reading.count += len(chunk)
+                reading.first += chunk[: _SHOWN - len(reading.first)]
+                now = time.monotonic()
+                if now - began > _TURN_S:
+                    await asyncio.sleep(now - began)
+                    began = time.monotonic()
+    except BaseException:
+        maker.close()
+        raise
+    return maker
 
 
 def _directory() -> Path | None:
@@ -164,7 +305,11 @@ def _directory() -> Path | None:
     return Path(place) if place else None
 
 
+def _has(copy: Copy, name: str) -> bool:
+    return any(entry.entry == name for entry in copy.page(name, 0, 100)[0])
+
+
 def _noted(task: asyncio.Task[Copy]) -> None:
     """The older copy is shown meanwhile."""
     if not task.cancelled() and isinstance(exc := task.exception(), BridgeError):
-        log.warning("console: the list cannot be read again: %s", exc)
+        log.warning("console: the list cannot be read: %s", exc)

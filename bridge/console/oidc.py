@@ -8,6 +8,7 @@ another person.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -41,8 +42,9 @@ log = logging.getLogger(__name__)
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 LASTS_S = 600.0
 _LEEWAY_S = 30
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0  # for one whole answer
 _METADATA_S = 3600.0
+_AGAIN_S = 5.0  # a provider that failed is asked again after this time
 _KEYS_S = 60.0  # unknown keys are asked for at most so often
 _MAX_ANSWER = 1024 * 1024
 _MAX_USED = 10_000
@@ -73,6 +75,8 @@ class Provider:
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     _used: OrderedDict[str, float] = field(default_factory=OrderedDict)
     _metadata: tuple[float, dict[str, Any]] | None = None
+    _discovering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _not_before: float = 0.0  # on the monotonic clock
     _keys: tuple[float, KeySet] | None = None
 
     # Beginning
@@ -159,8 +163,8 @@ class Provider:
         }
         basic = None
         if self.secret is not None:
-            methods = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-            if "client_secret_basic" in methods:
+            methods = metadata.get("token_endpoint_auth_methods_supported")
+            if not isinstance(methods, list) or "client_secret_basic" in methods:
                 basic = (self.settings.client_id, self.secret)
             else:
                 form["client_secret"] = self.secret
@@ -192,7 +196,7 @@ class Provider:
             )
             claims.validate(leeway=_LEEWAY_S)
         except (JoseError, ValueError, TypeError, KeyError) as exc:
-            log.warning("console: an ID token was refused: %s", exc)
+            log.warning("console: an ID token was refused: %s", visible(str(exc))[:300])
             raise SignInRefused("The ID token of the provider is not valid; the log of the console says why.") from exc
         return dict(claims)
 
@@ -227,8 +231,21 @@ class Provider:
     # The provider
 
     async def _discovered(self) -> dict[str, Any]:
-        if self._metadata is not None and time.monotonic() - self._metadata[0] < _METADATA_S:
-            return self._metadata[1]
+        """Asked for once for all who wait: anybody can begin a sign-in."""
+        async with self._discovering:
+            if self._metadata is not None and time.monotonic() - self._metadata[0] < _METADATA_S:
+                return self._metadata[1]
+            if time.monotonic() < self._not_before:
+                raise SignInRefused("The provider did not answer a moment ago. Try again.")
+            try:
+                found = await self._discover()
+            except SignInRefused:
+                self._not_before = time.monotonic() + _AGAIN_S
+                raise
+            self._metadata = (time.monotonic(), found)
+            return found
+
+    async def _discover(self) -> dict[str, Any]:
         found = await self._json("GET", self.settings.issuer.rstrip("/") + "/.well-known/openid-configuration")
         if found.get("issuer") != self.settings.issuer:
             raise SignInRefused("The provider calls itself by another name than console.oidc.issuer.")
@@ -237,7 +254,6 @@ class Provider:
                 base_url(str(found.get(name, "")).partition("?")[0], False)
             except ValueError as exc:
                 raise SignInRefused(f"The provider's {name} cannot be used.") from exc
-        self._metadata = (time.monotonic(), found)
         return found
 
     async def _key_set(self, metadata: dict[str, Any], *, fresh: bool = False) -> KeySet:
@@ -252,6 +268,7 @@ class Provider:
         """Raises SignInRefused. Answers and secrets are not logged."""
         try:
             async with (
+                asyncio.timeout(_TIMEOUT_S),
                 httpx2.AsyncClient(verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False) as client,
                 client.stream(method, url, **{k: v for k, v in request.items() if v is not None}) as response,
             ):
@@ -265,7 +282,7 @@ class Provider:
                 code = found.get("error") if isinstance(found, dict) else ""
                 raise ValueError(f"status {response.status_code} {visible(str(code or ''))[:100]}")
             return found
-        except (httpx2.HTTPError, ValueError) as exc:
+        except (httpx2.HTTPError, ValueError, TimeoutError, RecursionError) as exc:
             log.warning("console: %s of the provider failed: %s", url, visible(f"{type(exc).__name__}: {exc}")[:300])
             raise SignInRefused("The provider did not accept this, or cannot be reached; the log says why.") from exc
 

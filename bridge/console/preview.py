@@ -39,6 +39,8 @@ _WITH_CONTENT = _words(
 )
 _LINK = re.compile(r'<a href="([^"]*)">')
 _TAG = re.compile(r"<(/?)([a-z0-9]+)")
+# They reverse what follows: the address of a link would read as another one.
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?")
 _EMPTY = _words("br col hr img wbr")
 _MAX_DEPTH = 200
 _CLASSES = ("link", "address")
@@ -52,7 +54,7 @@ STYLE = (
     "table{border-collapse:collapse;max-width:100%}"
     "pre{white-space:pre-wrap}"
     ".link{text-decoration:underline dotted}"
-    ".address{font:12px ui-monospace,monospace;opacity:.8}"
+    ".address{font:12px ui-monospace,monospace;opacity:.8;unicode-bidi:isolate;direction:ltr}"
     "img{display:inline-block;border:1px dashed;padding:0 4px;font-size:12px}"
     ".note{font-size:13px;opacity:.8;border-top:1px solid;padding-top:6px}"
 )
@@ -78,7 +80,7 @@ def sanitised(html: str) -> str:
     """Safe to be the body of a document: the last step is always the one that removes everything else."""
     first = _cleaned(html.replace("\0", ""), _FIRST)
     # What stands in an attribute may look like a link as well: whatever this makes of it is cleaned again.
-    return _cleaned(_LINK.sub(_address_first, first).replace("</a>", "</span>"), _SECOND)
+    return _cleaned(_LINK.sub(_address_first, first).replace("</a>", "</span>"), _SECOND).translate(_DIRECTIONS)
 
 
 def depth(html: str) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,9 +18,12 @@ from bridge.runtime.http_server import HttpLimits, HttpServer
 
 log = logging.getLogger(__name__)
 
-_LIMITS = HttpLimits(max_head_bytes=32 * 1024, head_timeout_s=15.0, max_connections=500)
+_LIMITS = HttpLimits(max_head_bytes=32 * 1024, head_timeout_s=15.0, max_connections=500, unread_timeout_s=30.0)
 _UPKEEP_S = 3600.0
+_NICE = 5  # mail comes first, whatever people ask for
+_SWITCH_S = 0.001  # threads take turns so often: a page does not wait long for one that counts or reads a list
 _DRAIN_S = 5.0
+_JOBS_S = 15.0  # with the time before, less than TimeoutStopSec of the unit
 
 
 async def run(
@@ -30,6 +34,9 @@ async def run(
     ends_with_input: bool = False,
 ) -> None:
     """Answer until SIGTERM or SIGINT, or until standard input ends: then whoever started us is gone."""
+    sys.setswitchinterval(_SWITCH_S)
+    if os.nice(0) <= 0:  # the unit may have done it
+        os.nice(_NICE)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
@@ -45,6 +52,7 @@ async def run(
     console.live.stop()
     upkeep.cancel()
     await server.stop(_DRAIN_S)
+    await console.jobs.stop(_JOBS_S)
     await asyncio.to_thread(sources.store.close)
     await asyncio.to_thread(sources.history.close)
 

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
 from bridge import __version__
 from bridge.console.roles import Role
+from bridge.console.url_part import to_part
 from bridge.history.rule_words import ACTIONS
 from bridge.runtime.visible_text import visible, visible_lines
 
 # Sentences that a redirect may ask the next page to show. Only these: text in a link could be anybody's.
 NOTICES = {
     "signed-out": "You are signed out.",
-    "session-over": "Your session has ended. Sign in again to go on.",
+    "session-over": "Your session has ended. Sign in again to continue.",
     "session-revoked": "The session was ended.",
-    "undone": "It was taken back: nothing was done.",
     "entries-added": "The entries were added.",
     "entries-deleted": "The entries were deleted.",
     "user-removed": "The user was removed.",
@@ -42,6 +43,10 @@ TONES = {
 
 
 _NONE = "\u2013"  # a dash
+# Browsers name others before themselves, so the order matters.
+_BROWSERS = tuple(re.compile(rf"({name})/(\d+)") for name in ("Edg", "OPR", "Firefox", "Chrome", "Version"))
+_SYSTEMS = {"Android": "Android", "iPhone": "iOS", "iPad": "iOS", "Windows": "Windows", "Mac OS X": "macOS",
+            "Linux": "Linux"}  # fmt: skip
 
 
 class StaticFiles:
@@ -70,9 +75,9 @@ class Renderer:
         )  # fmt: skip
         self._jinja.filters |= {"visible": visible, "visible_lines": visible_lines, "bytes": show_bytes}
         self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
-        self._jinja.filters |= {"exact": show_exact, "iso": show_iso}
+        self._jinja.filters |= {"exact": show_exact, "iso": show_iso, "browser": show_browser}
         self._jinja.globals |= {
-            "url": self.url, "quoted": self.quoted, "static": self._static, "version": __version__, "Role": Role,
+            "url": self.url, "part": to_part, "static": self._static, "version": __version__, "Role": Role,
             "ACTIONS": ACTIONS, "tone": lambda word: TONES.get(str(word), "open"),
         }  # fmt: skip
 
@@ -80,10 +85,6 @@ class Renderer:
         """A link to a page of ours; parameters that are empty are left out."""
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return f"{self._root_path}{path}" + (f"?{urlencode(given)}" if given else "")
-
-    def quoted(self, path: str) -> str:
-        """A path with a name in it that is not ours, such as that of a list."""
-        return quote(path, safe="/")
 
     def page(self, template: str, status: int, values: Mapping[str, Any]) -> Response:
         return HTMLResponse(self._jinja.get_template(template).render(values), status_code=status)
@@ -124,6 +125,16 @@ def show_age(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def show_browser(agent: str) -> str:
+    """`Firefox 140 on Linux`; the whole text of a program that is none of these."""
+    found = next((match for pattern in _BROWSERS if (match := pattern.search(agent))), None)
+    if found is None:
+        return agent[:60]
+    name = {"Edg": "Edge", "OPR": "Opera", "Version": "Safari"}.get(found[1], found[1])
+    system = next((label for word, label in _SYSTEMS.items() if word in agent), "")
+    return f"{name} {found[2]}" + (f" on {system}" if system else "")
 
 
 def show_exact(moment: float) -> str:

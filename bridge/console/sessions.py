@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Row, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, or_, select, update
 
 from bridge.console import database
 from bridge.console.database import ConsoleStore
@@ -21,6 +22,7 @@ from bridge.console.tokens import hash_of, is_token, new_token
 LINK_S = 900.0  # how long a sign-in link may be used
 _TOUCH_S = 30.0  # so seldom, the time of the last use is written
 _MAX_PER_PERSON = 50  # the oldest is ended
+IsAllowed = Callable[[Connection], bool]
 _s, _l = database.sessions.c, database.links.c
 
 
@@ -45,8 +47,9 @@ class Sessions:
         self._store = store
         self._limits = limits
 
-    def begin(self, person: Person, address: str, browser: str) -> str:
-        """The id for the browser: always a new one, so nobody can choose it beforehand."""
+    def begin(self, person: Person, address: str, browser: str, is_allowed: IsAllowed | None = None) -> str:
+        """The id for the browser: always a new one, so nobody can choose it beforehand. "" if it is not allowed after
+        all, at the moment when the session would begin."""
         token, now = new_token(), time.time()
         values = {
             "hash": hash_of(token),
@@ -61,6 +64,8 @@ class Sessions:
             "used_at": now,
         }
         with self._store.writing() as connection:
+            if is_allowed is not None and not is_allowed(connection):
+                return ""
             connection.execute(delete(database.sessions).where(self._is_over(now)))
             many = select(_s.hash).where(_is_of(person)).order_by(_s.begun_at.desc()).offset(_MAX_PER_PERSON - 1)
             surplus = [row.hash for row in connection.execute(many)]
@@ -81,6 +86,11 @@ class Sessions:
             with self._store.writing() as connection:
                 connection.execute(update(database.sessions).where(_s.hash == hashed).values(used_at=now))
         return _session(row)
+
+    def is_there(self, label: str) -> bool:
+        """Whether nobody has ended it."""
+        with self._store.reading() as connection:
+            return connection.execute(select(_s.label).where(_s.label == label)).first() is not None
 
     def end(self, token: str) -> None:
         with self._store.writing() as connection:

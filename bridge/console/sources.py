@@ -66,6 +66,12 @@ class Sources:
     def admin(self) -> Endpoint:
         return self.config.admin.address
 
+    def tenant_name(self, uid: str) -> str:
+        """For people, who know their domains better than a UUID."""
+        domains = next((tenant.recipient_domains for tenant in self.config.tenants if tenant.uid == uid), [])
+        more = f" and {len(domains) - 1} more" if len(domains) > 1 else ""
+        return f"tenant {domains[0]}{more} ({uid})" if domains else f"tenant {uid}"
+
     def held(self, mail_id: str, tenants: Tenants) -> MailRecord | None:
         """A mail in the quarantine, if it is there and belongs to one of these tenants. Raises BridgeError."""
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import argon2
-from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from bridge.console import database
 from bridge.console.database import ConsoleStore
@@ -25,6 +25,22 @@ _t = database.users.c
 
 class UserMistake(BridgeError):
     """A name, password or role that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Somebody who knew the password, or had a link: true at the moment when it was looked up."""
+
+    person: Person
+    password: str | None = field(default=None, repr=False)  # the hash it was compared with; None: it does not matter
+
+    def is_still_true(self, connection: Connection) -> bool:
+        """Whether the user is there, with this role, these tenants and this password; they stay until the end of the
+        transaction. Comparing a password takes a while, in which the user may have been removed or changed."""
+        row = connection.execute(select(database.users).where(_t.name == self.person.name).with_for_update()).first()
+        if row is None or self.password not in (None, row.password):
+            return False
+        return _user(row).person == self.person
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +73,14 @@ class Users:
             changed = connection.execute(update(database.users).where(_t.name == name).values(password=hashed))
             if not changed.rowcount:
                 raise UserMistake(f"there is no user {name}")
-            connection.execute(delete(database.sessions).where(_is_session_of(name)))
+            _end_sign_ins(connection, name)
 
     def remove(self, name: str) -> None:
         """With all sessions and links. Raises UserMistake if there is no such user."""
         with self._store.writing() as connection:
             if not connection.execute(delete(database.users).where(_t.name == name)).rowcount:
                 raise UserMistake(f"there is no user {name}")
-            connection.execute(delete(database.sessions).where(_is_session_of(name)))
-            connection.execute(delete(database.links).where(database.links.c.name == name))
+            _end_sign_ins(connection, name)
 
     def listed(self) -> list[User]:
         with self._store.reading() as connection:
@@ -76,22 +91,23 @@ class Users:
             row = connection.execute(select(database.users).where(_t.name == name)).first()
         return None if row is None else _user(row)
 
-    def verify(self, name: str, password: str) -> Person | None:
+    def verify(self, name: str, password: str) -> Proven | None:
         """Who this is, if the password is right. Takes the same time if there is no such user."""
         with self._store.reading() as connection:
             row = connection.execute(select(database.users).where(_t.name == name)).first()
-        hashed = row.password if row is not None and row.password else _of_nobody()
         with _AT_ONCE:
+            hashed = row.password if row is not None and row.password else _of_nobody()
             try:
-                _HASHER.verify(hashed, password[:MAX_PASSWORD])
+                _HASHER.verify(hashed, password[: MAX_PASSWORD + 1])
             except argon2.exceptions.Argon2Error:
                 return None
         if row is None or not row.password:
             return None
-        renewed = {"password": self._hash(password, name)} if _HASHER.check_needs_rehash(hashed) else {}
+        now = self._hash(password, name) if _HASHER.check_needs_rehash(hashed) else hashed
+        same = (_t.name == name, _t.password == hashed)
         with self._store.writing() as connection:
-            connection.execute(update(database.users).where(_t.name == name).values(seen_at=time.time(), **renewed))
-        return _user(row).person
+            connection.execute(update(database.users).where(*same).values(seen_at=time.time(), password=now))
+        return Proven(_user(row).person, now)
 
     def _hash(self, password: str, name: str) -> str:
         if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
@@ -104,8 +120,13 @@ class Users:
 
 @cache
 def _of_nobody() -> str:
-    """What an unknown name is compared with, so that it takes as long as a known one."""
+    """What an unknown name is compared with, so that it takes as long as a known one. Within `_AT_ONCE`."""
     return str(_HASHER.hash("nobody has this password"))
+
+
+def _end_sign_ins(connection: Connection, name: str) -> None:
+    connection.execute(delete(database.sessions).where(_is_session_of(name)))
+    connection.execute(delete(database.links).where(database.links.c.name == name))
 
 
 def _is_session_of(name: str) -> ColumnElement[bool]:

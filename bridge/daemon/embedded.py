@@ -25,6 +25,7 @@ def make_secrets(conf: Config) -> None:
 
     Raises ConfigError.
     """
+    assert conf.scanner.token_file is not None  # only rspamd can do without, and we are not rspamd
     resources.make_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
     if has_own_lists(conf):
         assert conf.lists is not None

@@ -78,6 +78,7 @@ def _connect_scanner(metrics: Metrics, running: Running) -> None:
         ((host.url,), _CIRCUITS[host.circuit.state]) for host in running.scanner.hosts
     ]
     metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in running.scanner.hosts]
+    metrics.scanner_info.read = lambda: [((host.url, host.dialect.name), 1) for host in running.scanner.hosts]
     metrics.certificate_expiry.read = lambda: _certificate_expiry(running)
 
 

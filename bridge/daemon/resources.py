@@ -13,6 +13,7 @@ import ssl
 from pathlib import Path
 
 from bridge.config import model
+from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
 from bridge.runtime import durable_files
 from bridge.runtime.tls import server_context
@@ -101,7 +102,7 @@ def make_secret(path: Path, key: str) -> None:
         file.write(secrets.token_hex(32) + "\n")
 
 
-def scanner_tls(scanner: model.Scanner, directory: Path) -> ssl.SSLContext:
+def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
     """Verify the scanner by the system's certificates or `ca_file`; present our own certificate if there is one."""
     context = client_tls(scanner.ca_file, directory, "scanner.ca_file")
     if scanner.client_cert_file and scanner.client_key_file:

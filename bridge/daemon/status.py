@@ -109,6 +109,7 @@ def _scanner(host: Host) -> dict[str, Any]:
     age_s = host.age_s(asyncio.get_running_loop().time())
     return {
         "url": host.url,
+        "dialect": host.dialect.name,
         "status": str(host.status or "unknown"),
         "circuit": str(host.circuit.state),
         "in_flight": host.in_flight,

@@ -22,6 +22,7 @@ from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import history_place, resources
+from bridge.daemon.dialects import dialect
 from bridge.errors import ConfigError
 from bridge.filter import rule_names
 from bridge.filter.adaptive_limit import AdaptiveLimit
@@ -85,6 +86,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         resubmit=scanner.resubmit,
         max_request_bytes=MAX_MESSAGE_BYTES if scanner.size_limit_counts == "request" else None,
         tenant_uid=scanner.tenant_uid,
+        dialect=dialect(conf),
     )
 
 
@@ -93,6 +95,9 @@ def scanner(conf: Config) -> Scanner:
 
 
 def token(conf: Config) -> str:
+    """ "" if there is none, which only rspamd can do without."""
+    if conf.scanner.token_file is None:
+        return ""
     return resources.read_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
 
 

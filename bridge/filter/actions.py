@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from time import monotonic
 from typing import assert_never
 
+from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import StoreError
-from bridge.filter import rule_names
+from bridge.filter import changes, rule_names
+from bridge.filter.changes import FieldEdit
 from bridge.filter.headers import Fields, HeaderEditor
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import CANNOT_HOLD, Case, Rule, accepted, reply_for, reply_to_error, with_id
@@ -44,7 +47,7 @@ class Actions:
                 case Action.RELAY:
                     return await self.hand_on(record, result, str(why))
                 case Action.REJECT | Action.TEMPFAIL:
-                    reply = reply_for(why, rule, record.error)
+                    reply = reply_for(why, rule, record.error, _wanted_text(result))
                     return Outcome(action, with_id(reply, tx.id, _ggrid(result)), result)
                 case Action.DISCARD:
                     return Outcome(action, accepted(tx.id), result)
@@ -54,7 +57,8 @@ class Actions:
                     log.warning(text, session.listener, session.peer, tx.id)
                     return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
                 case Action.HOLD if self._relay is None:
-                    return Outcome(action, accepted(tx.id), result, self._headers.stamp(tx.id, result, str(why)))
+                    stamp = self._headers.stamp(tx.id, result, str(why)) + _added(result)
+                    return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
                 case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
                     await self._store(record, why, result)
                     return Outcome(Action.QUARANTINE, accepted(tx.id), result)
@@ -106,8 +110,15 @@ class Actions:
         if result is None:
             record.unscanned = unscanned.partition(" ")[0]
         stamp = self._headers.stamp(tx.id, result, unscanned)
+        edits: tuple[FieldEdit, ...] = ()
+        if result is not None and result.changes is not None:
+            stamp += result.changes.add
+            if self._relay is None:
+                edits = _edits(tx, result)
+            else:
+                tx = _changed(tx, result.changes)
         if self._relay is None:
-            return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
+            return Outcome(Action.RELAY, accepted(tx.id), result, stamp, edits=edits)
         record.relay_at = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
@@ -159,6 +170,29 @@ def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | N
 def _with_our_id(reply: Reply, mail_id: str, ggrid: str) -> Reply:
     """A refusal in our own words gets our id; the next hop's words are passed on unchanged."""
     return reply if reply.is_foreign or reply.is_success else with_id(reply, mail_id, ggrid)
+
+
+def _wanted_text(result: AnalysisResult | None) -> str:
+    return result.changes.reply_text if result is not None and result.changes is not None else ""
+
+
+def _added(result: AnalysisResult | None) -> Fields:
+    return result.changes.add if result is not None and result.changes is not None else ()
+
+
+def _edits(tx: Transaction, result: AnalysisResult | None) -> tuple[FieldEdit, ...]:
+    """What a milter's mail server is to change in the fields of the mail."""
+    if result is None or result.changes is None or tx.message.is_head_cut_in_field():
+        return ()
+    return changes.edits(tx.message.head(), result.changes)
+
+
+def _changed(tx: Transaction, wanted: Changes) -> Transaction:
+    """The mail as the next hop is to get it. The received one stays as it is: others may read it."""
+    message = tx.message
+    head = message.head()
+    changed = head if message.is_head_cut_in_field() else changes.changed_head(head, wanted)
+    return tx if changed is head else replace(tx, message=message.with_head(changed))
 
 
 def _ggrid(result: AnalysisResult | None) -> str:

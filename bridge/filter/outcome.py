@@ -7,6 +7,7 @@ from typing import Literal
 
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import AmbiguousMail
+from bridge.filter.changes import FieldEdit
 from bridge.filter.headers import Fields
 from bridge.filter.late.decisions import LateStatus
 from bridge.mail.action import Action
@@ -29,6 +30,7 @@ class Outcome:
     stamp: Fields = ()  # header fields to add, in order (with a milter, the mail server adds them)
     replies: tuple[Reply, ...] = ()  # one per recipient, if the client reads them; otherwise `reply` is for all
     removed: tuple[str, ...] = ()  # with a milter: recipients that the mail server must remove
+    edits: tuple[FieldEdit, ...] = ()  # for a milter's mail server: fields of the mail to change, in order
 
 
 @dataclass(slots=True)

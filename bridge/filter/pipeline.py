@@ -299,6 +299,7 @@ class Filter:
         if is_shadow:
             self._note_would_be(record, rule, is_refused)
             rule = _SHADOW
+            result = replace(result, changes=None) if result is not None and result.changes else result
         elif self._personal is not None and self._personal.concern(tx.envelope):
             return await self._personal.carry_out(record, why, rule, result)
         return await self._actions.carry_out(record, why, rule, result)

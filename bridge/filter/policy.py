@@ -119,8 +119,8 @@ def rule_of_refusal(reply: Reply) -> str:
     return _RULE_OF_REFUSAL.get(reply, rule_names.CONTENT)
 
 
-def reply_for(case: Case, rule: Rule, error: BaseException | None) -> Reply:
-    """The reply of a reject or a tempfail, before our id is added."""
+def reply_for(case: Case, rule: Rule, error: BaseException | None, wanted: str = "") -> Reply:
+    """The reply of a reject or a tempfail, before our id is added. `wanted`: the scanner's words, if allowed."""
     if rule.action is Action.TEMPFAIL:
         default = _UNDECIDED if error is None else reply_to_error(error)
         if not default.is_temporary:
@@ -128,7 +128,7 @@ def reply_for(case: Case, rule: Rule, error: BaseException | None) -> Reply:
     else:
         default = reply_to_error(error) if case is Case.TOO_LARGE and error is not None else _REFUSED
     code = rule.code or default.code
-    return Reply(code, default.status, rule.text if rule.text is not None else default.text)
+    return Reply(code, default.status, rule.text if rule.text is not None else wanted or default.text)
 
 
 _GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; anything else that the scanner sends stays out of replies

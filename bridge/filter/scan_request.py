@@ -1,4 +1,4 @@
-"""What the scanner is told about a mail, beside its content."""
+"""What the scanner is told about one mail beside its content: the envelope, and the client as far as it is known."""
 
 from __future__ import annotations
 
@@ -21,4 +21,6 @@ def request_for(tx: Transaction, tenant: str | None) -> AnalysisRequest:
             sender_helo=client.helo,
         ),
         tenant,
+        tx.id,
+        client,
     )

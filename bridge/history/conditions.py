@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.history.query import HistoryQuery
 
-_KEYS = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")  # what `what` may be
+_KEYS = ("id", "session", "queue_id", "next_id", "ggrid")  # what `what` may be, beside a Message-ID
 
 
 def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
@@ -27,10 +27,16 @@ def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[
         conditions.append(f"(at, id) < ({mark('before_at')}, {mark('before_id')})")
         values |= {"before_at": cursor[0], "before_id": cursor[1]}
     if query.what:
-        either = f"IN ({mark('what')}, {mark('in_brackets')})"
-        conditions.append("(" + " OR ".join(f"{name} {either}" for name in _KEYS) + ")")
-        values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
+        conditions.append(_any_key(query, mark, values))
     return conditions, values
+
+
+def _any_key(query: HistoryQuery, mark: Callable[[str], str], values: dict[str, Any]) -> str:
+    whats = {f"what_{number}": what for number, what in enumerate(dict.fromkeys((query.what, *query.spellings)))}
+    ids = {"in_brackets": f"<{query.what.strip('<>')}>", **whats}
+    values |= ids
+    same, same_id = (", ".join(map(mark, names)) for names in (whats, ids))
+    return f"({' OR '.join(f'{name} IN ({same})' for name in _KEYS)} OR message_id IN ({same_id}))"
 
 
 def common_text(network: IPv4Network | IPv6Network) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.query import CANCELLED, HistoryQuery
-from bridge.history.store import HistoryStore
+from bridge.history.store import HistoryReader
 from bridge.mail.action import Action
 
 _MANY = 200  # attempts of one mail that are read
@@ -52,7 +52,7 @@ def gather(found: Iterable[MailEntry]) -> list[Mail]:
     return sorted(mails, key=lambda mail: mail.last.row.at, reverse=True)
 
 
-def whole(store: HistoryStore, mail: Mail) -> Mail:
+def whole(store: HistoryReader, mail: Mail) -> Mail:
     """With all its attempts, and everything that belongs to it. Raises HistoryError."""
     entry = mail.last
     related = {identity(attempt): attempt for attempt in mail.attempts}
@@ -112,7 +112,7 @@ def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
     return groups
 
 
-def _before(store: HistoryStore, first: MailEntry) -> list[MailEntry]:
+def _before(store: HistoryReader, first: MailEntry) -> list[MailEntry]:
     """Deferrals at MAIL of the same sender and client shortly before."""
     if first.kind.stage or not first.row.sender or first.row.sender.startswith("*"):
         return []

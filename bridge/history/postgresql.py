@@ -20,8 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
-from bridge.history.query import By, HistoryQuery, Sum
-from bridge.history.store import HistoryError
+from bridge.history.query import By, HistoryQuery, Sum, Top
+from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 from bridge.runtime import database
 from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
@@ -133,6 +133,10 @@ class PostgresHistory:
             found = dict.fromkeys(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
         return [MailEntry.of(row) for row in found]
 
+    def find_within(self, query: HistoryQuery, seconds: float) -> Found:
+        """Everything: the server ends a statement that takes too long."""
+        return Found(self.find(query))
+
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
         where, values = _conditions(query)
@@ -148,6 +152,9 @@ class PostgresHistory:
                     mails[name] += int(number)
                     sizes[name] += int(size)
         return ordered_sums(by, mails, sizes)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return Top.of(self.count(by, query), most)
 
     def oldest(self) -> float | None:
         with self._reading() as connection:

@@ -26,6 +26,7 @@ class HistoryQuery:
 
     id: str = ""  # our id of the mail
     what: str = ""  # one of our ids, a session, a queue id, a Message-ID or a ggrid, written exactly
+    spellings: tuple[str, ...] = ()  # others of `what`
     attempt: str = ""  # the attempts with one mail
     sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
     recipient: str = ""  # an address, a domain or `@domain`
@@ -66,6 +67,21 @@ class Sum:
     label: str
     mails: int
     size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The largest sums, and what the others are together."""
+
+    sums: list[Sum]
+    others: int  # how many
+    rest: Sum
+
+    @classmethod
+    def of(cls, ordered: list[Sum], most: int) -> Top:
+        found, left = ordered[:most], ordered[most:]
+        rest = Sum("", sum(one.mails for one in left), sum(one.size for one in left))
+        return cls(found, len(left), rest)
 
 
 def pasted_key(text: str) -> str:

@@ -7,33 +7,28 @@ finished or deleted while we search, the search begins again, because its file h
 from __future__ import annotations
 
 import math
-import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from ipaddress import ip_address, ip_network
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.history.conditions import common_conditions, common_text
-from bridge.history.entry import Kind, MailEntry, Row, address_keys, key_of, storable
-from bridge.history.query import WORD, By, HistoryQuery, Sum
+from bridge.history.entry import MailEntry
+from bridge.history.query import By, HistoryQuery, Sum, Top
+from bridge.history.segment_conditions import add_functions
+from bridge.history.segment_plan import read_page
+from bridge.history.segment_sums import OF_MAIL, Statement, SumsFile, has_key, hourly_sums, sums
 from bridge.history.segments import is_damage, is_live, open_for_reading, segment_files, set_aside
-from bridge.history.store import HistoryError
+from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 
-_COLUMNS = ", ".join([*(f'mail."{name}"' for name in Row._fields), *(f"kind.{name}" for name in Kind._fields)])
-_MAILS = "mail JOIN kind ON kind.number = mail.kind"
-_HOURS = "hourly JOIN kind ON kind.number = hourly.kind"
-_OF_KIND: tuple[By, ...] = ("action", "decision", "rule", "tag", "listener", "tenant")
-_OF_MAIL: tuple[By, ...] = ("client", "sender", "recipient")
 _RETRIES = 50
 _RETRY_S = 0.01
 
 T = TypeVar("T")
-Statement = tuple[str, dict[str, Any]]
 Segment = tuple[float, float, Path]  # the times of its first and last mail
 
 
@@ -44,11 +39,20 @@ class SegmentSearch:
         self._directory = directory
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
-        return self._retried(lambda segments: _find(query, segments), query)
+        return self.find_within(query, math.inf).entries
+
+    def find_within(self, query: HistoryQuery, seconds: float) -> Found:
+        """No segment is begun after this time; the first one is searched in any case."""
+        end = time.monotonic() + seconds
+        return self._retried(lambda segments: _find(query, segments, end), query)
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
         return self._retried(lambda segments: _count(by, query, segments), query)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        """The largest of `count`, and the sum of the others."""
+        return self._retried(lambda segments: _top(by, query, segments, most), query)
 
     def oldest(self) -> float | None:
         """The time of the first mail; None if there is none."""
@@ -71,8 +75,7 @@ class SegmentSearch:
 
     def _segments(self, query: HistoryQuery) -> list[Segment]:
         """Those that may have mails of the time in question."""
-        cursor = query.cursor
-        until = min(query.until or math.inf, cursor[0] if cursor else math.inf)
+        until = _newest(query)
         try:
             segments = segment_files(self._directory)
         except OSError as exc:
@@ -80,15 +83,28 @@ class SegmentSearch:
         return [segment for segment in segments if segment[0] <= until and segment[1] >= (query.since or 0.0)]
 
 
-def _find(query: HistoryQuery, segments: list[Segment]) -> list[MailEntry]:
+def _newest(query: HistoryQuery) -> float:
+    """No mail in question is newer."""
+    cursor = query.cursor
+    return min(query.until or math.inf, cursor[0] if cursor else math.inf)
+
+
+def _find(query: HistoryQuery, segments: list[Segment], end: float) -> Found:
     found: list[MailEntry] = []
-    for _, last, path in segments:
+    newest = _newest(query)
+    for number, (_, last, path) in enumerate(segments):
         if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
             break
-        found += map(MailEntry.of, _read(path, query, _page(query, is_live(path))))
+        if number and time.monotonic() > end and last < newest:  # otherwise, to go on would find the same again
+            return Found([entry for entry in found if entry.row.at >= last], last)
+        found += map(MailEntry.of, _page(path, query))
         found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
         del found[query.limit or len(found) :]
-    return found
+    return Found(found)
+
+
+def _page(path: Path, query: HistoryQuery) -> list[Any]:
+    return _with(path, query, lambda connection: read_page(connection, query, is_live(path)))
 
 
 def _oldest(segments: list[Segment]) -> float | None:
@@ -104,8 +120,8 @@ def _count(by: By, query: HistoryQuery, segments: list[Segment]) -> list[Sum]:
     sizes: Counter[str] = Counter()
     for first, last, path in segments:
         is_whole = (query.since or 0.0) <= first and last <= (query.until or math.inf)
-        by_hour = is_whole and not is_live(path) and by not in _OF_MAIL and not (_has_key(query) or query.before)
-        statement = _hourly_sums(by, query) if by_hour else _sums(by, query, is_live(path))
+        by_hour = is_whole and not is_live(path) and by not in OF_MAIL and not (has_key(query) or query.before)
+        statement = hourly_sums(by, query) if by_hour else sums(by, query, is_live(path))
         for value, number, size in _read(path, query, statement):
             for label in labels_of(by, value):
                 mails[label] += number
@@ -113,15 +129,28 @@ def _count(by: By, query: HistoryQuery, segments: list[Segment]) -> list[Sum]:
     return ordered_sums(by, mails, sizes)
 
 
+def _top(by: By, query: HistoryQuery, segments: list[Segment], most: int) -> Top:
+    if by not in OF_MAIL:  # there are few
+        return Top.of(_count(by, query, segments), most)
+    with SumsFile() as file:
+        for _, _, path in segments:
+            _with(path, query, partial(file.add, by=by, query=query, live=is_live(path)))
+        return file.top(most)
+
+
 class _Changing(Exception):
     """A segment was finished or deleted while we searched, or its owner is just about to do it."""
 
 
 def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
+    return _with(path, query, lambda connection: connection.execute(*statement).fetchall())
+
+
+def _with(path: Path, query: HistoryQuery, work: Callable[[sqlite3.Connection], list[Any]]) -> list[Any]:
     try:
         with closing(open_for_reading(path)) as connection:
-            _add_functions(connection, query)
-            return connection.execute(*statement).fetchall()
+            add_functions(connection, query)
+            return work(connection)
     except (sqlite3.Error, OSError) as exc:
         if not path.exists():
             raise _Changing from None
@@ -133,155 +162,3 @@ def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
             set_aside(path)
             raise _Changing(f"{path.name}: {exc}") from exc
         raise HistoryError(f"{path.name}: {exc}") from exc
-
-
-# Statements. Values are never part of the text.
-
-
-def _page(query: HistoryQuery, live: bool) -> Statement:
-    """In no order. Rows are wide, so those of the page are chosen before they are read.
-
-    A key is looked up in its own index; the plus keeps SQLite from reading all mails in their order instead.
-    """
-    where, values = _conditions(query, live)
-    plus = "+" if _has_key(query) else ""
-    limit = f" LIMIT {query.limit:d}" if query.limit else ""
-    chosen = f"SELECT rowid FROM mail WHERE {where} ORDER BY {plus}at DESC, {plus}id DESC{limit}"  # noqa: S608
-    return f"SELECT {_COLUMNS} FROM {_MAILS} WHERE mail.rowid IN ({chosen})", values  # noqa: S608
-
-
-def _sums(by: By, query: HistoryQuery, live: bool) -> Statement:
-    where, values = _conditions(query, live)
-    hour = "CAST(mail.at / 3600 AS INTEGER)"
-    label = {"hour": hour, "day": f"{hour} / 24", "tag": "kind.tags", "recipient": "mail.recipients"}.get(
-        by, f"kind.{by}" if by in _OF_KIND else f"mail.{by}"
-    )
-    counted = "sum(mail.mails), sum(mail.size * mail.mails)"
-    chosen = f"SELECT rowid FROM mail WHERE {where}"  # noqa: S608
-    mails = f"{_MAILS} WHERE mail.rowid IN ({chosen})" if where != "1" else _MAILS
-    return f"SELECT {label}, {counted} FROM {mails} GROUP BY 1", values  # noqa: S608
-
-
-def _hourly_sums(by: By, query: HistoryQuery) -> Statement:
-    conditions, values = _of_kind(query)
-    label = {"hour": "hour", "day": "hour / 24", "tag": "kind.tags"}.get(by, f"kind.{by}")
-    where = " AND ".join(conditions) or "1"
-    values = {name: storable(value) for name, value in values.items()}
-    return f"SELECT {label}, sum(hourly.mails), sum(hourly.size) FROM {_HOURS} WHERE {where} GROUP BY 1", values  # noqa: S608
-
-
-def _has_key(query: HistoryQuery) -> bool:
-    """Whether more than kinds and times are asked for."""
-    return bool(
-        query.id or query.what or query.attempt or query.sender is not None or query.recipient or query.address
-        or query.client or query.words
-    )  # fmt: skip
-
-
-def _conditions(query: HistoryQuery, live: bool) -> Statement:
-    """About the table `mail`."""
-    conditions, values = common_conditions(query, lambda name: f":{name}")
-    kinds, of_kind = _of_kind(query)
-    values |= of_kind
-    if kinds:
-        conditions.append(f"kind IN (SELECT number FROM kind WHERE {' AND '.join(kinds)})")  # noqa: S608
-    conditions += _of_addresses(query, values, live)
-    conditions += _of_client(query, values)
-    conditions += _of_subject(query, values, live)
-    return " AND ".join(conditions) or "1", {name: storable(value) for name, value in values.items()}
-
-
-def _of_subject(query: HistoryQuery, values: dict[str, Any], live: bool) -> Iterator[str]:
-    if query.words and live:
-        yield from (f"subject LIKE '%{word}%'" for word, _ in query.words if word.isascii())  # letters and digits
-        yield "has_words(subject)"
-    elif query.words:
-        values["words"] = " ".join(f'"{word}"{"*" if is_beginning else ""}' for word, is_beginning in query.words)
-        yield "rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
-
-
-def _of_kind(query: HistoryQuery) -> tuple[list[str], dict[str, Any]]:
-    wanted = {name: getattr(query, name) for name in ("action", "decision", "rule", "listener", "stage")}
-    values = {name: value for name, value in wanted.items() if value}
-    if query.tenant is not None:
-        values["tenant"] = query.tenant
-    conditions = [f"kind.{name} = :{name}" for name in values]
-    if query.tag:
-        conditions.append("has_tag(kind.tags)")
-    if query.tenants is not None:
-        allowed = {f"tenant_{number}": uid for number, uid in enumerate(sorted(query.tenants))}
-        conditions.append(f"kind.tenant IN ({', '.join(f':{name}' for name in allowed)})")
-        values |= allowed
-    return conditions, values
-
-
-def _of_addresses(query: HistoryQuery, values: dict[str, Any], live: bool) -> Iterator[str]:
-    wanted: dict[str, tuple[str, ...]] = {
-        "sender": () if query.sender is None else (key_of("from", query.sender),),
-        "recipient": (key_of("to", query.recipient),) if query.recipient else (),
-        "address": (key_of("from", query.address), key_of("to", query.address)) if query.address else (),
-    }
-    for name, keys in wanted.items():
-        values |= {f"{name}_{number}": key for number, key in enumerate(keys)}
-        names = ", ".join(f":{name}_{number}" for number in range(len(keys)))
-        if not names:
-            continue
-        if live:
-            values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
-            part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
-            yield f"(sender {part} OR recipients {part}) AND has_key(sender, recipients, {names})"
-        else:
-            yield f"rowid IN (SELECT mail FROM address WHERE key IN ({names}))"  # noqa: S608
-
-
-def _part_of(key: str) -> str:
-    """A part that every spelling of the address contains; "" if that is not certain."""
-    address = key.partition(":")[2]
-    local, _, domain = address.rpartition("@")
-    part = local or domain
-    is_plain = part.isascii() and '"' not in part and "xn--" not in part
-    return part.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") if is_plain else ""
-
-
-def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
-    if not query.client:
-        return
-    network = ip_network(query.client, strict=False)
-    if network.num_addresses == 1:
-        values["client"] = str(network.network_address)
-        yield "client = :client"
-        return
-    if prefix := common_text(network):
-        values |= {"client_from": prefix, "client_to": prefix + "~"}
-        yield "client BETWEEN :client_from AND :client_to"
-    yield "in_network(client)"
-
-
-def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
-    words = query.words
-    tag = re.compile(".*".join(map(re.escape, query.tag.split("*")))).fullmatch
-    network = ip_network(query.client, strict=False) if query.client else None
-
-    def has_words(subject: str) -> bool:
-        found = [word.lower() for word in WORD.findall(subject)]
-        return all(
-            any(part == word or (is_beginning and part.startswith(word)) for part in found)
-            for word, is_beginning in words
-        )
-
-    def has_tag(tags: str) -> bool:
-        return any(part and tag(part) for part in tags.split(","))
-
-    def has_key(sender: str, recipients: str, *keys: str) -> bool:
-        return any(key in keys for key in address_keys(sender, recipients.split("\n") if recipients else ()))
-
-    def in_network(client: str) -> bool:
-        try:
-            return network is not None and ip_address(client) in network
-        except ValueError:
-            return False
-
-    connection.create_function("has_words", 1, has_words, deterministic=True)
-    connection.create_function("has_tag", 1, has_tag, deterministic=True)
-    connection.create_function("has_key", -1, has_key, deterministic=True)
-    connection.create_function("in_network", 1, in_network, deterministic=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from bridge.history import segment_merge, segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
-from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_search import SegmentSearch
 from bridge.history.segments import BUSY_S, MAX_ROWS, SegmentWriter
-from bridge.history.store import HistoryError
+from bridge.history.store import Found, HistoryError
 from bridge.runtime import durable_files
 
 _LATER = "later.db"
@@ -69,8 +69,14 @@ class SqliteHistory:
     def find(self, query: HistoryQuery) -> list[MailEntry]:
         return self._search.find(query)
 
+    def find_within(self, query: HistoryQuery, seconds: float) -> Found:
+        return self._search.find_within(query, seconds)
+
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         return self._search.count(by, query)
+
+    def top(self, by: By, query: HistoryQuery, most: int) -> Top:
+        return self._search.top(by, query, most)
 
     def oldest(self) -> float | None:
         return self._search.oldest()

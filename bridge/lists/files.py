@@ -160,6 +160,9 @@ def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     except json.JSONDecodeError as exc:
         mistakes.add(exc.lineno, f"not JSON: {exc.msg}")
         return
+    except ValueError:
+        mistakes.add(1, "not JSON: a number is too long")
+        return
     except RecursionError:
         mistakes.add(1, "nested too deeply")
         return

@@ -8,6 +8,7 @@ of them saw differently from another could be smuggled past the first.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from bridge.runtime.value import value
@@ -53,6 +54,20 @@ def clean_fields(head: bytes) -> list[Field] | None:
         fields.append(Field(found[1], found[2], found[0]))
         position = found.end()
     return fields
+
+
+_BEGINNING = re.compile(rb"^([!-9;-~]+)[ \t]*:", re.MULTILINE)
+
+
+def field_places(head: bytes) -> dict[bytes, list[tuple[int, int]]]:
+    """Where the fields of each name begin and end, by the name in lower case."""
+    found: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    position = 0
+    while (field := _BEGINNING.search(head, position)) is not None:
+        last = _END.search(head, field.end())
+        position = last.end() if last is not None else len(head)
+        found[field[1].lower()].append((field.start(), position))
+    return found
 
 
 class FieldFinder:

@@ -198,6 +198,10 @@ class Message:
             self._skip = len(self.head())
         self._head = head
 
+    def with_head(self, head: bytes) -> Message:
+        """The same content with another header section, to be read before this message is closed."""
+        return _WithHead(self, head)
+
     def close(self) -> None:
         """Release memory, file and the spool's bytes. Reading after this yields nothing."""
         self._spool.give_back(self._written)
@@ -207,6 +211,26 @@ class Message:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+class _WithHead(Message):
+    """Another message's content behind its own header section; it owns nothing."""
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, origin: Message, head: bytes) -> None:
+        super().__init__(origin._spool)
+        self._origin = origin
+        self._written = origin._written
+        self._skip = origin._skip if origin._head is not None else len(origin.head())
+        self._head = head
+        self.has_clean_lines = origin.has_clean_lines
+
+    def _raw(self, offset: int) -> Iterator[bytes]:
+        return self._origin._raw(offset)
+
+    def close(self) -> None:
+        """The other message is closed by its owner."""
 
 
 def _open_unlinked(directory: str | None) -> int:

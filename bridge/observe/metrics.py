@@ -195,6 +195,9 @@ class Metrics(Collector):
             "State of the circuit breaker: 0 closed (gets mail), 1 half open (one mail tests it), 2 open (gets none).",
             ("host",),
         )
+        self.scanner_info = Gauge(
+            "scanbridge_scanner_info", "1 for each scanner host, with the dialect that it speaks.", ("host", "dialect")
+        )
         self.scanner_in_flight = Gauge(
             "scanbridge_scanner_in_flight", "Requests that this scanner host is working on.", ("host",), combine=sum
         )

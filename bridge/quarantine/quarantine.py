@@ -169,8 +169,13 @@ class Quarantine:
         return self._settings.s3.name if self._settings.s3 is not None else self._settings.owner
 
     def repair(self) -> None:
-        """Make the index match the store, at half speed."""
-        self._repair_index(gently=True)
+        """Make the index match the store, at half speed, while others search it: with a connection of its own."""
+        if self._index is not None:
+            own = self._index.another()
+            try:
+                self._repair_index(gently=True, index=own)
+            finally:
+                own.close()
 
     @property
     def place(self) -> str:
@@ -268,14 +273,15 @@ class Quarantine:
         except StoreError as exc:
             self._on_index_error(exc)
 
-    def _repair_index(self, at_most: int | None = None, *, gently: bool = False) -> None:
+    def _repair_index(self, at_most: int | None = None, *, gently: bool = False, index: Index | None = None) -> None:
         """Tries twice: the first try sets a damaged index aside, the second rebuilds it."""
-        if self._index is None:
+        index = index or self._index
+        if index is None:
             return
         for is_last_try in (False, True):
             try:
-                self._index.check()
-                self.sync(self._index, at_most, gently=gently)
+                index.check()
+                self.sync(index, at_most, gently=gently)
                 self._is_index_failing = False
                 return
             except StoreError as exc:

@@ -44,6 +44,7 @@ class HttpLimits:
     max_head_bytes: int = 64 * 1024
     head_timeout_s: float = 30.0
     max_connections: int = 2000  # per process; the next one reads 503
+    unread_timeout_s: float = 0.0  # an answer of which the client reads nothing for so long is cut; 0: never
 
 
 class HttpServer:
@@ -163,6 +164,7 @@ class _Protocol(HttpToolsProtocol):
         self._in_body = False  # the head of a request is complete, its body is not
         self._rest_until: float | None = None  # for the rest of a body whose request is answered already
         self._last_answer: bytes | None = None  # a refusal that waits for the answers to earlier requests
+        self._unread = (0, 0.0)  # bytes that the client has not read yet, and since when it reads none of them
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -269,6 +271,9 @@ class _Protocol(HttpToolsProtocol):
 
     def check_deadlines(self) -> None:
         now = self.loop.time()
+        if self._limits.unread_timeout_s and self._is_not_reading(now):
+            self.transport.abort()  # to close it would wait for the client
+            return
         if self._rest_until is not None and now >= self._rest_until:
             self.transport.close()
             return
@@ -279,6 +284,14 @@ class _Protocol(HttpToolsProtocol):
             self._refuse(408, "head_timeout", "the header of the request took too long")
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
+
+    def _is_not_reading(self, now: float) -> bool:
+        size = self.transport.get_write_buffer_size()
+        before, since = self._unread
+        if size == 0 or size != before:
+            self._unread = (size, now)
+            return False
+        return now - since >= self._limits.unread_timeout_s
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -321,10 +334,19 @@ class _UnchunkedForOldClients:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["http_version"] == "1.1":
-            await self._app(scope, receive, send)
-            return
         cycle: RequestResponseCycle = send.__self__  # where uvicorn keeps how it frames the answer
+        if scope["http_version"] == "1.1":
+
+            async def send_while_open(message: Any) -> None:
+                try:
+                    await send(message)
+                except RuntimeError:  # uvloop; of several requests at once, uvicorn tells only the last one of the end
+                    if not cycle.transport.is_closing():
+                        raise
+                    cycle.disconnected = True
+
+            await self._app(scope, receive, send_while_open)
+            return
         ends_with_connection = False
 
         async def send_unchunked(message: Any) -> None:

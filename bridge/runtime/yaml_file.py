@@ -29,6 +29,7 @@ M = TypeVar("M", bound="BaseModel")
 CHECK_PATH = "check the path given with -c"  # the command line says how it was really given
 
 _ALIASED = 100_000
+_MAX_DEPTH = 200
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
@@ -74,7 +75,7 @@ def validate(value: Any, model: type[M], trees: _Places, context: dict[str, Any]
 def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
     """Plain data, and a function for the line of each part. Raises ConfigError. Ten times faster, for long lists."""
     tree = Tree(path)
-    value = tree.read(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    value = tree.read(text, _QuickLoader)
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
     return value, tree.line
@@ -96,6 +97,23 @@ def dump(data: object, width: float | None = 110) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return yaml.safe_dump(data, sort_keys=False, width=width)  # escapes what cannot be seen
+
+
+class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The loader in C follows nested values with its own stack, and takes the process with it when that is used up.
+
+    It asks the resolver at the beginning and the end of each value. We need no resolver: we count.
+    """
+
+    _depth = 0
+
+    def descend_resolver(self, *_: Any) -> None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+
+    def ascend_resolver(self) -> None:
+        self._depth -= 1
 
 
 class Tree:

@@ -23,18 +23,24 @@ class BadGateway(ScanUnavailable):
 
 def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     """The decision in an answer. Raises ScanError or Saturated; the token is masked in their text."""
+    need_decision(url, answer, token)
+    try:
+        return AnalysisResult.from_json(answer.body)
+    except (ValueError, RecursionError) as exc:
+        raise unreadable(url, answer, token) from exc
+
+
+def need_decision(url: str, answer: Answer, token: str) -> None:
+    """Raises ScanError or Saturated unless the answer is a complete 200, whose body is then to be read."""
     if answer.status == 200:
         if answer.early:
             raise ScanMalformed(f"{url}: the decision arrived before the mail was sent completely")
         encoding = answer.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise ScanMalformed(f"{url}: the answer is compressed, which was not requested")
-        try:
-            return AnalysisResult.from_json(answer.body)
-        except (ValueError, RecursionError) as exc:
-            raise ScanMalformed(f"{url}: the answer cannot be read: {_seen(answer, token)}") from exc
+        return
     failure = _failure(answer)
-    said = f"{failure.error} {failure.message}".replace(token, "***")
+    said = _masked(f"{failure.error} {failure.message}", token)
     text = f"{url}: {answer.status} {said}".strip()[:300]
     if answer.status == 413:
         raise MessageTooLarge(text)
@@ -48,25 +54,35 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     raise ScanMalformed(text)
 
 
-def read_status(url: str, answer: Answer) -> QueueStatus:
-    """The status that the service reports. Raises ScanError."""
+def need_status(url: str, answer: Answer, expected: int = 200) -> None:
+    """Raises ScanError unless a status request was answered as expected."""
     if answer.status in (401, 403):
         raise TokenRefused(f"{url}: the token is refused ({answer.status})")
-    if answer.status != 200:
-        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
+    if answer.status != expected:
+        server = answer.headers.get(b"server", b"")
+        hint = "; it is rspamd: set scanner.dialect: rspamd" if server.startswith(b"rspamd/") else ""
+        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}{hint}")
+
+
+def read_status(url: str, answer: Answer) -> QueueStatus:
+    """The status that the service reports. Raises ScanError."""
+    need_status(url, answer)
     try:
         return queue_status_from_json(answer.body)
     except (ValueError, RecursionError) as exc:
         raise ScanMalformed(f"{url}: the status cannot be read") from exc
 
 
-def _seen(answer: Answer, token: str) -> str:
-    """The start of an answer that cannot be read: often a proxy's own page."""
+def unreadable(url: str, answer: Answer, token: str) -> ScanMalformed:
+    """The error for a body that is no decision. It shows its start: often a proxy's own page."""
     kind = answer.headers.get(b"content-type", b"no content type")
-    said = (
-        text.replace(token.encode(), b"***") for text in (kind, answer.body)
-    )  # masked before the text is cut in the middle of a token
-    return ", ".join(repr(text[:80].decode("utf-8", "replace")) for text in said)
+    # Masked before the text is cut in the middle of a token.
+    said = (_masked(text.decode("utf-8", "replace"), token)[:80] for text in (kind, answer.body))
+    return ScanMalformed(f"{url}: the answer cannot be read: {', '.join(map(repr, said))}")
+
+
+def _masked(text: str, token: str) -> str:
+    return text.replace(token, "***") if token else text
 
 
 def _failure(answer: Answer) -> Failure:

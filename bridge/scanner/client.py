@@ -37,7 +37,7 @@ from bridge.errors import (
 )
 from bridge.mail.message import Message
 from bridge.runtime.value import value
-from bridge.scanner.answers import BadGateway, read_status
+from bridge.scanner.answers import BadGateway
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
 from bridge.scanner.http import (
@@ -63,6 +63,7 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 _CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
+_MAX_STEPS = 4  # requests until a host that has to know us first reports its status
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -124,7 +125,7 @@ class Scanner:
         loop = self._loop
         submission = Submission(request, message, header)
         limit = self._settings.max_request_bytes
-        if limit is not None and (size := submission.body_bytes()) > limit:
+        if limit is not None and (size := self.hosts[0].dialect.body_bytes(request, message)) > limit:
             raise MessageTooLarge(
                 f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
             )
@@ -206,10 +207,10 @@ class Scanner:
             host.checked_at = self._loop.time()
             host.check = asyncio.create_task(self._check(host, tenant, limit_s))
 
-    def _check_if_slow(self, host: Host, since: float, tenant: str | None, limit_s: float) -> None:
+    def _check_if_slow(self, host: Host, since: float, request: Request, limit_s: float) -> None:
         """A mail comes close to its deadline: is the host slow, or the mail?"""
         if host.decided_since <= since:
-            self._start_check(host, tenant, limit_s)
+            self._start_check(host, request.tenant_uid, limit_s)
 
     async def _check(self, host: Host, tenant: str | None, limit_s: float) -> bool | None:
         loop = self._loop
@@ -273,7 +274,13 @@ class Scanner:
         return hosts
 
     async def _exchange(
-        self, host: Host, request: Request, deadline: float, fresh: bool = False, is_mail: bool = False
+        self,
+        host: Host,
+        request: Request,
+        deadline: float,
+        fresh: bool = False,
+        is_mail: bool = False,
+        renewed: bool = False,
     ) -> Answer:
         """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError.
 
@@ -283,18 +290,17 @@ class Scanner:
         now = loop.time()
         if now >= deadline:
             raise DeadlinePassed(None)
+        if not host.dialect.is_ready and request is not STATUS:
+            await self._introduce(host, deadline)
+        request_id = new_id()
+        content = request.to(host, request_id)
         connection = None if fresh else host.take_idle(now)
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        request_id = new_id()
-        content = request.to(host, request_id)
-        if isinstance(request, Submission) and is_mail:
-            check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
-            on_slow = partial(self._check_if_slow, host, now, request.request.tenant_uid, check_s)
-            waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
-        else:
-            waiting = connection.ask(content, deadline, request_id)
+        check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
+        on_slow = partial(self._check_if_slow, host, now, request, check_s) if is_mail else None
+        waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
         try:
             answer = await waiting
         except WrongAnswer:
@@ -312,18 +318,21 @@ class Scanner:
             connection.close()
             raise
         else:
-            if answer.is_tied or not reused or not host.echoes:
+            if reused and host.echoes and not answer.is_tied:
+                log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
+                connection.close()
+            else:
                 host.give_back(connection, loop.time())
-                return answer
-            log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
-            connection.close()
+                if answer.status < 400 or renewed or not host.dialect.has_forgotten_us(answer):
+                    return answer
+                renewed = True
         finally:
             connection.forget(waiting)
             del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
         # Most likely the server closed the idle connection before it read the request, or has lost count of its
         # answers: try once more.
         try:
-            return await self._exchange(host, request, deadline, fresh=True, is_mail=is_mail)
+            return await self._exchange(host, request, deadline, True, is_mail, renewed)
         except _NotReached as exc:
             exc.was_sent = True  # or else the request was its end
             raise
@@ -345,24 +354,44 @@ class Scanner:
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
         """Request the status of one host. Raises ScanError."""
-        loop = self._loop
+        deadline = self._loop.time() + timeout_s
         try:
-            answer = await self._exchange(host, STATUS, loop.time() + timeout_s)
+            async with host.asking(deadline):
+                status = await self._ask_status(host, deadline)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
-            host.did_not_answer(loop.time())
+            host.did_not_answer(self._loop.time())
             raise ScanTimeout(f"{host.url}: no status in time") from None
         except _NotReached as exc:
-            host.did_not_answer(loop.time())
-            host.learn(Event.UNREACHABLE, loop.time())
+            host.did_not_answer(self._loop.time())
+            host.learn(Event.UNREACHABLE, self._loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
-        host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
-        host.answered(loop.time())
-        host.date = answer.headers.get(b"date", b"")
-        status = read_status(host.url, answer)
-        host.learn(Event.STATUS, loop.time())
+        host.learn(Event.STATUS, self._loop.time())
         return status
+
+    async def _ask_status(self, host: Host, deadline: float) -> QueueStatus:
+        """Raises _NotReached, DeadlinePassed, ScanError. The caller holds `host.asking`."""
+        for _ in range(_MAX_STEPS):
+            answer = await self._exchange(host, STATUS, deadline)
+            host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
+            host.answered(self._loop.time())
+            host.date = answer.headers.get(b"date", b"")
+            status = host.dialect.read_status(answer)
+            if status is not None:
+                return status
+        raise ScanMalformed(f"{host.url}: it does not come to an end with our introduction")
+
+    async def _introduce(self, host: Host, deadline: float) -> None:
+        """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""
+        try:
+            async with host.asking(deadline):
+                if not host.dialect.is_ready:
+                    await self._ask_status(host, deadline)
+        except DeadlinePassed as exc:
+            if exc.late is not None:  # an answer to the introduction is not one to the mail
+                exc.late.abandon()
+            raise DeadlinePassed(None) from None
 
     async def watch(self) -> None:
         """Poll the status of every host until cancelled, each with its own jitter."""

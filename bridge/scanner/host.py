@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
 
-from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus
+from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
-from bridge.scanner.answers import read_result
 from bridge.scanner.circuit import Circuit, Event, State
-from bridge.scanner.http import Answer, ScannerConnection, SharedByConnections
+from bridge.scanner.dialect import MakeDialect
+from bridge.scanner.dialects.email_scanning import EmailScanning
+from bridge.scanner.http import Answer, DeadlinePassed, ScannerConnection, SharedByConnections
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class ScannerSettings:
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
     tenant_uid: str | None = None  # of mail that belongs to no other tenant; `try_scan` sends one
+    dialect: MakeDialect = EmailScanning
 
 
 class Host:
@@ -47,7 +50,7 @@ class Host:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.url = url
-        self.token = settings.token
+        self.dialect = settings.dialect(url, settings.token)
         self.name = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.tls = settings.tls if parts.scheme == "https" else None
@@ -77,10 +80,7 @@ class Host:
         self._idle: list[ScannerConnection] = []
         self._shared: SharedByConnections | None = None
         self._closed = False
-        host = f"[{self.name}]" if ":" in self.name else self.name
-        common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
-        self.submit_head = f"POST {parts.path}{SUBMIT_PATH} HTTP/1.1\r\n{common}".encode("latin-1")
-        self.status_head = f"POST {parts.path}{STATUS_PATH} HTTP/1.1\r\n{common}Content-Length: 0\r\n".encode("latin-1")
+        self._asking = asyncio.Lock()
 
     def begin(self) -> bool:
         """A mail is about to be sent; returns whether it is the circuit's probe. The caller must call `end`."""
@@ -144,7 +144,7 @@ class Host:
         elif self.echoes and answer.status == 200:
             raise ScanMalformed(f"{self.url}: the decision does not carry our request id, although earlier ones did")
         try:
-            result = read_result(self.url, answer, self.token)
+            result = self.dialect.result(answer)
         except (MessageTooLarge, ScanRefused):
             self.learn(Event.ALIVE, now)
             raise
@@ -176,6 +176,19 @@ class Host:
         self._asked_at = now
         self.unanswered = 0
         self._has_status = True
+
+    @asynccontextmanager
+    async def asking(self, deadline: float) -> AsyncIterator[None]:
+        """For status requests, one at a time: each may be a step of an introduction. Raises DeadlinePassed."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._asking.acquire()
+        except TimeoutError:
+            raise DeadlinePassed(None) from None
+        try:
+            yield
+        finally:
+            self._asking.release()
 
     def give_up_late(self) -> None:
         """Close the connections of scans whose deadline has passed; they end with ConnectionLost."""
@@ -219,7 +232,6 @@ class Host:
             ssl=self.tls,
             server_hostname=self.name if self.tls else None,
         )
-        _enable_keepalive(transport.get_extra_info("socket"))
         if self.tls is not None:
             self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return connection
@@ -231,10 +243,3 @@ class Host:
             self.check.cancel()
         while self._idle:
             self._idle.pop().close()
-
-
-def _enable_keepalive(sock: socket.socket) -> None:
-    """Detect a vanished machine within a minute: a late scan may wait much longer than that."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)

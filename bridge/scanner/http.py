@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -228,6 +229,8 @@ class ScannerConnection(asyncio.Protocol):
         if not self._sent_whole:
             self._fail(DeadlinePassed(None))
             return
+        if self._transport is not None:
+            _enable_keepalive(self._transport.get_extra_info("socket"))
         self._answer = self._loop.create_future()
         self._answer.add_done_callback(_seen)
         waiting.set_exception(DeadlinePassed(LateAnswer(self, self._answer)))
@@ -367,3 +370,10 @@ def _seen(answer: asyncio.Future[Answer]) -> None:
     """Mark the error of an abandoned late answer as retrieved; asyncio would log it otherwise."""
     if not answer.cancelled():
         answer.exception()
+
+
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Detect a vanished machine within a minute: a late scan may wait much longer than that."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, number in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, number)

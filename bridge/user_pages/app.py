@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 from starlette.types import ASGIApp
 
+from bridge.console import audit as audit_log
 from bridge.console.app import BelowPath
 from bridge.console.checks import Refused, check_host, check_origin, client_address, read_form
 from bridge.console.headers import page_headers, preview_headers, set_cookie
@@ -135,24 +137,35 @@ class Guard:
         return self._with_headers(response)
 
     async def _answer(self, call: Call) -> Response:
-        origins = self.sources.page.origins
-        check_host(call.request, origins)
+        check_host(call.request, self.sources.page.origins)
         await self._find_session(call)
         await call.choose_language()
         if call.person_or_none is None and not self.route.is_open:
             if self.route.changes:
                 raise Refused(401, call.speak("Signed out"), call.speak("Your session has ended. Sign in again."))
             return call.redirect("/sign-in")
-        if self.route.changes:
-            form = await read_form(call.request, _FORM_BYTES)
-            call.form = {name: values[-1] for name, values in form.texts.items() if values}
-            if not (self.route.is_one_click and is_one_click(call.form)):
-                check_origin(call.request, origins)
-                self._check_token(call)
-        response = await self.route.handler(call)
+        try:
+            if self.route.changes:
+                await self._check_form(call)
+            response = await self.route.handler(call)
+        except Refused as exc:
+            await _note_refused(call, self.route, exc)
+            raise
         if call.has_new_secret:
             set_cookie(response, FORM_COOKIE, call.session, _FORM_S)
         return response
+
+    async def _check_form(self, call: Call) -> None:
+        origins, may_be_one_click = self.sources.page.origins, self.route.is_one_click
+        if not may_be_one_click:
+            check_origin(call.request, origins)
+        form = await read_form(call.request, _FORM_BYTES)
+        call.form = {name: values[-1] for name, values in form.texts.items() if values}
+        if may_be_one_click:
+            if is_one_click(call.form):
+                return
+            check_origin(call.request, origins)
+        self._check_token(call)
 
     async def _find_session(self, call: Call) -> None:
         token = call.request.cookies.get(SESSION_COOKIE, "")
@@ -183,6 +196,14 @@ class Guard:
 def is_one_click(form: Mapping[str, str]) -> bool:
     """RFC 8058: exactly this, and nothing of ours."""
     return dict(form) == {"List-Unsubscribe": "One-Click"}
+
+
+async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
+    """Of people who have signed in or have a valid link; strangers could fill the audit log."""
+    if call.has_audited or not (call.person_or_none or call.link_of):
+        return
+    why, mail = HTTPStatus(exc.status).phrase, call.link_mail or call.path.get("id", "")
+    await call.audit(f"asked for {route.path}", mail=mail, detail=why, result=audit_log.REFUSED, name=call.link_of)
 
 
 def _refusal(call: Call, exc: Refused) -> Response:

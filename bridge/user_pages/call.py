@@ -78,6 +78,9 @@ class Call:
     session: str = ""  # the secret of the session or of the form; never shown
     form: Mapping[str, str] = field(default_factory=dict)
     has_new_secret: bool = False
+    link_of: str = ""  # the recipient of a valid link
+    link_mail: str = ""
+    has_audited: bool = False
 
     @property
     def person(self) -> str:
@@ -126,6 +129,7 @@ class Call:
         self, action: str, *, mail: str = "", detail: str = "", result: str = audit_log.DONE, name: str = ""
     ) -> None:
         """In the audit log of the console. `name`: of whom, if nobody has signed in."""
+        self.has_audited = True
         who = f"user {self.person_or_none or name}"
         write = self.sources.audit.write
         await self.run(write, None, self.address, action, mail=mail, detail=detail, result=result, name=who)

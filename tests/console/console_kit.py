@@ -75,7 +75,7 @@ class Browser:
             fields |= {"Origin": own, "Sec-Fetch-Site": "same-origin", "Content-Length": str(len(body))}
             fields["Content-Type"] = "application/x-www-form-urlencoded"
         fields |= {name.replace("_", "-"): value for name, value in headers.items()}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
             connection.putrequest(method, self.root + path, skip_host=True, skip_accept_encoding=True)
             for name, value in fields.items():
                 if value is not None:

@@ -72,6 +72,15 @@ def photographed(page: Any, name: str) -> None:
         page.screenshot(path=str(Path(SCREENSHOTS) / f"console-{name}.png"), full_page=False)
 
 
+def _send_some(page: Any, world: World) -> None:
+    """So that the numbers on the picture are not all zero."""
+    for number in range(40):
+        decision = ("deliver", "deliver", "deliver", "quarantine", "bounce", "drop")[number % 6]
+        world.send(decision=decision, verdict="spam" if number % 6 > 2 else "clean")
+    numbers = "() => [...document.querySelectorAll('.number')].some((part) => Number.parseFloat(part.innerText) > 50)"
+    page.wait_for_function(numbers, timeout=60_000)
+
+
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_reads_well_and_fits(browser: Any, filled: World, name: str, look: str) -> None:
@@ -79,7 +88,9 @@ def test_every_page_reads_well_and_fits(browser: Any, filled: World, name: str, 
     with window(browser, filled.console, **LOOKS[look]) as page:
         page.goto(PAGES[name])
         if name == "overview":
-            page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+            page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
+            if SCREENSHOTS:
+                _send_some(page, filled)
         assert wrong_for_readers(page) == []
         assert not overflows(page) and "run" not in page.title().split()
         if name in PICTURED:
@@ -103,12 +114,15 @@ def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: 
         page.get_by_role("heading", name="Mail", exact=True).wait_for()
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        if size == NARROW:  # where the search is folded
+            page.locator("[data-finder] > summary").focus()
+            page.keyboard.press("Enter")
         page.get_by_label("Words of the subject").focus()
         page.keyboard.type("invoi*")
         page.keyboard.press("Enter")
-        page.wait_for_url("**/mail?*subject=invoi*")
+        page.wait_for_url("**/mail?subject=invoi*")  # without the fields that are empty: the link can be sent on
         rows = page.locator("tbody tr")
-        assert rows.count() == 4 and "zone=Europe" in page.url
+        assert rows.count() == 4
         rows.first.get_by_role("link").focus()
         page.keyboard.press("Enter")
         page.get_by_text("decided", exact=True).wait_for()
@@ -141,7 +155,7 @@ def test_the_overview_changes_as_mail_comes(browser: Any, filled: World) -> None
     """Without loading the page again; it says so when the session has ended."""
     with window(browser, filled.console) as page:
         page.goto("/")
-        page.get_by_text("Live: these numbers change as mail comes.").wait_for(timeout=30_000)
+        page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
         before = page.locator("p.hint", has_text="since the start").inner_text()
         filled.send()
         page.wait_for_function(

@@ -14,7 +14,7 @@ from bridge.console.audit import DONE, Audit
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.roles import Person, Role
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
-from bridge.console.users import UserMistake, Users
+from bridge.console.users import Proven, UserMistake, Users
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 
@@ -35,7 +35,8 @@ def test_users_come_and_go(store: ConsoleStore) -> None:
     """A hash is stored, never the password."""
     users = Users(store)
     users.add("ann", "a long password", Role.RELEASER, ANN.tenants)
-    assert users.verify("ann", "a long password") == ANN
+    proven = users.verify("ann", "a long password")
+    assert proven is not None and proven.person == ANN
     assert users.verify("ann", "another") is None and users.verify("bob", "a long password") is None
     with pytest.raises(UserMistake, match="already"):
         users.add("ann", "a long password", Role.ADMIN)
@@ -43,6 +44,32 @@ def test_users_come_and_go(store: ConsoleStore) -> None:
     assert listed.person == ANN and listed.seen_at > 0 and listed.has_password
     users.remove("ann")
     assert users.listed() == [] and users.verify("ann", "a long password") is None
+
+
+@pytest.mark.parametrize("change", ["removed", "another password", "another role"])
+def test_a_session_begins_only_if_the_user_is_still_the_same(store: ConsoleStore, change: str) -> None:
+    """Something happens between the password and the session."""
+    users, sessions = Users(store), Sessions(store, SessionLimits(60, 600))
+    users.add("ann", "a long password", ANN.role, ANN.tenants)
+    proven = users.verify("ann", "a long password")
+    assert proven is not None and sessions.begin(ANN, "192.0.2.1", "", proven.is_still_true)
+    if change == "another password":
+        users.set_password("ann", "another long password")
+    else:
+        users.remove("ann")
+    if change == "another role":
+        users.add("ann", "a long password", Role.VIEWER, ANN.tenants)
+    assert sessions.begin(ANN, "192.0.2.1", "", proven.is_still_true) == "" and sessions.listed() == []
+    assert sessions.begin(ANN, "192.0.2.1", "", Proven(ANN).is_still_true) == "" or change == "another password"
+
+
+def test_an_entry_is_written_whatever_is_in_its_text(store: ConsoleStore) -> None:
+    """NUL and half a character, which a database does not keep."""
+    audit = Audit(store)
+    number = audit.write(ANN, "192.0.2.1", "deleted", detail="a\0b\ud800c")
+    assert audit.find()[0].detail == "a?b?c"
+    audit.finish(number, DONE, "\0")
+    assert audit.find(name="ann", action="deleted")[0].detail == "?" and audit.find(name="\0") == []
 
 
 def test_a_user_without_a_password_has_none(store: ConsoleStore) -> None:

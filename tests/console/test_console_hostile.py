@@ -126,3 +126,10 @@ def test_what_is_left_of_html(mail: Hostile) -> None:
         assert set(re.findall(r" ([a-z]+)=", re.sub(r'"[^"]*"', '""', attributes))) <= ATTRIBUTES
     left = ALLOWED.sub("", sanitised(html))
     assert "<" not in left.replace("&lt;", "")
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "&#x202e;", "\u2067", "&#8295;"])
+def test_the_address_of_a_link_cannot_be_reversed(mark: str) -> None:
+    """`moc.knab//:sptth` would read as another address."""
+    left = sanitised(f"<p>{mark}<a href='https://evil.example/moc.knab//:sptth'>x</a></p>")
+    assert "[https://evil.example/moc.knab//:sptth]" in left and left.startswith("<p>?")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from bridge.api.lists import ListEntry
-from bridge.console.list_copies import Copy, _line
+from bridge.api.lists import GET_LISTS_PATH, LIST_ENTRIES_PATH, NDJSON, ListEntry, ListFileInfo
+from bridge.console.list_copies import Copy
 from bridge.console.pages.lists import PER_PAGE
 from bridge.console.roles import Role
+from bridge.console.url_part import from_part, to_part
 from bridge.testing import until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, world
 from tests.console.held_kit import hold, send_file
@@ -85,7 +92,7 @@ def test_the_lists_of_all_mail_and_of_a_tenant(empty: Listed) -> None:
 def test_an_entry_is_added_and_deleted(empty: Listed) -> None:
     """At once on the page, and at the service."""
     browser = empty.admin
-    assert "The list is empty" in browser.get("/lists/notes").text
+    until(lambda: "The list is empty" in browser.get("/lists/notes").text, "the list to be read")
     form = {"list": "notes", "tenant": "all", "entries": " one \n\ntwo\none", "comment": "asked by Jim"}
     assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all&notice=entries-added"
     assert empty.service.entries("notes") == {"one": "asked by Jim", "two": "asked by Jim"}
@@ -157,12 +164,31 @@ def test_a_file_with_dangerous_entries_needs_a_second_look(empty: Listed) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("f.json", b"{"), ("f.txt", b"\xff\xfe"), ("f.txt", b""), ("f.jsonl", b"{\n")]
+    ("name", "content"),
+    [
+        ("f.json", b"{"),
+        ("f.txt", b"\xff\xfe"),
+        ("f.txt", b""),
+        ("f.jsonl", b"{\n"),
+        ("deep.yml", b"[" * 1_000_000),
+        ("large.yml", b"- a@b.example\n" * 200_000),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, content: bytes) -> None:
     """The page says what is wrong with it."""
     answer = send_file(empty.admin, "/lists/actions/upload", name, content, list="large", tenant="all")
     assert answer.status == 400 and 'class="problem"' in answer.text
+
+
+def test_a_file_is_applied_only_to_a_list_that_is_still_theirs(empty: Listed) -> None:
+    """Somebody who sends a file, and belongs to another tenant when it is applied."""
+    page = send_file(empty.releaser, "/lists/actions/upload", "f.txt", b"z@z.example\n", list="large", tenant=TENANT_A)
+    number = re.search(r'name="upload" value="([^"]+)"', page.text)
+    assert number is not None
+    moved = empty.world.console.signed_in(Role.RELEASER, frozenset({TENANT_B}), name="rita")
+    assert moved.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 404
+    assert empty.releaser.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 200
 
 
 def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> None:
@@ -177,7 +203,7 @@ def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> N
     warned = browser.post("/quarantine/actions/block", {"mail": "GMAIL", "domain": "yes"})
     assert warned.status == 409 and "gmail.com is a large mail provider" in warned.text
     said = wait_for_jobs(browser)
-    assert "spammer@bulk.example added to large" in said and "@partner.example added to partners" in said
+    assert "spammer@bulk.example was added to large" in said and "@partner.example was added to partners" in said
     blocked = empty.service.entries("large", TENANT_A)
     assert list(blocked) == ["spammer@bulk.example"] and "by console:rita" in blocked["spammer@bulk.example"]
     assert list(empty.service.entries("partners", TENANT_A)) == ["@partner.example"]
@@ -185,18 +211,30 @@ def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> N
 
 
 def copy_of(entries: list[str]) -> Copy:
-    lines = sorted(_line(ListEntry(entry, f"comment of {entry}")) for entry in entries)
-    return Copy(b"".join(lines), len(lines), 0.0, 0.0)
+    return Copy.of(ListEntry(entry, f"comment of {entry}") for entry in entries)
 
 
-def test_a_million_entries_are_searched_quickly() -> None:
-    """Page by page, in any letter case, and never in comments."""
-    copy = copy_of([f"User{number:07d}@Example.org" for number in range(200_000)])
+def test_a_long_list_is_searched_page_by_page() -> None:
+    """In any letter case, and never in comments; also where a block of the file ends."""
+    copy = copy_of([f"User{number:07d}@Example.org" for number in range(60_000)])
+    assert len(copy.names) > 2 * (1 << 20), "several blocks"
     found, following = copy.page("", 0, PER_PAGE)
     assert len(found) == PER_PAGE and found[0].entry == "User0000000@Example.org"
     more, _ = copy.page("", following, PER_PAGE)
     assert more[0].entry == f"User{PER_PAGE:07d}@Example.org"
-    assert [entry.entry for entry in copy.page("USER0199999", 0, 5)[0]] == ["User0199999@Example.org"]
+    for number in (0, 23_456, 59_999):
+        found, _ = copy.page(f"USER{number:07d}", 0, 5)
+        name = f"User{number:07d}@Example.org"
+        assert [(entry.entry, entry.comment) for entry in found] == [(name, f"comment of {name}")]
+    walked, at = 0, 0
+    while True:
+        found, at = copy.page("example.ORG", at, 1000)
+        walked += len(found)
+        if not at:
+            break
+    assert walked == copy.count == 60_000
+    for start in (1, 33, 10**9):  # a link from an older copy
+        assert all(entry.entry.startswith("User") for entry in copy.page("", start, 5)[0])
     assert copy.page("comment of", 0, 5) == ([], 0)
     assert copy.page("nothing like it", 0, 5) == ([], 0)
 
@@ -204,8 +242,102 @@ def test_a_million_entries_are_searched_quickly() -> None:
 def test_what_was_changed_meanwhile_is_on_the_page() -> None:
     """Until the list is read again."""
     copy = copy_of(["a", "b", "c"])
-    copy.added["aa"], copy.added["b"] = "new", "changed"
-    copy.deleted.add("c")
+    copy.changes.note([ListEntry("aa", "new"), ListEntry("b", "changed")], ["c"])
     assert [(entry.entry, entry.comment) for entry in copy.page("", 0, 10)[0]] == [
         ("aa", "new"), ("b", "changed"), ("a", "comment of a"),
     ]  # fmt: skip
+
+
+def test_a_page_of_long_entries_stays_small() -> None:
+    """It has fewer of them; the next page goes on."""
+    copy = copy_of([f"{number:04d}{'x' * 900}" for number in range(300)])
+    found, following = copy.page("", 0, PER_PAGE)
+    assert 0 < len(found) < 50 and following
+    more, _ = copy.page("", following, PER_PAGE)
+    assert more[0].entry.startswith(f"{len(found):04d}x")
+
+
+def test_odd_entries_are_found_as_they_are() -> None:
+    """Control characters, which the file needs for itself, are spaces; anything else stays."""
+    names = ["\u00dcber@example.org", "a\x1fb\x02c", "\U0001f600", "\udcff", " ", "\u0130stanbul"]
+    copy = copy_of(names)
+    found = {entry.entry for entry in copy.page("", 0, 100)[0]}
+    assert found == {"\u00dcber@example.org", "a b c", "\U0001f600", "?", " ", "\u0130stanbul"}
+    assert [entry.entry for entry in copy.page("\u00fcBER", 0, 9)[0]] == ["\u00dcber@example.org"]
+
+
+@contextmanager
+def list_server(names: list[str]) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
+    """A List API with lists of any name: our own service has plain ones only. Yields its address and its entries."""
+    held: dict[str, dict[str, str]] = {name: {} for name in names}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            entries, kind = held.get(asked.get("listName", ""), {}), "application/json"
+            if self.path == GET_LISTS_PATH:
+                infos = [ListFileInfo(name, category="sender", max_size=1000).to_dict() for name in names]
+                body = json.dumps({"listFileInfos": infos}).encode()
+            elif self.path == LIST_ENTRIES_PATH:
+                kind = NDJSON
+                body = b"".join(json.dumps(ListEntry(*pair).to_dict()).encode() + b"\n" for pair in entries.items())
+            else:
+                entries |= {entry["entry"]: entry["comment"] for entry in asked["entries"]}
+                body = json.dumps({"modifiedEntries": len(asked["entries"])}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", held
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+ODD_NAMES = ["a/b", "..", ".hidden", "a b?c#d%2F&e=f", "\u00fcber", "~7E", "<b>", "a//b/", "%00", "\U0001f600"]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, "plain-name_1.txt"])
+def test_every_name_has_a_place_in_a_path(name: str) -> None:
+    """One part, of characters that neither browsers nor proxies change."""
+    part = to_part(name)
+    assert from_part(part) == name and re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*", part)
+    assert name not in ODD_NAMES or part != name
+
+
+@pytest.mark.parametrize("part", ["~", "~7e", "~2", "~FF", "a~61", ".x", "a/b", "\u00fc", "~00~"])
+def test_a_part_that_we_did_not_write_names_nothing(part: str) -> None:
+    """A name has one address."""
+    assert from_part(part) == ""
+
+
+def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
+    """Of a service that names its lists as it likes: every link and every form of its pages works."""
+    pytest.importorskip("nh3")
+    with list_server(ODD_NAMES) as (url, held):
+        key = tmp_path / "key"
+        key.write_text("secret-key\n")
+        (tmp_path / "console").mkdir()
+        with world(tmp_path / "console", lists={"url": url, "api_key_file": str(key)}) as made:
+            browser = made.console.signed_in()
+            first = browser.get("/lists")
+            links = re.findall(r"href=\"(/lists/[^\"]+)\"", first.text)
+            assert len(links) == len(ODD_NAMES), first.text
+            for name, link in zip(ODD_NAMES, links, strict=True):
+                held[name] = {"one@client.example": ""}
+                page = page_with(browser, html.unescape(link), ["one@client.example"])
+                action = re.search(r'<form class="filters" method="get" action="([^"]+)"', page.text)
+                assert action is not None and browser.get(action[1] + "?find=one&tenant=all").status == 200
+                form = {"list": name, "tenant": "all", "entries": "two@client.example"}
+                done = browser.post("/lists/actions/add", form)
+                assert done.status == 303 and browser.get(done.target).status == 200
+                assert set(held[name]) == {"one@client.example", "two@client.example"}

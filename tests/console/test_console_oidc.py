@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -9,10 +10,12 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urljoin, urlsplit
 
@@ -312,3 +315,56 @@ def test_a_sign_in_that_takes_too_long_begins_again() -> None:
     assert used._taken(fresh.cookie, fresh.state) == fresh
     with pytest.raises(SignInRefused, match="used before"):
         used._taken(fresh.cookie, fresh.state)
+
+
+@contextmanager
+def odd_provider(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Answers every request like this."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_provider_that_never_ends_its_answer_is_not_waited_for() -> None:
+    """A byte now and then; and who comes next is told at once."""
+    stop = Event()
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            while not stop.wait(1):
+                handler.wfile.write(b" ")
+
+    with odd_provider(trickle) as issuer:
+        used = Provider(settings(issuer), REDIRECT)
+        async with asyncio.timeout(60):
+            for said in ("cannot be reached", "a moment ago"):
+                with pytest.raises(SignInRefused, match=said):
+                    await used.authorization_url(used.begin("/"))
+        stop.set()
+
+
+async def test_a_provider_that_answers_with_deep_nesting_is_refused() -> None:
+    """Not an unexpected error."""
+
+    def nested(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"[" * 200_000)
+
+    with odd_provider(nested) as issuer, pytest.raises(SignInRefused):
+        used = Provider(settings(issuer), REDIRECT)
+        await used.authorization_url(used.begin("/"))

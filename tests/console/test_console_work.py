@@ -33,6 +33,7 @@ INVOICE = (
 PAGES = {
     "quarantine": "/quarantine",
     "quarantine-none": "/quarantine?subject=nothing-like-this",
+    "quarantine-groups": "/quarantine?view=groups",
     "quarantine-mistake": "/quarantine?since=bogus",
     "quarantine-mail": "/quarantine/INVOICE",
     "quarantine-source": "/quarantine/INVOICE/source",
@@ -46,6 +47,7 @@ PAGES = {
 
 PICTURES = {
     "quarantine": "light-wide",
+    "quarantine-groups": "light-wide",
     "quarantine-mail": "dark-wide",
     "scan-result": "light-wide",
     "statistics": "light-wide",
@@ -123,7 +125,7 @@ def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> No
         page.get_by_text("Release 2 mails in").wait_for()
         assert page.evaluate("document.activeElement.textContent") == "Undo"
         page.keyboard.press("Enter")
-        page.get_by_text("It was taken back").wait_for()
+        page.get_by_text("Undone: 2 mails were not released").wait_for()
         assert not (directory / "state" / "quarantine" / f"{first}.releases").exists()
         _tab_to(page, "input[form=bulk]")
         page.keyboard.press("ArrowDown")
@@ -136,7 +138,7 @@ def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> No
         page.keyboard.press("ArrowDown")
         chosen = page.evaluate("document.activeElement.value")
         page.keyboard.press("Enter")
-        page.wait_for_url(f"**/quarantine/{chosen}")
+        page.wait_for_url(f"**/quarantine/{chosen}?back=subject%3Doffer")
         page.go_back()
 
 
@@ -154,7 +156,7 @@ def test_monday_morning(desk: World, browser: Any, service: Service) -> None:
         page.goto("/quarantine")
         page.get_by_label("Subject").fill("offer")
         page.get_by_role("button", name="Search").click()
-        page.get_by_text("Choose all on this page").click()
+        page.get_by_text("Choose all", exact=True).click()
         page.get_by_label("whole domain").check()
         page.get_by_role("button", name="Block sender").click()
         page.get_by_text(re.compile("Block the domains of [0-9]+ mails")).wait_for()
@@ -204,7 +206,7 @@ def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, serv
         page.get_by_role("button", name="Delete the chosen entries").click()
         page.get_by_text("The entries were deleted.").wait_for()
         page.get_by_text("Add entries, or upload a file").click()
-        page.get_by_label("Entries, one in a line").fill("@gmail.com")
+        page.get_by_label("Entries, one per line").fill("@gmail.com")
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("gmail.com is a large mail provider").wait_for()
         assert wrong_for_readers(page) == []

@@ -16,7 +16,17 @@ from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
 from bridge.feedback.report import ReportKind, ReportState
 from bridge.runtime import yaml_file
-from bridge.testing import FakeScanner, NextHop, RunningBridge, answer, configuration, result, running_bridge, until
+from bridge.testing import (
+    FakeScanner,
+    NextHop,
+    RunningBridge,
+    answer,
+    configuration,
+    result,
+    running_bridge,
+    until,
+    whole_lines,
+)
 from tests.feedback.rspamd_kit import MIN_LEARNS, PASSWORD, LearningRspamd, learning_rspamd, mail_of
 from tests.filter.smtp_kit import send
 
@@ -110,14 +120,16 @@ def test_report_of_a_held_mail_is_in_history_events_and_metrics(rspamd: Learning
         bridge.scanner.reply = answer(200, result("quarantine", verdict="spam"))
         assert send(bridge, mail_of("new", 2)).startswith("250 ")
         (kept,) = bridge.quarantined
+        known = ["history", "-c", str(_saved(bridge.directory))]
+        until(lambda: kept.stem in CliRunner().invoke(main, [*known, "--json"]).output, "the mail in the history")
         reports = Reporter.open(bridge.daemon.config, bridge.directory / "state")
         record = bridge.daemon.components.quarantine.read(kept.stem)
         done = reports.report(ReportKind.HAM, record, "user:anna@example.org")
         assert done.state is ReportState.LEARNED, done
         assert reports.report(ReportKind.HAM, record, "user:anna@example.org").state is ReportState.ALREADY
         events = bridge.directory / "state" / "events.jsonl"
-        until(lambda: events.exists() and "mail.reported" in events.read_text(), "the event")
-        (event,) = [e for e in map(json.loads, events.read_text().splitlines()) if e["type"] == "mail.reported"]
+        until(lambda: "mail.reported" in "".join(whole_lines(events)), "the event")
+        (event,) = [e for e in map(json.loads, whole_lines(events)) if e["type"] == "mail.reported"]
         assert event["data"]["id"] == kept.stem and event["data"]["kind"] == "ham"
         assert event["data"]["result"] == done.state and event["data"]["by"] == "user:anna@example.org"
         line = 'scanbridge_reports{kind="ham",result="learned"} 1.0'

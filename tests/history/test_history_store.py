@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.history.entry import LaterEvent
-from bridge.history.query import HistoryQuery
+from bridge.history.query import BY, By, HistoryQuery, Sum, Top
 from bridge.history.store import HistoryStore
 from tests.history.history_kit import NOON, add, find, ids, mail
 
@@ -223,3 +223,44 @@ def test_beyond_the_size_the_oldest_are_deleted(store: HistoryStore, request: py
     assert deleted == {"live": (0, 0), "finished": (0, 3), "postgresql": (0, 9)}[kind]
     assert find(store)[0] == "ID0009"
     assert store.size() > 0
+
+
+def test_networks_of_any_width_are_found(store: HistoryStore) -> None:
+    """Also those whose addresses have no common beginning; what is no address is in none."""
+    clients = ["10.1.2.3", "11.200.0.1", "192.0.2.7", "2001:db8::1", "::1", "unknown", "", "9x.1"]
+    add(store, *(mail(number, client=client) for number, client in enumerate(clients)))
+    found = {
+        network: sorted(clients[int(name[2:])] for name in find(store, client=network))
+        for network in ("0.0.0.0/0", "8.0.0.0/6", "8.0.0.0/7", "10.0.0.0/8", "::/0", "2000::/3", "2001:db8::/32")
+    }
+    assert found == {
+        "0.0.0.0/0": ["10.1.2.3", "11.200.0.1", "192.0.2.7"],
+        "8.0.0.0/6": ["10.1.2.3", "11.200.0.1"],
+        "8.0.0.0/7": [],
+        "10.0.0.0/8": ["10.1.2.3"],
+        "::/0": ["2001:db8::1", "::1"],
+        "2000::/3": ["2001:db8::1"],
+        "2001:db8::/32": ["2001:db8::1"],
+    }
+
+
+def test_a_key_is_found_in_other_spellings(store: HistoryStore) -> None:
+    """In one search; brackets belong to a Message-ID."""
+    add(store, mail(1, queue_id="4BXYZ"), mail(2, queue_id="4bxyz"), mail(3, message_id="<m@x>"), mail(4))
+    assert find(store, what="4bXyZ") == []
+    assert find(store, what="4bXyZ", spellings=("4BXYZ", "4bxyz")) == ["ID0002", "ID0001"]
+    assert find(store, what="m@x") == ["ID0003"] == find(store, what="<m@x>")
+
+
+@pytest.mark.parametrize("by", BY)
+def test_the_largest_sums_and_the_rest_are_those_of_all(store: HistoryStore, by: By) -> None:
+    """However many are shown."""
+    for number in range(12):
+        people = "\n".join(f"r{each}@example.org" for each in range(number % 4))
+        add(store, mail(number, sender=f"s{number % 3}@x", recipients=people, client=f"192.0.2.{number % 5}",
+                        tags="a,b" if number % 2 else "", size=number, mails=number % 2 + 1))  # fmt: skip
+    for query in (HistoryQuery(limit=0), HistoryQuery(limit=0, sender="s1@x"), HistoryQuery(limit=0, until=NOON + 7)):
+        counted = store.count(by, query)
+        for most in (0, 1, 2, 100):
+            assert store.top(by, query, most) == Top.of(counted, most)
+    assert store.top(by, HistoryQuery(limit=0, sender="nobody@x"), 5) == Top([], 0, Sum("", 0, 0))

@@ -160,3 +160,18 @@ def test_a_directory_without_lists_is_a_mistake(tmp_path):
     """It is probably the wrong directory."""
     with pytest.raises(InputError, match="no lists found"):
         tree.find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (Format.YAML, "[" * 1_000_000, "nested too deeply"),
+        (Format.YAML, "- " * 300 + "x", "nested too deeply"),
+        (Format.JSON, "[" * 1_000_000, "nested too deeply"),
+        (Format.JSON, f"[{'1' * 5000}]", "a number is too long"),
+    ],
+)
+def test_a_file_that_is_too_much_for_a_parser_is_a_mistake(kind, text, said):
+    """The YAML parser in C ended the whole process; a long number was an unexpected error."""
+    with pytest.raises(InputError, match=said):
+        read(text.encode(), kind, "x")

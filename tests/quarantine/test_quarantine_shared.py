@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings, Query
+from bridge.quarantine.record import StoredRecord
 from bridge.runtime.database import Database
 from tests.postgresql import cluster, fresh_database
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
@@ -169,3 +171,31 @@ def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines
         assert code == 0
     log = first.bridge.directory / "state-second" / "quarantine" / "actions.log"
     assert [json.loads(line)["action"] for line in log.read_text().splitlines()] == ["released"]
+
+
+def test_mail_of_the_second_version_is_found_by_client_and_tag(database: Database) -> None:
+    """It had neither column: both are filled in when the index is opened."""
+    clients = {"A": "192.0.2.7", "B": "::ffff:192.0.2.8", "C": "2001:db8::1", "D": None}
+    index = Index(database)
+    for mail_id, client in clients.items():
+        about = {"time": "2026-01-31T12:00:00+00:00", "sender": "a@x", "recipients": [], "remote_address": client}
+        about["facts"] = {"tags": ["spam", "list:x"]}
+        index.put([StoredRecord(mail_id, json.dumps(about).encode(), b"", 1.0)])
+    index.close()
+    engine = database.engine(wait_s=5)
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX IF EXISTS quarantine_search"))
+        for name in ("client", "tags"):
+            connection.execute(text(f"ALTER TABLE quarantine DROP COLUMN {name}"))
+        connection.execute(text("UPDATE quarantine_schema SET version = 1"))
+    engine.dispose()
+    index = Index(database)
+
+    def found(**query: Any) -> str:
+        return "".join(sorted(mail.id for mail in index.search(Query(**query))))
+
+    assert found(client="192.0.2.7") == "A" and found(client="192.0.2.0/24") == "AB" == found(client="0.0.0.0/0")
+    assert found(client="2001:db8::/32") == "C" and found(client="198.51.100.0/24") == ""
+    assert found(tag="spam") == found(tag="sp*") == found(tag="*:x") == "ABCD"
+    assert found(tag="spa") == found(tag="spam*x") == "", "a star stays within one tag"
+    index.close()

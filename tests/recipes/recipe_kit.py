@@ -16,7 +16,7 @@ import re
 import socket
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -95,8 +95,12 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.program.kill()
 
+    def is_full(self, status: str) -> bool:
+        """Whether the bridge's status page shows that it knows."""
+        return '"RED"' in status
+
     @contextmanager
-    def full(self) -> Iterator[None]:
+    def full(self, bridge_port: int) -> Iterator[None]:
         """A request occupies a slot as soon as its head has arrived; these never send their bodies."""
         head = f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
@@ -123,28 +127,48 @@ decisions:
 """
 
 
-class Setting:
-    """The files of one recipe, moved to private ports; its bridge, and the destination of its mail."""
+class Scanner(Protocol):
+    """What the bridge asks for decisions: the `Service`, or another scanner that decides in the same way."""
 
-    def __init__(self, recipe: str, directory: Path, service: Service) -> None:
+    port: int
+
+    def full(self, bridge_port: int) -> AbstractContextManager[None]:
+        """No more mail is scanned."""
+
+    def is_full(self, status: str) -> bool: ...
+
+
+class Setting:
+    """The files of one recipe, moved to private ports; its bridge, and the destination of its mail.
+
+    `scanner` replaces that section of the recipe's bridge.yml.
+    """
+
+    def __init__(self, recipe: str, directory: Path, service: Scanner, scanner: dict[str, Any] | None = None) -> None:
         self.recipe, self.directory, self.service = recipe, directory, service
         self.files = DEPLOY / recipe
         self.destination = Destination()
         self.front = free_port()
         self._admin = free_port()
-        self._ports = {port: free_port() for port in ("10025", "10026", "10027")} | {"9081": service.port}
+        self._ports = {port: free_port() for port in ("10025", "10026", "10027")}
+        self._ports |= dict.fromkeys(("9081", "11333"), service.port)
         data = yaml.safe_load(self.file("bridge.yml").replace("https://scan.example.org", "http://127.0.0.1"))
+        data["scanner"] = scanner or data["scanner"]
         data["scanner"]["status_interval"] = "500ms"  # also its timeout; RED takes the service 100 ms
         data["admin"] = {"address": f"127.0.0.1:{self._admin}"}
         (directory / "api-token").write_text(TOKEN)
         (directory / "api-token").chmod(0o600)
         (directory / "bridge.yml").write_text(yaml.safe_dump(data))
-        listening = [int(listener["address"].rpartition(":")[2]) for listener in data["listeners"]]
+        self.listening = listening = [int(one["address"].rpartition(":")[2]) for one in data["listeners"]]
         self.bridge = Program(directory, [self._admin, *listening], "run", "-c", str(directory / "bridge.yml"))
 
-    def file(self, name: str) -> str:
-        """One of the recipe's files, on our ports."""
-        return re.sub(r"\b(10025|10026|10027|9081)\b", lambda m: str(self.port(m[1])), (self.files / name).read_text())
+    def file(self, name: str, recipe: str = "") -> str:
+        """One of the recipe's files, on our ports; or one of another recipe's, which this one refers to."""
+        return re.sub(
+            r"\b(10025|10026|10027|9081|11333)\b",
+            lambda m: str(self.port(m[1])),
+            (DEPLOY / (recipe or self.recipe) / name).read_text(),
+        )
 
     def port(self, of_the_recipe: str) -> int:
         """Our port for 10025, 10026 or 10027."""
@@ -202,8 +226,8 @@ def play(setting: Setting, server: MailServer, sending: Any = dialogue) -> dict[
         return Seen(_WHEN[to], _without_ids(reply), _place(setting, server, case, reply))
 
     seen = {case: run(case) for case in Case if case not in (Case.SATURATED, Case.DEAD)}
-    with setting.service.full():
-        until(lambda: '"RED"' in setting.status(), "the bridge to know that the service is full")
+    with setting.service.full(setting.listening[0]):
+        until(lambda: setting.service.is_full(setting.status()), "the bridge to know that the service is full")
         seen[Case.SATURATED] = run(Case.SATURATED)
     setting.bridge.kill()
     seen[Case.DEAD] = run(Case.DEAD)

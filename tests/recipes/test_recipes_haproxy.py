@@ -48,8 +48,10 @@ class Behind(Setting):
         self.proxy = free_port()
         super().__init__("haproxy", directory, service)
 
-    def file(self, name: str) -> str:
-        text = re.sub(r"192\.0\.2\.1\d:", "127.0.0.1:", super().file(name)).replace("192.0.2.0/24", "127.0.0.0/8")
+    def file(self, name: str, recipe: str = "") -> str:
+        text = re.sub(r"192\.0\.2\.1\d:", "127.0.0.1:", super().file(name, recipe)).replace(
+            "192.0.2.0/24", "127.0.0.0/8"
+        )
         return text.replace(":10024", f":{self.proxy}")
 
 

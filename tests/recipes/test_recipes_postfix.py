@@ -12,7 +12,20 @@ from bridge.cli.check.postfix import check_postfix
 from bridge.testing import SmtpClient
 from tests.chain import dialogue, send
 from tests.postfix_kit import Postfix
-from tests.recipes.recipe_kit import EICAR, HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
+from tests.recipes.recipe_kit import (
+    DEPLOY,
+    EICAR,
+    HELD,
+    MOVING,
+    WAITING,
+    Case,
+    Service,
+    Setting,
+    agree,
+    mail,
+    play,
+    sent,
+)
 from tests.requirements import need
 
 _OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # only this; the rest comes from the recipe
@@ -20,11 +33,12 @@ _STATES = {"deferred": WAITING, "hold": HELD}
 
 
 class PostfixOf(Postfix):
-    """Postfix with a recipe's main.cf and master.cf."""
+    """Postfix with a recipe's main.cf and master.cf, or those of another recipe that it refers to."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, recipe: str = "") -> None:
+        files = DEPLOY / (recipe or setting.recipe)
         main_cf, master_cf = (
-            setting.file(name) if (setting.files / name).exists() else "" for name in ("main.cf", "master.cf")
+            setting.file(name, recipe) if (files / name).exists() else "" for name in ("main.cf", "master.cf")
         )
         if not re.search(r"(?m)^smtp +inet", master_cf):
             master_cf += "smtp      inet  n       -       y       -       -       smtpd\n"  # Debian's own line

@@ -22,9 +22,16 @@ async def no_content(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def much_content(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(1000):
+        await send({"type": "http.response.body", "body": bytes(64 * 1024), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
 @asynccontextmanager
-async def serving(**limits: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(no_content, [bind(Endpoint("127.0.0.1", 0))], limits=HttpLimits(**limits))
+async def serving(app: Any = no_content, **limits: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(app, [bind(Endpoint("127.0.0.1", 0))], limits=HttpLimits(**limits))
     await server.start()
     try:
         yield server
@@ -105,4 +112,22 @@ async def test_a_target_that_is_no_url_got_no_answer(
         *[b"204"] * earlier,
         b"400",
     ]
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("requests", [1, 5])
+async def test_a_client_that_does_not_read_is_not_waited_for(requests: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It held its connection for ever; one that reads slowly gets everything."""
+    async with serving(much_content, unread_timeout_s=0.5, head_timeout_s=1.0) as server:
+        _, silent = await connect(server, REQUEST * requests)
+        silent.transport.pause_reading()
+        reader, slow = await connect(server, REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        received = 0
+        while chunk := await reader.read(1 << 20):
+            received += len(chunk)
+            await asyncio.sleep(0.02)
+        assert received > 1000 * 64 * 1024
+        await eventually(lambda: server.connections == 0, "the silent one to be cut")
+        slow.close()
+        silent.close()
     assert "Traceback" not in caplog.text

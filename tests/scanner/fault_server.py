@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import ssl
 import struct
@@ -16,16 +15,23 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
 from bridge.scanner.probe_mail import SUBJECT
+from tests.scanner.spoken import GGRID, current
+
+__all__ = ["GGRID"]
 
 TOKEN = "0123456789abcdef" * 4
 REQUEST = AnalysisRequest(BorderMtaData("a@example.org", ("b@example.org",), "192.0.2.1", "client.example"))
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
-GGRID = "11111111-2222-4333-8444-555555555555"
 
 
 def result(decision: object = "deliver", **fields: Any) -> bytes:
-    """A MessageAnalysisResult."""
-    return json.dumps({"ggrid": GGRID, "verdict": "clean", "tags": ["a:b"], "decision": decision, **fields}).encode()
+    """A decision in the dialect of the test."""
+    return current().result(decision, **fields)
+
+
+def green() -> bytes:
+    """The answer to a status request."""
+    return answer(200, current().green)
 
 
 def answer(status: int = 200, body: bytes | None = None, *lines: str) -> bytes:
@@ -46,6 +52,23 @@ class Request:
     @property
     def line(self) -> str:
         return self.head.split(b"\r\n")[0].decode()
+
+    @property
+    def is_mail(self) -> bool:
+        return f" {current().mail_path} " in self.line
+
+    @property
+    def is_status(self) -> bool:
+        return f" {current().status_path} " in self.line
+
+    @property
+    def sender(self) -> str:
+        return current().sender(self.head, self.body)
+
+    @property
+    def content(self) -> bytes:
+        """Bytes that contain the mail."""
+        return current().content(self.body)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -97,6 +120,7 @@ class FaultServer:
     """
 
     script: bytes | Answering = field(default_factory=answer)
+    introduces: bool = True  # it answers the bridge's introduction itself, and does not count it
     before: Callable[[Call], Awaitable[bool]] | None = None
     requests: list[Request] = field(default_factory=list)
     probes: list[Request] = field(default_factory=list)  # mails of the bridge's own, after a failure
@@ -135,13 +159,18 @@ class FaultServer:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
-                self.bytes_seen += len(head)
                 call.request = Request(head[:-4], b"", number)
+                if (introduced := current().introduction(call.request.line)) is not None and self.introduces:
+                    self.connections -= 1  # a mail behaves as if it were the first request
+                    await reader.readexactly(int(call.request.fields.get("content-length", "0")))
+                    writer.write(answer(*introduced, "Connection: close"))
+                    break
+                self.bytes_seen += len(head)
                 if self.before is not None and await self.before(call):
                     break
                 length = int(call.request.fields.get("content-length", "0"))
                 call.request.body = await reader.readexactly(length)
-                if SUBJECT.encode() in call.request.body:
+                if SUBJECT.encode() in call.request.content:
                     self.probes.append(call.request)
                 else:
                     self.requests.append(call.request)
@@ -173,6 +202,7 @@ async def faults(
 async def scanner_of(*servers: FaultServer | str, **settings: Any) -> AsyncIterator[Scanner]:
     """The client under test, for one or several servers."""
     urls = tuple(server if isinstance(server, str) else server.url for server in servers)
+    settings.setdefault("dialect", current().make)
     scanner = Scanner(ScannerSettings(urls, settings.pop("token", TOKEN), **settings))
     try:
         yield scanner

@@ -21,11 +21,14 @@ from bridge.errors import (
     ScanUnavailable,
 )
 from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, scanner_of, submit, submit_to
+from tests.scanner.spoken import current
 
 
 def failure(error: str, message: str = "") -> bytes:
     return json.dumps({"error": error, "message": message}).encode()
 
+
+each_dialect = pytest.mark.usefixtures("each_dialect")
 
 DEEP = b"[" * 200_000
 
@@ -82,6 +85,7 @@ async def test_the_log_shows_what_was_received_instead_of_a_decision() -> None:
     assert TOKEN[:8] not in str(caught.value) and len(str(caught.value)) < 300
 
 
+@each_dialect
 async def test_a_compressed_answer_is_refused() -> None:
     """We never request compression, so there is no decompression bomb."""
     body = gzip.compress(result())
@@ -101,21 +105,19 @@ STATUSES = [
     (500, ScanUnavailable),
     (502, ScanUnavailable),
     (503, ScanUnavailable),
-    (204, ScanMalformed),
     (201, ScanMalformed),
     (301, ScanMalformed),
     (307, ScanMalformed),
 ]
 
 
+@each_dialect
 @pytest.mark.parametrize(("status", "error"), STATUSES)
 @pytest.mark.parametrize(
     "body", [failure("code_word", "for people"), b"<html>", b"", DEEP], ids=["error", "html", "empty", "deep"]
 )
 async def test_each_status_is_one_named_error(status: int, error: type[BridgeError], body: bytes) -> None:
     """The status decides, whatever the body contains; the body only adds text for the log."""
-    if status == 204:
-        body = b""
     with pytest.raises(error) as raised:
         await submit_to(answer(status, body))
     if body.startswith(b'{"error"'):
@@ -123,6 +125,17 @@ async def test_each_status_is_one_named_error(status: int, error: type[BridgeErr
     assert TOKEN not in str(raised.value) and len(str(raised.value)) < 400
 
 
+@each_dialect
+async def test_no_content_is_a_decision_only_in_mta_hooks() -> None:
+    """There it means that nothing is to be changed."""
+    if current().name == "mta-hooks":
+        assert (await submit_to(answer(204, b""))).decision is Decision.DELIVER
+    else:
+        with pytest.raises(ScanMalformed):
+            await submit_to(answer(204, b""))
+
+
+@each_dialect
 async def test_the_text_of_an_error_body_is_shortened() -> None:
     """A service that puts a stack trace into `message` cannot fill our log."""
     with pytest.raises(ScanUnavailable) as raised:
@@ -130,6 +143,7 @@ async def test_the_text_of_an_error_body_is_shortened() -> None:
     assert len(str(raised.value)) <= 300
 
 
+@each_dialect
 async def test_a_redirect_is_never_followed() -> None:
     """A 307 would send the mail and the token to another server."""
     async with faults() as other:
@@ -140,6 +154,7 @@ async def test_a_redirect_is_never_followed() -> None:
             assert other.connections + server.connections == 1
 
 
+@each_dialect
 @pytest.mark.parametrize(
     ("status", "lines", "error", "wait"),
     [
@@ -164,6 +179,7 @@ async def test_retry_after_is_honoured(status: int, lines: tuple[str, ...], erro
         assert host.saturated_until <= now + (wait or 0)
 
 
+@each_dialect
 async def test_a_200_mb_answer_costs_little_memory() -> None:
     """Reading stops at the limit, a mebibyte."""
 
@@ -183,6 +199,7 @@ async def test_a_200_mb_answer_costs_little_memory() -> None:
             tracemalloc.stop()
 
 
+@each_dialect
 async def test_a_head_without_end_is_cut_off() -> None:
     """Header fields count towards the limit."""
 
@@ -201,6 +218,7 @@ def chunked(body: bytes, size: int) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
+@each_dialect
 @pytest.mark.parametrize("size", [1, 10, 10_000])
 async def test_a_chunked_answer_is_read(size: int) -> None:
     """Proxies often send chunks."""
@@ -208,12 +226,14 @@ async def test_a_chunked_answer_is_read(size: int) -> None:
     assert (await submit_to(head + chunked(result("drop"), size))).decision is Decision.DROP
 
 
+@each_dialect
 async def test_100_continue_is_passed_over() -> None:
     """An interim answer is skipped, even if both arrive together."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nRetry-After: 3\r\n\r\n"
     assert (await submit_to(interim + answer(200, result("bounce")))).decision is Decision.BOUNCE
 
 
+@each_dialect
 async def test_an_answer_may_end_with_the_connection() -> None:
     """HTTP/1.0 and simple servers send no length; the answer ends with the connection."""
 
@@ -224,6 +244,7 @@ async def test_an_answer_may_end_with_the_connection() -> None:
     assert (await submit_to(close_after)).decision is Decision.DROP
 
 
+@each_dialect
 async def test_a_cut_answer_without_length_is_no_decision() -> None:
     """If the JSON is incomplete, the mail is deferred."""
 
@@ -235,6 +256,7 @@ async def test_a_cut_answer_without_length_is_no_decision() -> None:
         await submit_to(cut)
 
 
+@each_dialect
 @pytest.mark.parametrize("keep", [0, 5, 20, 60, 150])
 async def test_a_cut_answer_is_no_decision(keep: int) -> None:
     """An incomplete answer is no decision, wherever it was cut."""
@@ -247,6 +269,7 @@ async def test_a_cut_answer_is_no_decision(keep: int) -> None:
         await submit_to(cut)
 
 
+@each_dialect
 @pytest.mark.parametrize("junk", [b"220 smtp.example ESMTP\r\n", b"\x16\x03\x01", b"\0" * 100, b"HTTP/9.9 x\r\n\r\n"])
 async def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
     """Another kind of server on that port counts as unavailable."""
@@ -259,6 +282,7 @@ async def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
         await submit_to(one)
 
 
+@each_dialect
 @pytest.mark.parametrize("part", ["head", "body", "chunked"])
 async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
     """Single bytes do not restart the deadline."""

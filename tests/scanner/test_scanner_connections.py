@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from contextlib import suppress
 
@@ -27,14 +26,16 @@ from tests.scanner.fault_server import (
     submit,
     submit_to,
 )
+from tests.scanner.spoken import current
+
+pytestmark = pytest.mark.usefixtures("each_dialect")
 
 LARGE = MAIL + b"0123456789abcdef" * 64 * 1024 * 40  # 40 MiB
 
 
 def number_of(request: Request) -> int:
     """The number of the mail, from its sender."""
-    parameters = request.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0]
-    return int(json.loads(parameters)["borderMtaData"]["envelopeFrom"].partition("@")[0])
+    return int(request.sender.partition("@")[0])
 
 
 def numbered(number: int) -> AnalysisRequest:
@@ -165,7 +166,7 @@ async def test_a_connection_is_used_again() -> None:
     async with faults(tell) as server, scanner_of(server) as scanner:
         for number in range(5):
             found = await submit(scanner, request=numbered(number))
-            assert found.verdict == str(number)
+            assert current().word(found) == str(number)
         assert server.connections == 1
 
 
@@ -310,7 +311,7 @@ async def test_many_mails_at_once_each_get_their_own_answer() -> None:
                 task.cancel()
             for number, found in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
                 if not isinstance(found, BaseException):
-                    assert found.verdict == str(turn * 50 + number)
+                    assert current().word(found) == str(turn * 50 + number)
                 else:
                     assert isinstance(found, asyncio.CancelledError)
         assert scanner.in_flight == 0

@@ -14,6 +14,8 @@ from bridge.scanner.client import Scanner
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, result, scanner_of, submit
 
+each_dialect = pytest.mark.usefixtures("each_dialect")
+
 LARGE = MAIL + b"x" * 40 * 1024 * 1024
 
 
@@ -21,6 +23,7 @@ def colour(word: str) -> bytes:
     return answer(200, b'{"messageQueueStatus": "%b"}' % word.encode())
 
 
+@each_dialect
 async def test_the_least_busy_host_is_asked_first() -> None:
     """While one is busy with a mail, the next mail goes to the other."""
     async with faults(Call.until_gone) as a, faults(Call.until_gone) as b, scanner_of(a, b) as scanner:
@@ -34,6 +37,7 @@ async def test_the_least_busy_host_is_asked_first() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@each_dialect
 async def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
     """The mail goes to the other host; for a while the next mails do not try the first."""
     async with faults() as up, scanner_of(f"http://127.0.0.1:{closed_port()}", up) as scanner:
@@ -44,6 +48,7 @@ async def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
         assert scanner._by_preference() == [scanner.hosts[1]]
 
 
+@each_dialect
 async def test_all_hosts_unreachable_is_unavailable() -> None:
     """Each was tried once."""
     urls = [f"http://127.0.0.1:{closed_port()}" for _ in range(3)]
@@ -53,6 +58,7 @@ async def test_all_hosts_unreachable_is_unavailable() -> None:
         assert all(host.circuit.state is State.OPEN for host in scanner.hosts)
 
 
+@each_dialect
 async def test_a_mail_sent_whole_is_not_given_to_another_host() -> None:
     """The first host read it completely and closed: it may have been scanned, so no other host gets it."""
 
@@ -66,6 +72,7 @@ async def test_a_mail_sent_whole_is_not_given_to_another_host() -> None:
         assert b.connections == 0
 
 
+@each_dialect
 async def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
     """Half a mail cannot have been scanned."""
 
@@ -77,9 +84,10 @@ async def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
     async with faults(before=lose) as a, faults() as b, scanner_of(a, b) as scanner:
         scanner.hosts[1].in_flight = 1
         assert (await submit(scanner, LARGE, memory_per_mail=0)).decision is Decision.DELIVER
-        assert len(b.requests) == 1 and len(b.requests[0].body) > len(LARGE)
+        assert len(b.requests) == 1 and len(b.requests[0].body) >= len(LARGE)
 
 
+@each_dialect
 async def test_a_saturated_host_is_asked_last() -> None:
     """One of two has no room: the other gets the mail, and the scanner as a whole is not saturated."""
     full = answer(429, b"", "Retry-After: 30")

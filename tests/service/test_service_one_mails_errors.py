@@ -97,6 +97,7 @@ class Lists:
     """Lists that match nothing, or fail."""
 
     loaded = True
+    personal_allowing: frozenset[str] = frozenset()
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

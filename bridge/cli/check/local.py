@@ -62,6 +62,8 @@ def check_token(conf: Config) -> Finding:
         wiring.token(conf)
     except ConfigError as exc:
         return Finding("token", str(exc))
+    if conf.scanner.token_file is None:
+        return Finding("token", detail="no password for rspamd")
     path = resources.locate(conf.scanner.token_file, conf.directory)
     return Finding("token", detail=conf.scanner.token_file, warning=_open_to_all("scanner.token_file", path))
 

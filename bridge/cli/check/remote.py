@@ -17,6 +17,7 @@ from bridge.cli.scanner_remedy import next_step
 from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
+from bridge.config.scanner import DEFAULT_DIALECT
 from bridge.daemon import certificates, event_wiring, history_place, resources, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
@@ -57,6 +58,8 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
     """Its status, and whether it decides on a test mail: a service may give the one and refuse the other."""
     try:
         status = str(await scanner.status(host, _TIMEOUT_S))
+        if host.dialect.name != DEFAULT_DIALECT:
+            status = f"{host.dialect.name}, {status}"
     except (ScanError, BridgeError) as exc:
         return Finding(what, f"{exc}{next_step(exc, conf)}")
     try:

@@ -136,6 +136,8 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     conf = wiring.configured(path)
     assert conf.console is not None
     import asyncio
+    import logging
+    import shlex
 
     import uvloop
 
@@ -145,6 +147,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.observe.log_format import set_up_plain_log
 
     set_up_plain_log()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to the List API
     show_stack_on_abort()
     sources = wiring.sources(conf, path)
     address = conf.console.address
@@ -163,7 +166,9 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
 
     try:
         if not beside and not sources.users.listed() and conf.console.oidc is None:
-            say("nobody can sign in yet: add a user with `scanbridge console user add NAME --role admin`", err=True)
+            with_file = f" -c {shlex.quote(str(path))}" if path else ""
+            command = f"scanbridge console{with_file} user add NAME --role admin"
+            say(f"nobody can sign in yet: add a user with `{command}`", err=True)
         uvloop.run(run())
     except ConfigError as exc:
         fail_config(exc)

@@ -127,7 +127,8 @@ def _listed(each: Addition, list_name: str) -> Result:
     if each.problem or not (each.added or each.is_there):
         why = each.problem or "another entry is dangerous"
         return Result(each.mail.id, f"not added to {list_name}: {why}", is_done=False)
-    return Result(each.mail.id, f"{each.entry} {'added to' if each.added else 'already on'} {list_name}")
+    scope = f" for the tenant {each.tenant}" if each.tenant else ""
+    return Result(each.mail.id, f"{each.entry} {'was added to' if each.added else 'was already on'} {list_name}{scope}")
 
 
 def _in_loop(work: Coroutine[Any, Any, T]) -> T:

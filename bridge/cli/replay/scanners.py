@@ -69,7 +69,7 @@ def _settings(choice: Choice, conf: Config) -> ScannerSettings:
     is_configured = set(urls) <= set(conf.scanner.urls)
     if choice.token_file is not None:
         token = resources.read_secret(choice.token_file.absolute(), choice.token_option)
-    elif is_configured:
+    elif is_configured or conf.scanner.token_file is None:
         token = wiring.token(conf)
     else:
         hint = "the token of the configuration is for scanner.urls only"

@@ -234,6 +234,7 @@ def _request(setup: Setup, request: AnalysisRequest) -> Step:
     ]
     facts = {
         "asked": True,
+        "dialect": setup.config.scanner.dialect,
         "urls": list(setup.config.scanner.urls),
         "envelope_from": border.envelope_from,
         "recipients": list(border.envelope_recipients),

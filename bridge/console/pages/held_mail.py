@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import IO
 
 import pyzipper
-from starlette.responses import HTMLResponse, Response
+from anyio import CapacityLimiter
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from bridge.console.call import Call, Refused
+from bridge.console.call import Call, Queue, Refused
 from bridge.console.checks import int_or
-from bridge.console.pages.quarantine import owner
+from bridge.console.pages.quarantine import own_query, owner
 from bridge.console.preview import document
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
@@ -23,6 +26,8 @@ from bridge.quarantine.severity import worst_first
 _MAX_READ = 64 * 1024 * 1024  # bytes; no mail is larger
 _SOURCE_BYTES = 64 * 1024  # of one page of the source
 _HEAD_SHOWN = 32 * 1024
+_CHUNK = 64 * 1024
+_readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
 # The custom among those who exchange hostile files: it is no secret, and keeps programs from opening them.
 PASSWORD = "infected"  # noqa: S105
 
@@ -39,7 +44,7 @@ async def held(call: Call) -> Response:
     mail: MailRecord = call.held
     content, problem = None, ""
     try:
-        content = await call.run(_content, call, mail)
+        content = await call.run_among_few(_readers, _content, call, mail)
     except (BridgeError, OSError) as exc:
         problem = str(exc)
     scores = call.sources.tag_scores
@@ -47,6 +52,7 @@ async def held(call: Call) -> Response:
     return call.page(
         "held_mail.html",
         mail=mail,
+        back=own_query(call.request.query_params.get("back", "")),
         content=content,
         problem=problem,
         tags=[(tag, scores.get(tag)) for tag in worst_first(mail.tags, scores)],
@@ -78,14 +84,16 @@ async def source(call: Call) -> Response:
 async def download(call: Call) -> Response:
     """As a zip with a password, so that no virus scanner removes it and nothing opens it by accident."""
     mail: MailRecord = call.held
-    packed = await _reading(call, lambda: _packed(mail.id, _all(call, mail)))
-    headers = {"Content-Disposition": f'attachment; filename="{mail.id}.zip"'}
-    return Response(packed, media_type="application/zip", headers=headers)
+    packed, size = await _reading(call, lambda: _packed(mail.id, _all(call, mail)))
+    headers = {"Content-Disposition": f'attachment; filename="{mail.id}.zip"', "Content-Length": str(size)}
+    return StreamingResponse(_chunks(packed), media_type="application/zip", headers=headers)
 
 
 async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
     try:
-        return await call.run(work)
+        return await call.run_among_few(_readers, work)
+    except Refused:
+        raise
     except (BridgeError, OSError) as exc:
         raise Refused(503, "The mail cannot be read", f"{exc}. Try again in a moment.", 5) from exc
 
@@ -112,9 +120,18 @@ def _source(call: Call, mail: MailRecord, at: int) -> tuple[str, int]:
     return some.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").expandtabs(), len(whole)
 
 
-def _packed(name: str, content: bytes) -> bytes:
-    target = io.BytesIO()
+def _packed(name: str, content: bytes) -> tuple[IO[bytes], int]:
+    """In a file without a name: a reader may take long, and memory is for those who come next."""
+    target = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_chunks`
     with pyzipper.AESZipFile(target, "w", compression=pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as archive:
         archive.setpassword(PASSWORD.encode())
         archive.writestr(f"{name}.eml", content)
-    return target.getvalue()
+    size = target.tell()
+    target.seek(0)
+    return target, size
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK):
+            yield chunk

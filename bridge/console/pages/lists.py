@@ -11,24 +11,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+from anyio import CapacityLimiter
+from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from bridge.api.lists import ListEntry, ListFileInfo
-from bridge.console.call import Call, Refused
+from bridge.console.call import Call, Queue, Refused
 from bridge.console.checks import int_or
 from bridge.console.tokens import new_token
+from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
-from bridge.lists.files import InputError
+from bridge.lists.files import Format, InputError
 from bridge.lists.plan import Plan, State, carry_out, make
 from bridge.lists.tree import Target
 
 PER_PAGE = 100
 MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
+_MAX_YAML = 2 * 1024 * 1024  # bytes: it takes fifty times its size in memory
+_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000
 _PLAN_S = 900.0  # how long an uploaded file waits to be applied
@@ -66,7 +72,9 @@ async def overview(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     tenant = _scope(call, call.request.query_params.get("tenant", ""))
-    return await _list_page(call, call.path["name"], tenant)
+    name = from_part(call.path["name"])
+    call.audit_detail = f"{name} of {tenant or 'the deployment'}"
+    return await _list_page(call, name, tenant)
 
 
 async def add(call: Call) -> Response:
@@ -123,7 +131,7 @@ async def upload(call: Call) -> Response:
     info = await _info(call, name, tenant)
     file = call.files.get("file")
     try:
-        wanted = await call.run(_read_file, file.filename or "", await file.read()) if file is not None else {}
+        wanted = await call.run_among_few(_files, _read_file, file) if file is not None else {}
         if not wanted:
             raise InputError("the file has no entries")
         async with ListClient(await call.run(call.sources.list_settings)) as client:
@@ -133,7 +141,7 @@ async def upload(call: Call) -> Response:
         call.audit_failed, call.audit_detail = True, str(exc)
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), _dangers(call, info, additions))
+    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
     number = _keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
@@ -145,7 +153,7 @@ async def apply(call: Call) -> Response:
     if uploaded is None or uploaded.owner != _owner(call):
         raise Refused(404, "No such file", "The file was applied already, or has waited too long. Send it again.")
     plan = uploaded.plan
-    name, tenant = plan.target.name, plan.target.tenant
+    name, tenant = plan.target.name, _scope(call, plan.target.tenant or _ALL)  # which may have changed since
     if uploaded.dangers and call.form.get("sure") != "yes":
         raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
     del _uploads[call.form["upload"]]
@@ -198,8 +206,8 @@ def _copies(call: Call) -> Any:
 
 async def _infos(call: Call, tenant: str | None) -> list[ListFileInfo]:
     """Raises BridgeError."""
-    async with ListClient(await call.run(call.sources.list_settings)) as client:
-        return await client.lists(tenant)
+    found: list[ListFileInfo] = await _copies(call).infos(tenant)
+    return found
 
 
 async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
@@ -231,8 +239,7 @@ async def _list_page(call: Call, name: str, tenant: str | None, status: int = 20
 
 
 def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
-    path = call.renderer.quoted(f"/lists/{name}")
-    return call.redirect(f"{path}?tenant={tenant or _ALL}", notice=notice)
+    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}", notice=notice)
 
 
 def _used(call: Call) -> Mapping[str, list[str]]:
@@ -274,9 +281,14 @@ def _dangers(call: Call, info: ListFileInfo, wanted: list[str]) -> dict[str, str
     return {entry: why for entry in wanted if known.may_be(entry) and (why := known.reason(category, entry))}
 
 
-def _read_file(name: str, content: bytes) -> dict[str, str | None]:
+def _read_file(file: UploadFile) -> dict[str, str | None]:
     """Raises InputError."""
-    return files.read(content, files.format_of(Path(name)), "the file")
+    kind = files.format_of(Path(file.filename or ""))
+    if kind is Format.YAML and (file.size or 0) > _MAX_YAML:
+        raise InputError(
+            f"the file: YAML can have at most {_MAX_YAML:,} bytes here: send plain text, CSV or JSON lines"
+        )
+    return files.read(file.file.read(), kind, "the file")
 
 
 def _owner(call: Call) -> str:

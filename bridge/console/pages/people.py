@@ -39,7 +39,8 @@ async def audit(call: Call) -> Response:
     if more:
         given = "&".join(f"{name}={quote(value, safe='')}" for name, value in wanted.items() if value)
         following = call.renderer.url(f"/audit?{given}{'&' if given else ''}before={entries[-1].seq}")
-    return call.page("audit.html", entries=entries, wanted=wanted, next=following, is_later=bool(before))
+    return call.page("audit.html", entries=entries, wanted=wanted, next=following, is_later=bool(before),
+                     actions=call.console.audit_words)  # fmt: skip
 
 
 def _sees_all(call: Call) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import RedirectResponse, Response
 
-from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
-from bridge.console.pages.sign_in import begin, next_page
+from bridge.console.pages.sign_in import begin, next_page, note_refused
 
 PROVIDER_COOKIE = "__Host-scanbridge-provider"
 _ACTION = "signed in with the provider"
@@ -31,8 +30,7 @@ async def back(call: Call) -> Response:
     try:
         person, following = await _provider(call).finish(cookie, call.request.query_params)
     except SignInRefused as exc:
-        refused = audit_log.REFUSED
-        await call.run(call.sources.audit.write, None, call.address, _ACTION, detail=str(exc), result=refused)
+        await note_refused(call, _ACTION, str(exc))
         response = call.page("refused.html", 403, title="Not signed in", text=str(exc), is_signed_in=False)
     else:
         response = await begin(call, person, _ACTION, following)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,46 +14,58 @@ from starlette.responses import Response
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.jobs import Job, TooManyJobs
-from bridge.console.mail_actions import Listing, Result
-from bridge.console.pages.mail import DECISIONS, reader_zone
+from bridge.console.mail_actions import Listing, ListPlan, Result
+from bridge.console.quarantine_groups import group
 from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
+from bridge.console.search import DECISIONS, Search, reader_zone
+from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
-from bridge.history.parameters import FILTERS, PAGE, value_of
+from bridge.history.parameters import FILTERS, value_of
 from bridge.quarantine.index import Query
 from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
-from bridge.runtime import moments
 
-PER_PAGE = 100
+PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
+MAX_GROUPED = 1000  # mails in which groups are looked for
 FIELDS = (
     *("recipient", "sender", "subject", "tag", "state", "since"),
     *("until", "client", "decision", "tenant", "listener"),
 )
-_REPAIR_S = 600.0  # how often the index is compared with the store
+DONE_WORDS = ("released", "deleted", "reported as not spam")
+_VISIBLE = 6  # of the fields
+_MAX_IN_LINKS = 200
+_REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Choose at least one mail: nothing was done."
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What was typed, what it means, and what is wrong with it."""
+class HeldSearch(Search):
+    """A search in the quarantine."""
 
-    typed: Mapping[str, str]
-    wanted: dict[str, Any] = field(default_factory=dict)
-    mistakes: dict[str, str] = field(default_factory=dict)
-    before: str = ""
+    like: str = ""  # the id of a mail: mail of its sender, without the address in the link; with @, of its domain
 
     @property
-    def has_more_fields(self) -> bool:
-        """Whether one of the fields that are folded away is used."""
-        return any(self.typed[name] for name in FIELDS[6:])
+    def parameters(self) -> dict[str, str]:
+        """For links to this search."""
+        typed = {name: value for name, value in self.typed.items() if value}
+        return {**typed, "sender": "", "like": self.like} if self.like else typed
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.parameters)
 
     @property
     def query(self) -> str:
         """To come back to this page."""
-        given = {name: value for name, value in self.typed.items() if value}
-        return urlencode({**given, "before": self.before} if self.before else given)
+        given = {**self.parameters, "before": self.before}
+        return urlencode({name: value for name, value in given.items() if value})
+
+    @property
+    def short_query(self) -> str:
+        """The same, for a link in each line of the table; a long one would be there a hundred times."""
+        return self.query if len(self.query) <= _MAX_IN_LINKS else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,10 @@ class Line:
 
 async def quarantine(call: Call) -> Response:
     asked = read(call.request.query_params)
-    call.audit_detail = ", ".join(f"{name}: {value}" for name, value in asked.typed.items() if value)
+    call.audit_detail = ", ".join(f"{name}: {value}" for name, value in asked.parameters.items() if value)
+    await _like(call, asked)
+    if call.request.query_params.get("view") == "groups" and not asked.mistakes:
+        return await _grouped(call, asked)
     found: list[MailRecord] = []
     if not asked.mistakes:
         found = await call.run(_look, call, asked)
@@ -84,6 +98,7 @@ async def quarantine(call: Call) -> Response:
         400 if asked.mistakes else 200,
         asked=asked,
         lines=lines,
+        is_whole=not is_more and not asked.before,
         jobs=jobs,
         total=await _total(call),
         next=_next(call, asked, found) if is_more else "",
@@ -92,6 +107,19 @@ async def quarantine(call: Call) -> Response:
         listeners=tuple(listener.name for listener in conf.listeners),
         tenants=tuple(tenant.uid for tenant in conf.tenants if call.person.may_see(tenant.uid)),
         has_lists=conf.lists is not None,
+    )
+
+
+async def _grouped(call: Call, asked: HeldSearch) -> Response:
+    """What the mails have in common: the first step of a review."""
+    found = await call.run(_look, call, asked, MAX_GROUPED)
+    return call.page(
+        "quarantine_groups.html",
+        asked=asked,
+        number=len(found),
+        is_all=len(found) < MAX_GROUPED,
+        groups=await call.run(group, found, call.sources.tag_scores),
+        total=await _total(call),
     )
 
 
@@ -104,16 +132,15 @@ async def jobs(call: Call) -> Response:
 
 
 async def release(call: Call) -> Response:
-    return await _begin(call, ("Release", "released"), call.sources.mail_actions.release)
+    return await _begin(call, ("Release", DONE_WORDS[0]), call.sources.mail_actions.release)
 
 
 async def delete(call: Call) -> Response:
-    return await _begin(call, ("Delete", "deleted"), call.sources.mail_actions.delete)
+    return await _begin(call, ("Delete", DONE_WORDS[1]), call.sources.mail_actions.delete)
 
 
 async def report(call: Call) -> Response:
-    words = ("Report as not spam", "reported as not spam")
-    return await _begin(call, words, call.sources.mail_actions.report)
+    return await _begin(call, ("Report as not spam", DONE_WORDS[2]), call.sources.mail_actions.report)
 
 
 async def report_spam(call: Call) -> Response:
@@ -136,7 +163,7 @@ async def undo(call: Call) -> Response:
     if job is None:
         raise Refused(409, "Too late", "This was done already, or was taken back before.")
     call.audit_detail = f"{job.words[0].lower()}: {_mails(job.mails)}"
-    return _back(call, "undone")
+    return _back(call)
 
 
 async def dismiss(call: Call) -> Response:
@@ -161,11 +188,23 @@ async def _list_senders(call: Call, what: str) -> Response:
                          back=call.form.get("back", ""), can_go_on=bool(plan.entries))  # fmt: skip
 
     def work(some: Sequence[MailRecord], who: str) -> list[Result]:
-        return actions.list_senders(some, who, listing)
+        try:
+            return actions.list_senders(some, who, listing)
+        finally:
+            _forget_copies(call, plan)
 
     verb = f"{what.capitalize()} the {'domains' if listing.whole_domain else 'senders'} of"
     done = f"{what}ed" + (" (domain)" if listing.whole_domain else " (sender)")
-    return await _begin(call, (verb, done), work, mails)
+    tenants = {tenant for _, tenant in plan.entries}
+    see = f"/lists/{to_part(plan.list_name)}?tenant={tenants.pop() or 'all'}" if len(tenants) == 1 else "/lists"
+    return await _begin(call, (verb, done), work, mails, see)
+
+
+def _forget_copies(call: Call, plan: ListPlan) -> None:
+    """The page of the list shows its new entries at once."""
+    for tenant in {tenant for _, tenant in plan.entries}:
+        if call.sources.list_copies is not None:
+            call.sources.list_copies.forget(plan.list_name, tenant or None)
 
 
 async def _begin(
@@ -173,34 +212,55 @@ async def _begin(
     words: tuple[str, str],
     work: Callable[[Sequence[MailRecord], str], list[Result]],
     mails: Sequence[MailRecord] = (),
+    see: str = "",
 ) -> Response:
-    """Do it in ten seconds. The audit log has the order now, and the result of each mail then."""
+    """Do it in ten seconds. The audit log has the order now, and the result of each mail then.
+
+    `see` is the page of a list, if senders are added to it.
+    """
     mails = mails or await chosen(call)
     person, address, who, audit = call.person, call.address, by(call), call.sources.audit
+    jobs, sessions = call.console.jobs, call.sources.sessions
 
     def write(mail_id: str, detail: str, result: str) -> None:
         audit.write(person, address, words[1], mail=mail_id, detail=detail, result=result)
 
     async def run(job: Job) -> None:
-        for mail in mails:  # one by one: a page of a mail shows its state, and a failure concerns one mail
+        # One by one: a page of a mail shows its state, and a failure concerns one mail. Senders are listed together:
+        # the mails of a campaign have one entry.
+        turns = [mails] if see else [[mail] for mail in mails]
+        for number, some in enumerate(turns):
+            why = await hindrance(job)
+            if why:
+                left = [mail.id for turn in turns[number:] for mail in turn]
+                job.fail(f"{_mails(left)}: {why}", len(left))
+                await asyncio.to_thread(write, "", f"not done, {why}: {_mails(left)}", audit_log.FAILED)
+                return
             try:
-                results = await asyncio.to_thread(work, [mail], who)
+                results = await asyncio.to_thread(work, some, who)
             except BridgeError as exc:
-                results = [Result(mail.id, str(exc), is_done=False)]
+                results = [Result(mail.id, str(exc), is_done=False) for mail in some]
             for result in results:
                 state = audit_log.DONE if result.is_done else audit_log.FAILED
-                await asyncio.to_thread(write, mail.id, result.text, state)
+                await asyncio.to_thread(write, result.mail_id, result.text, state)
                 if result.is_done:
-                    job.succeeded(result.text if len(mails) == 1 else "")
+                    job.succeeded(result.text if see or len(mails) == 1 else "")
                 else:
-                    job.fail(f"{mail.id}: {result.text}")
+                    job.fail(f"{result.mail_id}: {result.text}")
+
+    async def hindrance(job: Job) -> str:
+        if jobs.is_stopping:
+            return "the console stopped"
+        if job.session and not await asyncio.to_thread(sessions.is_there, job.session):
+            return "the session was ended"
+        return ""
 
     async def dropped(job: Job) -> None:
         await asyncio.to_thread(write, "", f"not done, the console stopped: {_mails(job.mails)}", audit_log.FAILED)
 
     ids = tuple(mail.id for mail in mails)
     try:
-        call.console.jobs.begin(owner(call), words, ids, run, dropped)
+        jobs.begin(owner(call), call.session_label, words, ids, run, dropped, see)
     except TooManyJobs:
         raise Refused(429, "Too many actions", "Wait until the earlier ones are done. Nothing was done.", 10) from None
     call.audit_detail = f"in 10 seconds: {_mails(ids)}"
@@ -237,32 +297,20 @@ def by(call: Call) -> str:
 # Reading what was asked
 
 
-def read(given: Mapping[str, str]) -> Search:
-    """From the query string. A mistake is kept with its field, so that the page can show both."""
+def read(given: Mapping[str, str]) -> HeldSearch:
+    """From the query string."""
     typed = {name: given.get(name, "").strip()[:1000] for name in FIELDS}
-    zone = reader_zone(given.get("zone", ""))
-    asked = Search(typed, before=given.get("before", "")[:100])
-    for name, text in typed.items():
-        if not text:
-            continue
-        try:
-            asked.wanted[name] = _value(name, text, zone)
-        except ValueError as exc:
-            asked.mistakes[name] = str(exc)
-    try:
-        if asked.before:
-            value_of("before", asked.before, PAGE["before"])
-            at, _, mail_id = asked.before.partition(":")
-            asked.wanted["before"] = (float(at), mail_id)
-    except ValueError:
-        asked.mistakes["before"] = "the link to this page is damaged; search again"
+    like = given.get("like", "") if is_mail_id(given.get("like", "").removeprefix("@")) else ""
+    asked = HeldSearch(typed, _VISIBLE, given.get("before", "")[:100], like=like)
+    asked.interpret(_value, reader_zone(given.get("zone", "")))
+    if asked.before and "before" not in asked.mistakes:
+        at, _, mail_id = asked.before.partition(":")
+        asked.wanted["before"] = (float(at), mail_id)
     return asked
 
 
-def _value(name: str, text: str, zone: Any) -> Any:
+def _value(name: str, text: str) -> Any:
     """Raises ValueError."""
-    if name in ("since", "until"):
-        return moments.parse(text[:100], zone=zone)
     if name == "state":
         if text not in STATES:
             raise ValueError(f"expected one of {', '.join(STATES)}")
@@ -277,26 +325,43 @@ def _value(name: str, text: str, zone: Any) -> Any:
     return text
 
 
-def _look(call: Call, asked: Search) -> list[MailRecord]:
-    return call.sources.quarantine.look(Query(**asked.wanted, tenants=call.tenants, limit=PER_PAGE + 1))
+async def _like(call: Call, asked: HeldSearch) -> None:
+    """Search for the sender of a mail that a link names."""
+    if not asked.like:
+        return
+    mail = await call.run(call.sources.held, asked.like.removeprefix("@"), call.tenants)
+    if mail is None:
+        asked.mistakes["like"] = "the mail of this link is no longer in the quarantine; search again"
+        return
+    sender = mail.envelope.sender
+    if asked.like.startswith("@"):
+        sender = f"@{sender.rpartition('@')[2]}"
+    asked.wanted["sender"], asked.typed["sender"] = sender, sender or "<>"
 
 
-def _next(call: Call, asked: Search, found: list[MailRecord]) -> str:
-    """The page after this one. Moments are written out: `2h` means something else by then."""
-    typed = dict(asked.typed)
-    for name in ("since", "until"):
-        if name in asked.wanted:
-            typed[name] = datetime.fromtimestamp(asked.wanted[name], UTC).isoformat()
-    last = found[-1]
+def _look(call: Call, asked: HeldSearch, limit: int = PER_PAGE + 1) -> list[MailRecord]:
+    return call.sources.quarantine.look(Query(**asked.wanted, tenants=call.tenants, limit=limit))
+
+
+def _next(call: Call, asked: HeldSearch, found: list[MailRecord]) -> str:
+    """The page after this one."""
+    typed, last = asked.for_next_page(asked.parameters), found[-1]
     return call.renderer.url("/quarantine", **typed, before=f"{last.time.timestamp()!r}:{last.id}")
 
 
-def _back(call: Call, notice: str = "") -> Response:
+def _back(call: Call) -> Response:
     """To the page of the table from which the action came; only our own fields are kept."""
-    given = dict(parse_qsl(call.form.get("back", "")[:8000], max_num_fields=50))
-    kept = {name: given[name] for name in (*FIELDS, "before") if given.get(name)}
-    query = urlencode(kept)
-    return call.redirect(f"/quarantine?{query}" if query else "/quarantine", notice=notice)
+    query = own_query(call.form.get("back", ""))
+    return call.redirect(f"/quarantine?{query}" if query else "/quarantine")
+
+
+def own_query(text: str) -> str:
+    """The fields of a search in a text that came from a browser."""
+    try:
+        given = dict(parse_qsl(text[:8000], max_num_fields=50))
+    except ValueError:
+        return ""
+    return urlencode({name: given[name] for name in (*FIELDS, "before", "like") if given.get(name)})
 
 
 async def _total(call: Call) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyio import CapacityLimiter
 from starlette.responses import Response
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
-from bridge.console.call import Call
+from bridge.console.call import Call, Queue
 from bridge.console.scanning import NoDecision
 from bridge.mime.part_list import list_parts
 from bridge.quarantine.severity import worst_first
@@ -20,6 +21,7 @@ from bridge.scanner.stored_mail import as_mail
 MAX_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # with the other fields of the form
 _MAX_TEXT = 320
 _MAX_RECIPIENTS = 100
+_scans = Queue(CapacityLimiter(2), max_waiting=20)
 
 
 @dataclass(slots=True)
@@ -39,6 +41,13 @@ async def form(call: Call) -> Response:
 
 
 async def scan(call: Call) -> Response:
+    """Few at once: mail needs the scanner, too."""
+    with _scans.place():
+        async with _scans.limiter:
+            return await _scan(call)
+
+
+async def _scan(call: Call) -> Response:
     typed = {name: call.form.get(name, "").strip()[:_MAX_TEXT] for name in ("sender", "client", "helo", "tenant")}
     typed["recipients"] = call.form.get("recipients", "").strip()[:8000]
     file = call.files.get("file")
@@ -66,7 +75,8 @@ async def scan(call: Call) -> Response:
         "parts": parts,
         "took_s": took_s,
     }
-    return _page(call, 200, typed=typed, size=len(content), **values)
+    name = (file.filename or "") if file is not None else ""
+    return _page(call, 200, typed=typed, size=len(content), file_name=name, **values)
 
 
 def by_analyzer(tags: tuple[str, ...], scores: Mapping[str, float]) -> Iterator[Analyzer]:
@@ -121,5 +131,6 @@ def _page(call: Call, status: int = 200, **more: Any) -> Response:
         "analyzers": [],
         "parts": None,
         "took_s": 0.0,
+        "file_name": "",
     }
     return call.page("scan.html", status, **{**values, "size": 0, "tenants": _tenants(call), **more})

@@ -22,6 +22,7 @@ from bridge.console.call import Call
 from bridge.console.commands import run_command
 from bridge.errors import ConfigError
 from bridge.observe.sample import Sample, take
+from bridge.runtime.counted import counted
 
 _CHECK_S, _RELOAD_S = 90.0, 60.0
 _LIBRARIES = ("aiosmtpd", "Authlib", "httpx2", "Jinja2", "nh3", "pydantic", "SQLAlchemy", "starlette", "uvicorn")
@@ -68,7 +69,7 @@ async def check(call: Call) -> Response:
     except (ValueError, KeyError, TypeError):  # the configuration has mistakes
         findings, problem = [], done.errors or done.output or "The check ended without a result."
     worst = sum(finding["state"] == "problem" for finding in findings)
-    call.audit_detail = "the configuration cannot be loaded" if problem else f"{worst} problems"
+    call.audit_detail = "the configuration cannot be loaded" if problem else counted(worst, "problem")
     return await _page(call, findings=findings, check_problem=problem)
 
 

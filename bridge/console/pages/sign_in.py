@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import re
 
+from anyio import CapacityLimiter
 from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
-from bridge.console.call import Call, Refused
+from bridge.console.call import Call, Queue, Refused
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
 from bridge.console.headers import set_cookie
 from bridge.console.roles import Person
+from bridge.console.sessions import IsAllowed
 from bridge.console.tokens import is_token, new_token
+from bridge.console.users import Proven
 
 _NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
+# Each attempt takes 64 MiB and a tenth of a second: a flood of them must take neither from those who have signed in.
+_attempts = Queue(CapacityLimiter(2), max_waiting=10)
+_links = Queue(CapacityLimiter(2), max_waiting=20)  # of their own: they work while passwords are being tried out
 _WRONG = "The name or the password is not right."
 
 
@@ -36,20 +42,46 @@ async def form(call: Call) -> Response:
 
 async def sign_in(call: Call) -> Response:
     """One attempt. A wrong name and a wrong password get the same answer, in the same time."""
-    name, password = call.form.get("name", "").strip(), call.form.get("password", "")
-    sources = call.sources
-    wait_s = await call.run(sources.attempts.admit, name, call.address)
+    name = call.form.get("name", "").strip()
+    wait_s, proven = await call.run_among_few(_attempts, _attempt, call, name, call.form.get("password", ""))
     if wait_s:
-        minutes = max(1, round(wait_s / 60))
-        text = f"There were too many attempts to sign in. Wait {minutes} {'minute' if minutes == 1 else 'minutes'}."
-        raise Refused(429, "Too many attempts", text, int(wait_s) + 1)
-    person = await call.run(sources.users.verify, name, password)
-    if person is None:
-        why, refused = "wrong name or password", audit_log.REFUSED
-        await call.run(sources.audit.write, None, call.address, "signed in", name=name, detail=why, result=refused)
+        raise _too_many(wait_s)
+    if proven is None:
         return _sign_in_page(call, True, 403, _WRONG, name[:100])
-    await call.run(sources.attempts.succeeded, name, call.address)
-    return await begin(call, person, "signed in", next_page(call))
+    return await begin(call, proven.person, "signed in", next_page(call), proven.is_still_true)
+
+
+def _attempt(call: Call, name: str, password: str) -> tuple[float, Proven | None]:
+    """How long to wait before another one, or who it is; None if nobody."""
+    sources = call.sources
+    if wait_s := sources.attempts.admit(name, call.address):
+        return wait_s, None
+    proven = sources.users.verify(name, password)
+    if proven is None:
+        why, refused = "wrong name or password", audit_log.REFUSED
+        sources.audit.write(None, call.address, "signed in", name=name, detail=why, result=refused)
+    else:
+        sources.attempts.succeeded(name, call.address)
+    return 0.0, proven
+
+
+def _too_many(wait_s: float) -> Refused:
+    minutes = max(1, round(wait_s / 60))
+    text = f"There were too many attempts to sign in. Wait {minutes} {'minute' if minutes == 1 else 'minutes'}."
+    return Refused(429, "Too many attempts", text, int(wait_s) + 1)
+
+
+async def note_refused(call: Call, action: str, why: str) -> None:
+    """A sign-in without a password that failed. Counted, so that nobody can fill the audit log. Raises Refused."""
+
+    def note() -> float:
+        wait_s = call.sources.attempts.admit(None, call.address)
+        if not wait_s:
+            call.sources.audit.write(None, call.address, action, detail=why, result=audit_log.REFUSED)
+        return wait_s
+
+    if wait_s := await call.run_among_few(_links, note):
+        raise _too_many(wait_s)
 
 
 async def link(call: Call) -> Response:
@@ -60,29 +92,35 @@ async def link(call: Call) -> Response:
 
 
 async def enter(call: Call) -> Response:
-    person = await call.run(call.sources.links.use, call.form.get("token", ""))
+    person = await call.run_among_few(_links, call.sources.links.use, call.form.get("token", ""))
     if person is None:
-        action, why, refused = "signed in by a link", "used before, too old, or not a link", audit_log.REFUSED
-        await call.run(call.sources.audit.write, None, call.address, action, detail=why, result=refused)
+        await note_refused(call, "signed in by a link", "used before, too old, or not a link")
         text = "This link was used before, or is too old. The command `scanbridge console link` makes another one."
         raise Refused(403, "The link does not work", text)
-    return await begin(call, person, "signed in by a link", "/")
+    return await begin(call, person, "signed in by a link", "/", Proven(person).is_still_true)
 
 
 async def sign_out(call: Call) -> Response:
+    call.console.jobs.signed_out(call.session_label)
     await call.run(call.sources.sessions.end, call.session)
     response = call.redirect("/sign-in", notice="signed-out")
     set_cookie(response, SESSION_COOKIE, "", 0)
     return response
 
 
-async def begin(call: Call, person: Person, action: str, following: str) -> Response:
+async def begin(
+    call: Call, person: Person, action: str, following: str, is_allowed: IsAllowed | None = None
+) -> Response:
     """Begin a session and go on."""
     if SESSION_COOKIE in call.request.cookies:
+        call.console.jobs.signed_out(call.session_label)
         await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])
-    await call.run(call.sources.audit.write, person, call.address, action)
     browser = call.request.headers.get("user-agent", "")
-    token = await call.run(call.sources.sessions.begin, person, call.address, browser)
+    token = await call.run(call.sources.sessions.begin, person, call.address, browser, is_allowed)
+    if not token:
+        await note_refused(call, action, f"{person.name} was removed or changed meanwhile")
+        raise Refused(403, "Not signed in", "This user was removed or changed at this moment. Sign in again.")
+    await call.run(call.sources.audit.write, person, call.address, action)
     response = RedirectResponse(call.renderer.url(safe_page(following)), status_code=303)
     set_cookie(response, SESSION_COOKIE, token, round(call.sources.console.session_max))
     set_cookie(response, FORM_COOKIE, "", 0)

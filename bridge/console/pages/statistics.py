@@ -1,45 +1,56 @@
 """Statistics: how much mail, what was done with it, and whose; for a day, a week or a month, also as files.
 
-Counting a month of a busy server takes a while, so results are kept for a minute or more, for each set of tenants.
+Counting a month of a busy server takes seconds, so it is done in the background, and results are kept for a minute or
+more, for each set of tenants. A page that comes first shows what was counted so far, and loads itself again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.pages.mail import reader_zone
 from bridge.console.roles import Tenants
+from bridge.console.search import reader_zone
 from bridge.console.tenant_history import TenantHistory
 from bridge.history.lines import TIMES, Line, cut, lines_of
-from bridge.history.query import BY, By, HistoryQuery, Sum
+from bridge.history.query import BY, By, HistoryQuery, Sum, Top
+from bridge.history.store import HistoryError
 from bridge.runtime import svg
 from bridge.runtime.csv_row import csv_row
 
+log = logging.getLogger(__name__)
+
 _DAY = 86400.0
 PERIODS = {"day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
-_COUNTED: tuple[By, ...] = ("action", "decision", "hour", "sender", "recipient", "tag", "client")
+_COUNTED: tuple[By, ...] = ("action", "decision", "hour")
+_LISTED: dict[By, str] = {"sender": "Senders", "recipient": "Recipients", "tag": "Tags", "client": "Clients"}
+_WAIT_S = 0.05  # for what was not counted before
 _FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
 _MAX_KEPT = 60
 _TOP = 10
 _EXPORTED = 10_000  # lines of one file
+_HOURS_SHOWN = 48  # with more hours, days are marked
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 44, 22
 FORMATS = {"csv": "text/csv; charset=utf-8", "json": "application/json", "svg": "image/svg+xml"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counted:
-    at: float  # Unix time
-    took_s: float
-    sums: Mapping[str, list[Sum]]
+    """Grows while it is counted."""
+
+    at: float = field(default_factory=time.time)  # Unix time
+    took_s: float = 0.0
+    sums: dict[str, list[Sum]] = field(default_factory=lambda: {by: [] for by in _COUNTED})
+    tops: dict[str, Top] = field(default_factory=dict)
+    is_complete: bool = False
 
     @property
     def mails(self) -> int:
@@ -67,7 +78,9 @@ class Counter:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Tenants, str], Counted] = {}
-        self._running: dict[tuple[Tenants, str], asyncio.Task[Counted]] = {}
+        self._running: dict[tuple[Tenants, str], asyncio.Task[None]] = {}
+        self._growing: dict[tuple[Tenants, str], Counted] = {}
+        self._one_at_a_time = asyncio.Semaphore(1)
 
     async def count(self, call: Call, period: str) -> Counted:
         key = (call.tenants, period)
@@ -75,19 +88,32 @@ class Counter:
         fresh_s = max(_FRESH[period], 20 * known.took_s) if known else 0.0
         if known is not None and time.time() - known.at < fresh_s:
             return known
-        if key not in self._running:
+        is_new = key not in self._running
+        if is_new:
+            self._growing[key] = Counted()
             self._running[key] = asyncio.create_task(self._work(key, call.history))
-        return known if known is not None else await asyncio.shield(self._running[key])
+        if known is not None:
+            return known
+        running, counted = self._running[key], self._growing[key]
+        if is_new:
+            await asyncio.wait([running], timeout=_WAIT_S)
+        if running.done():
+            running.result()  # raises what went wrong
+        return counted
 
-    async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> Counted:
+    async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> None:
+        counted = self._growing[key]
         try:
-            counted = await asyncio.to_thread(_count, history, key[1])
+            async with self._one_at_a_time:
+                await asyncio.to_thread(_count, counted, history, key[1])
             while len(self._kept) >= _MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = counted
-            return counted
+        except HistoryError as exc:
+            log.warning("console: %s", exc)
+            raise
         finally:
-            del self._running[key]
+            del self._running[key], self._growing[key]
 
 
 _counter = Counter()
@@ -98,10 +124,7 @@ async def statistics(call: Call) -> Response:
     counted = await _counter.count(call, period)
     by = "day" if period == "month" else "hour"
     times = lines_of(by, counted.sums["hour"], zone)
-    tops = [
-        (word, title, *cut(word, lines_of(word, counted.sums[word]), _TOP))
-        for word, title in (("sender", "Senders"), ("recipient", "Recipients"), ("tag", "Tags"), ("client", "Clients"))
-    ]
+    tops = [(word, title, *_top_lines(word, top)) for word, title in _LISTED.items() if (top := counted.tops.get(word))]
     return call.page(
         "statistics.html",
         period=period,
@@ -130,8 +153,10 @@ async def export(call: Call) -> Response:
         raise Refused(400, "No such file", f"Choose one of {', '.join(BY)}, as {', '.join(FORMATS)}.")
     call.audit_detail = f"by {by}, {period}, {kind}"
     query = _query(period)
-    found = await call.run(call.history.count, "hour" if by in TIMES else by, query)
-    rows, rest = cut(by, lines_of(by, found, zone), 20 if kind == "svg" and by not in TIMES else _EXPORTED)
+    if by in TIMES:
+        rows, rest = cut(by, lines_of(by, await call.run(call.history.count, "hour", query), zone), _EXPORTED)
+    else:
+        rows, rest = _top_lines(by, await call.run(call.history.top, by, query, 20 if kind == "svg" else _EXPORTED))
     content = _as_file(kind, by, period, rows, rest)
     headers = {"Content-Disposition": f'attachment; filename="mails-by-{by}-{period}.{kind}"'}
     return Response(content, media_type=FORMATS[kind], headers=headers)
@@ -141,7 +166,7 @@ def columns(lines: list[Line]) -> list[Column]:
     """Where the bars of the plot are."""
     most = max((mails for _, mails, _ in lines), default=0) or 1
     step = (_WIDTH - _LEFT) / max(len(lines), 1)
-    every = -(-len(lines) // 8) or 1
+    marks = _marks([label for label, _, _ in lines])
     room = _HEIGHT - _BOTTOM - 8
     return [
         Column(
@@ -151,23 +176,44 @@ def columns(lines: list[Line]) -> list[Column]:
             height=round(room * mails / most, 2),
             label=label,
             mails=mails,
-            mark=_mark(label) if number % every == 0 and _LEFT + number * step < _WIDTH - 60 else "",
-            parity="even" if number // every % 2 else "odd",
+            mark=marks.get(number, ("", ""))[0] if _LEFT + number * step < _WIDTH - 40 else "",
+            parity=marks.get(number, ("", ""))[1],
         )
         for number, (label, mails, _) in enumerate(lines)
     ]
 
 
-def _mark(label: str) -> str:
-    """`2026-01-31 12:00` as `31 12:00`, and `2026-01-31` as `01-31`."""
-    return label[8:] if " " in label else label[5:]
+def _marks(labels: list[str]) -> dict[int, tuple[str, str]]:
+    """What is written below which column: hours of a day, the first hour of each day of a week, some days of a month.
+
+    With `odd` or `even`: every second one is left out on narrow screens.
+    """
+    if not labels or " " not in labels[0]:  # days
+        chosen, form = list(range(0, len(labels), -(-len(labels) // 8) or 1)), "%d %b"
+    elif len(labels) <= _HOURS_SHOWN:
+        chosen, form = list(range(0, len(labels), -(-len(labels) // 8))), "%a %H:%M"
+    else:
+        chosen, form = [number for number, label in enumerate(labels) if label.endswith(" 00:00")], "%a %d"
+    return {
+        number: (datetime.fromisoformat(labels[number]).strftime(form), "even" if place % 2 else "odd")
+        for place, number in enumerate(chosen)
+    }
 
 
-def _count(history: TenantHistory, period: str) -> Counted:
+def _count(counted: Counted, history: TenantHistory, period: str) -> None:
     began, query = time.monotonic(), _query(period)
-    sums: dict[str, list[Sum]] = {by: history.count(by, query) for by in _COUNTED}
-    sums["hour"] = _whole(sums["hour"], query)
-    return Counted(time.time(), time.monotonic() - began, sums)
+    for by in _COUNTED:
+        found = history.count(by, query)
+        counted.sums[by] = _whole(found, query) if by == "hour" else found
+    for by in _LISTED:
+        counted.tops[by] = history.top(by, query, _TOP)
+    counted.at, counted.took_s, counted.is_complete = time.time(), time.monotonic() - began, True
+
+
+def _top_lines(by: str, top: Top) -> tuple[list[Line], list[Line]]:
+    """The lines to show, and one that sums up the rest, if there is one."""
+    rest = [(f"({top.others:,} others)", top.rest.mails, top.rest.size)] if top.others else []
+    return lines_of(by, top.sums), rest
 
 
 def _whole(hours: list[Sum], query: HistoryQuery) -> list[Sum]:

@@ -8,8 +8,9 @@ const chosen = () => boxes.filter((box) => box.checked);
 function showChosen() {
   const number = chosen().length;
   const label = bulk.querySelector("[data-chosen]");
-  label.textContent = number ? `${number} chosen` : "Choose all on this page";
+  label.textContent = number ? `${number} chosen` : "Choose all";
   const all = bulk.querySelector("[data-all]");
+  bulk.classList.toggle("some", number > 0);
   all.checked = number === boxes.length;
   all.indeterminate = number > 0 && number < boxes.length;
   for (const button of bulk.querySelectorAll(".buttons button")) button.disabled = !number;
@@ -41,7 +42,7 @@ function onKey(event) {
   else if (key === "x") { box.checked = !box.checked; showChosen(); }
   else if (key === "Enter") box.closest("tr").querySelector(".subject a").click();
   else if (key === "u") { const undo = document.querySelector("[data-undo]"); if (undo) undo.click(); }
-  else if (!"rdnba".includes(key) || !act(box, key)) return;
+  else if (!"rdnsba".includes(key) || !act(box, key)) return;
   event.preventDefault();
 }
 

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +37,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
+from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
@@ -213,7 +214,7 @@ class SqlStore:
             self._stamp = None
 
     def put(self, entry: Entry) -> None:
-        result = None if entry.result is None else json.dumps(entry.result.to_dict())
+        result = None if entry.result is None else _to_json(entry.result)
         with self._writing() as connection:
             connection.execute(delete(late_decision).where(late_decision.c.key == entry.key))
             connection.execute(
@@ -233,7 +234,7 @@ class SqlStore:
         if row is None:
             return None
         try:
-            result = None if row.result is None else AnalysisResult.from_json(row.result.encode())
+            result = None if row.result is None else _from_json(row.result)
         except (ValueError, RecursionError) as exc:
             raise LateStoreError("an entry cannot be read") from exc
         return Entry(row.key, row.mark, row.changed_at, row.owner, result)
@@ -275,6 +276,24 @@ class SqlStore:
         if self._engine is None:
             raise LateStoreError("the store is not open")
         return self._engine
+
+
+def _to_json(result: AnalysisResult) -> str:
+    if result.changes is None:
+        return json.dumps(result.to_dict())
+    return json.dumps({**result.to_dict(), _CHANGES: result.changes.to_dict()})
+
+
+def _from_json(stored: str) -> AnalysisResult:
+    """Raises ValueError, RecursionError."""
+    result, wanted = AnalysisResult.from_json(stored.encode()), json.loads(stored).get(_CHANGES)
+    try:
+        return result if wanted is None else replace(result, changes=Changes.from_dict(wanted))
+    except (TypeError, AttributeError) as exc:
+        raise ValueError("its changes cannot be read") from exc
+
+
+_CHANGES = "changes"  # beside the fields of a MessageAnalysisResult
 
 
 @contextmanager

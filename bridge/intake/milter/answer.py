@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
+from bridge.filter.changes import FieldEdit
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import CANNOT_HOLD, with_id
 from bridge.intake.milter import codec, protocol
@@ -40,12 +41,22 @@ def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agre
             assert_never(unknown)
 
 
+def _edit(edit: FieldEdit, agreement: codec.Agreement) -> bytes:
+    if edit.value is None:
+        return codec.encode_delete_header(edit.name, edit.number)
+    return codec.encode_change_header(edit.name.title(), edit.number, edit.value, agreement)
+
+
 def _edits(outcome: Outcome, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
-    """Delete the forged fields, of each name the last one first (the others keep their number), then add ours."""
+    """Delete the forged fields, of each name the last one first (the others keep their number), then add ours.
+
+    In between, the changes to the mail's own fields that the scanner asked for.
+    """
     edits = []
-    if forged and agreement.actions & protocol.CAN_CHANGE_HEADERS:
+    if (forged or outcome.edits) and agreement.actions & protocol.CAN_CHANGE_HEADERS:
         for name, count in forged.items():
             edits += [codec.encode_delete_header(name, index) for index in range(count, 0, -1)]
+        edits += [_edit(edit, agreement) for edit in outcome.edits]
     if agreement.actions & protocol.CAN_ADD_HEADERS:
         edits += [codec.encode_add_header(name, value, agreement) for name, value in outcome.stamp]
     return edits

@@ -329,6 +329,13 @@ def encode_delete_recipient(address: str) -> bytes:
     return encode_response(protocol.END_OF_BODY, protocol.DELETE_RCPT, name.encode("utf-8") + b"\0")
 
 
+def encode_change_header(name: bytes, index: int, value: str, agreement: Agreement) -> bytes:
+    """Give the index-th (from 1) field of this name a new value. A field that does not exist is added."""
+    space = " " if agreement.steps & protocol.LEADING_SPACE else ""
+    data = f"{space}{_field_text(value)}\0".encode("utf-8", "replace")
+    return encode_response(protocol.END_OF_BODY, protocol.CHANGE_HEADER, _U32.pack(index) + name + b"\0" + data)
+
+
 def encode_quarantine(reason: str) -> bytes:
     data = _field_text(reason).encode("utf-8", "replace") + b"\0"
     return encode_response(protocol.END_OF_BODY, protocol.QUARANTINE, data)

@@ -88,13 +88,14 @@ def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:
 async def _verified(call: Call, *, is_use: bool) -> Link:
     try:
         link = await call.run(call.sources.maker.keys.verify, call.path["token"], time.time())
+        call.link_of, call.link_mail = link.recipient, link.mail
         await _speak_their_language(call, link)
         return link
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
         log.warning("link refused: from=%s why=%r", call.address, str(exc))
         # Whoever tries many is in the log; the audit log has the first ones, so that nobody can fill it.
-        if not await call.run(call.sources.attempts.admit, "", f"link {call.address}"):
+        if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
             await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None
 

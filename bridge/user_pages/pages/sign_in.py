@@ -24,6 +24,7 @@ from bridge.user_pages.sessions import CODE_S
 log = logging.getLogger(__name__)
 
 _MAX_ADDRESS = 254
+_PAGES = "users"  # counted apart from the console
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
 _sending: set[asyncio.Task[None]] = set()
@@ -69,7 +70,7 @@ async def use_code(call: Call) -> Response:
         await call.audit("signed in by a code", detail="wrong code", result=audit_log.REFUSED, name=address)
         problem = call.speak("The code is not right, or too old.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
-    await call.run(call.sources.attempts.succeeded, _attempt("code", address), f"users {call.address}")
+    await call.run(call.sources.attempts.succeeded, _attempt("code", address), call.address, pages=_PAGES)
     return await begin(call, person, "signed in by a code")
 
 
@@ -130,7 +131,8 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
 
 async def _admit(call: Call, what: str, address: str) -> None:
     admit = call.sources.attempts.admit
-    wait_s = await call.run(admit, _attempt(what, address), f"users {call.address}", _MAX_PER_ADDRESS)
+    name, limit = _attempt(what, address), _MAX_PER_ADDRESS
+    wait_s = await call.run(admit, name, call.address, pages=_PAGES, max_per_address=limit)
     if wait_s:
         text = call.speak("There were too many attempts. Wait some minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)

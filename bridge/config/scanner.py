@@ -1,0 +1,135 @@
+"""The scanner: where it is, which dialect it speaks, and what it may change in a mail."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from bridge.api.scanning import Decision
+from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, SecretFile, Section, TenantUid, base_url
+from bridge.runtime.units import Duration
+
+DialectName = Literal["email-scanning", "rspamd", "mta-hooks"]
+DEFAULT_DIALECT: DialectName = "email-scanning"
+
+_OPERATIONS = {"rspamd": re.compile(r"/checkv2/?$|/ping/?$"), "mta-hooks": re.compile(r"/\.well-known(/|$)")}
+
+
+class Rspamd(Section):
+    settings_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="Id of the settings that rspamd applies to all mail of this bridge (`Settings-ID`).",
+    )
+    actions: dict[str, Decision] = Field(
+        {},
+        description="Decisions on rspamd's actions, where they differ from the "
+        "[table](../operate/dialects.md#actions), and on your own actions: `{greylist: deliver}`.",
+    )
+
+    @field_validator("actions")
+    @classmethod
+    def _words(cls, actions: dict[str, Decision]) -> dict[str, Decision]:
+        for action in actions:
+            if not re.fullmatch(r"[a-z0-9_][a-z0-9_ -]{0,63}", action):
+                raise ValueError("an action is written as rspamd writes it, in lower case: `soft reject`")
+        return actions
+
+
+def _no_default(schema: dict[str, Any]) -> None:
+    """Whether the key is required depends on the dialect, so the schema for editors must not state a default."""
+    schema.pop("default", None)
+
+
+class Scanner(Section):
+    dialect: DialectName = Field(
+        DEFAULT_DIALECT,
+        description="What the scanner speaks: the Email Scanning API, rspamd's `/checkv2`, or MTA Hooks "
+        "(draft -01, experimental). See [dialects](../operate/dialects.md).",
+    )
+    allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
+    urls: list[str] = Field(
+        min_length=1,
+        description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
+    )
+    token_file: SecretFile | None = Field(
+        None,
+        validate_default=True,
+        json_schema_extra=_no_default,
+        description=f"File with the bearer token. With `dialect: rspamd`, optional: the password. {FILE_LOOKUP}",
+    )
+    tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
+    ca_file: str | None = Field(None, description=CA_FILE)
+    client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
+    client_key_file: str | None = Field(
+        None, validate_default=True, description="Private key of `client_cert_file` (PEM)."
+    )
+    status_interval: Duration = Field(5.0, ge=0.1, description="How often the status of the service is queried.")
+    connect_timeout: Duration = Field(5.0, gt=0, description="Maximum time to connect to the service.")
+    resubmit: bool = Field(
+        False,
+        description="Submit a mail to another host even if the first one received all of it and then failed. "
+        "Such a mail may be scanned twice.",
+    )
+    size_limit_counts: Literal["mail", "request"] = Field(
+        "mail",
+        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as ours does. `request`: "
+        "the whole body of the request, with the envelope and the form around the mail; a mail that would exceed it is "
+        "refused with 552 and not sent.",
+    )
+    allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
+        None,
+        description="Changes that a scanner may ask for beside its decision, with `dialect: rspamd` or `mta-hooks`: "
+        "header fields to add and to remove, a new subject, and the text of a refusal. Others are ignored. Default: "
+        "`[subject]`.",
+    )
+    rspamd: Rspamd | None = Field(None, description="Only with `dialect: rspamd`.")
+
+    @field_validator("urls")
+    @classmethod
+    def _urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
+        operation = _OPERATIONS.get(info.data.get("dialect", ""))
+        found = [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
+        for url in found if operation is not None else ():
+            if operation is not None and (end := operation.search(url)):
+                raise ValueError(f"a base URL ends before {end[0]}: write https://host:port, the rest is added")
+        return found
+
+    @field_validator("token_file")
+    @classmethod
+    def _token(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is None and info.data.get("dialect") != "rspamd":
+            raise PydanticCustomError("missing", "Field required")
+        return name
+
+    @field_validator("client_key_file")
+    @classmethod
+    def _pair(cls, key_file: str | None, info: ValidationInfo) -> str | None:
+        if bool(key_file) != bool(info.data.get("client_cert_file")):
+            raise ValueError("client_cert_file and client_key_file must be set together")
+        return key_file
+
+    @field_validator("tenant_uid", "size_limit_counts")
+    @classmethod
+    def _only_email_scanning(cls, value: str | None, info: ValidationInfo) -> str | None:
+        dialect = info.data.get("dialect", DEFAULT_DIALECT)
+        if value not in (None, "mail") and dialect != DEFAULT_DIALECT:
+            raise ValueError(f"{info.field_name} belongs to the dialect email-scanning; {dialect} cannot carry it")
+        return value
+
+    @field_validator("allow_changes")
+    @classmethod
+    def _with_changes(cls, changes: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        if changes and info.data.get("dialect", DEFAULT_DIALECT) == DEFAULT_DIALECT:
+            raise ValueError("with the dialect email-scanning, a scanner cannot ask for changes; remove this key")
+        return changes
+
+    @field_validator("rspamd")
+    @classmethod
+    def _only_rspamd(cls, rspamd: Any, info: ValidationInfo) -> Any:
+        if rspamd is not None and info.data.get("dialect") != "rspamd":
+            raise ValueError("these settings need `dialect: rspamd`")
+        return rspamd

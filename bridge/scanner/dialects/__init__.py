@@ -1,0 +1,1 @@
+"""The dialects that scanners speak, one module each."""
