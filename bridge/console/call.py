@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -16,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from bridge.console.checks import Refused
 from bridge.console.console import Console
 from bridge.console.navigation import navigation
+from bridge.console.queues import Queue, Queues
 from bridge.console.render import NOTICES, Renderer
 from bridge.console.roles import Person, Tenants
 from bridge.console.sources import Sources
@@ -23,30 +23,10 @@ from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import form_token
 from bridge.history.entry import MailEntry
 
-__all__ = ["Call", "Handler", "Queue", "Refused"]
+__all__ = ["Call", "Handler", "Refused"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Queue:
-    """For work of one kind, of which only a little may run at once."""
-
-    limiter: CapacityLimiter
-    max_waiting: int  # with those that run
-    waiting: int = 0
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Raises Refused if many wait already."""
-        if self.waiting >= self.max_waiting:
-            raise Refused(503, "Busy", "Many people ask for this at the same moment. Try again.", 5)
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
 
 
 @dataclass(slots=True)
@@ -85,6 +65,10 @@ class Call:
     def tenants(self) -> Tenants:
         """Whose mail may be shown: every question to the quarantine carries it; `history` does so by itself."""
         return self.person.tenants
+
+    @property
+    def queues(self) -> Queues:
+        return self.console.queues
 
     @property
     def path(self) -> Mapping[str, str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
+from bridge.console.queues import Queue
 from bridge.console.render import StaticFiles, show_bytes
 from bridge.console.tokens import form_token
 from bridge.digests.languages import NAMES, Language, language, preferred
@@ -45,11 +47,14 @@ NOTICES = {
 
 
 class Pages:
-    """Templates and static files."""
+    """What all requests share: templates, static files, and how much of what may run at once."""
 
     def __init__(self, root_path: str) -> None:
         self.root_path = root_path
         self.static = StaticFiles()
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
+        self.sending: set[asyncio.Task[None]] = set()  # codes
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -94,6 +99,12 @@ class Call:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Work that waits for a file or a database."""
         return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
+
+    async def read_mail(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
+        queue = self.pages.readers
+        with queue.place():
+            return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
     async def choose_language(self) -> None:
         """What the person chose; before the sign-in, what the browser asks for."""

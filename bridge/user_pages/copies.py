@@ -28,7 +28,6 @@ from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
 
-_releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
 _STRICTEST_FIRST = ("nothing", "request", "release")
 
 
@@ -102,10 +101,10 @@ async def release(call: Call, copy: Copy) -> str:
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
-    if _releasing.locked():
+    if call.pages.releasing.locked():
         text = call.speak("This cannot be done at this moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
-    async with _releasing:
+    async with call.pages.releasing:
         outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
     result = audit_log.DONE if outcome.is_done else audit_log.FAILED
     detail = f"to {', '.join(copy.missing)}: {outcome.text}"

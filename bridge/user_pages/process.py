@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from bridge.console.process import give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
 from bridge.runtime.http_server import HttpLimits, HttpServer
@@ -17,7 +18,7 @@ from bridge.user_pages.sources import UserSources
 
 log = logging.getLogger(__name__)
 
-_LIMITS = HttpLimits(max_head_bytes=16 * 1024, head_timeout_s=15.0, max_connections=500)
+_LIMITS = HttpLimits(max_head_bytes=16 * 1024, head_timeout_s=15.0, max_connections=500, unread_timeout_s=30.0)
 _ROUND_S = 30.0
 _UPKEEP_S = 3600.0
 _DRAIN_S = 5.0
@@ -33,6 +34,7 @@ async def run(
     forget_before: Callable[[], float],
 ) -> None:
     """Answer and send until SIGTERM or SIGINT. `forget_before`: what is older was deleted from the quarantine."""
+    give_way_to_mail()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):

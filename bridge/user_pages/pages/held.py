@@ -15,7 +15,7 @@ from bridge.digests.message import shown as shown_text
 from bridge.digests.reasons import reason_of, words_for
 from bridge.digests.requests import RELEASE
 from bridge.errors import BridgeError
-from bridge.mime.mail_text import html_of
+from bridge.mime.mail_text import Reading, html_of
 from bridge.mime.mail_text import read as read_text
 from bridge.quarantine.content import beginning
 from bridge.quarantine.record import MailRecord
@@ -64,7 +64,7 @@ async def preview(call: Call) -> Response:
     copy = await copies.of_person(call, call.path["id"])
     if not copy.settings.users.preview:
         raise copies.not_found(call)
-    return HTMLResponse(await call.run(lambda: document(html_of(_content(call, copy.mail)))))
+    return HTMLResponse(await call.read_mail(lambda: document(html_of(_content(call, copy.mail)))))
 
 
 async def release(call: Call) -> Response:
@@ -99,8 +99,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
     reading, has_html, problem = None, False, ""
     if has_text and may_read:
         try:
-            content = await call.run(_content, call, mail)
-            reading, has_html = await call.run(lambda: (read_text(content), bool(html_of(content))))
+            reading, has_html = await call.read_mail(_read, call, mail)
         except (BridgeError, OSError):
             problem = call.speak("The mail cannot be read now. Try again later.")
     asked = await call.run(call.sources.requests.of, copy.person, [mail.id])
@@ -152,6 +151,12 @@ def _rows(call: Call, items: list[Item]) -> list[Row]:
             )
         )
     return rows
+
+
+def _read(call: Call, mail: MailRecord) -> tuple[Reading, bool]:
+    """Its text, and whether it has HTML."""
+    content = _content(call, mail)
+    return read_text(content), bool(html_of(content))
 
 
 def _content(call: Call, mail: MailRecord) -> bytes:

@@ -27,7 +27,6 @@ _MAX_ADDRESS = 254
 _PAGES = "users"  # counted apart from the console
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
-_sending: set[asyncio.Task[None]] = set()
 
 
 async def static(call: Call) -> Response:
@@ -51,10 +50,11 @@ async def ask_code(call: Call) -> Response:
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
     await _admit(call, "ask", address)
-    if len(_sending) < _MAX_SENDING:
+    sending = call.pages.sending
+    if len(sending) < _MAX_SENDING:
         task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
-        _sending.add(task)
-        task.add_done_callback(_sending.discard)
+        sending.add(task)
+        task.add_done_callback(sending.discard)
     else:
         log.warning("user pages: too many codes are being sent; one was left out")
     await call.audit("asked for a code", name=address)
