@@ -78,7 +78,7 @@ class LinkKeys:
     """The keys in a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[Key, ...] = ()
@@ -88,23 +88,23 @@ class LinkKeys:
         """At least one, the signing key first. Raises ConfigError."""
         with self._lock:
             try:
-                status = self._path.stat()
+                status = self.path.stat()
                 seen = (status.st_ino, status.st_mtime_ns, status.st_size)
                 if seen != self._seen:
-                    self._keys = parse_keys(durable_files.read(self._path, _MAX_FILE)[0].decode("ascii"))
+                    self._keys = parse_keys(durable_files.read(self.path, _MAX_FILE)[0].decode("ascii"))
                     self._seen = seen
             except (OSError, UnicodeDecodeError) as exc:
                 why = getattr(exc, "strerror", None) or "not a file with keys"
                 raise ConfigError(
-                    f"digests.key_file: {self._path}: {why}; `scanbridge digest keys rotate` writes it"
+                    f"digests.key_file: {self.path}: {why}; `scanbridge digest keys rotate` writes it"
                 ) from exc
             except ValueError as exc:
-                raise ConfigError(f"digests.key_file: {self._path}: {exc}") from exc
+                raise ConfigError(f"digests.key_file: {self.path}: {exc}") from exc
             return self._keys
 
     def make(self) -> None:
         """Create the file with a first key, unless it exists. Raises ConfigError."""
-        if not self._path.exists():
+        if not self.path.exists():
             self._write((new_key(),))
 
     def rotate(self, keep_s: float) -> Key:
@@ -145,7 +145,7 @@ class LinkKeys:
         return Link(Act(act), int(expires_at), mail, recipient)
 
     def _write(self, keys: tuple[Key, ...]) -> None:
-        new = self._path.with_name(f"{self._path.name}.new")
+        new = self.path.with_name(f"{self.path.name}.new")
         try:
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with open(fd, "w", encoding="ascii") as file:
@@ -153,10 +153,10 @@ class LinkKeys:
                 file.flush()
                 os.fsync(fd)
             durable_files.give_to_owner(new)
-            new.replace(self._path)
-            durable_files.sync_directory(self._path.parent)
+            new.replace(self.path)
+            durable_files.sync_directory(self.path.parent)
         except OSError as exc:
-            raise ConfigError(f"digests.key_file: {self._path}: {exc.strerror}") from exc
+            raise ConfigError(f"digests.key_file: {self.path}: {exc.strerror}") from exc
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:

@@ -63,7 +63,7 @@ class People:
         return None if is_excluded or domain_of(person) not in self._domains else person
 
     def _owner(self, address: str) -> str:
-        aliases = self._read()
+        aliases = self.read_aliases()
         for _ in range(_MAX_STEPS):
             following = self._step(address, aliases)
             if following == address:
@@ -82,7 +82,8 @@ class People:
             return address
         return f"{local}{owner}" if owner.startswith("@") else owner
 
-    def _read(self) -> dict[str, str]:
+    def read_aliases(self) -> dict[str, str]:
+        """Whose address is whose, as the file says now. Raises ConfigError."""
         if self._path is None:
             return {}
         with self._lock:

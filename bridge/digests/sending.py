@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from bridge.digests.counts import DigestCounts
 from bridge.digests.items import REFUSED_S, Claim, Items, Waiting
 from bridge.digests.message import DigestMaker, Made
 from bridge.digests.schedule import is_due
@@ -88,8 +89,10 @@ class Run:
     now: bool = False
     concurrency: int = 10
     redact: Callable[[str], str] = str  # addresses in the log
+    counts: DigestCounts | None = None
     progress: Progress = field(default_factory=Progress)
     _failures: int = 0
+    _counted: tuple[int, int, int] = (0, 0, 0)  # sent, failed, refused
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def go(self, on_progress: Callable[[Progress], None] = lambda progress: None) -> Progress:
@@ -97,7 +100,7 @@ class Run:
         began = time.time()
         self.progress.total = await asyncio.to_thread(self.items.waiting_count, began)
         people = self._people(began)
-        reporter = asyncio.create_task(_report(self.progress, on_progress))
+        reporter = asyncio.create_task(self._report(on_progress))
         failures: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -109,9 +112,28 @@ class Run:
             reporter.cancel()
             self.progress.is_over = True
             on_progress(self.progress)
+            await self._count()
         if failures:
             raise failures[0]
         return self.progress
+
+    async def _report(self, on_progress: Callable[[Progress], None]) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            on_progress(self.progress)
+            await self._count()
+
+    async def _count(self) -> None:
+        """What was done since the last time. Nobody's digest waits for numbers."""
+        before, done = self._counted, self.progress
+        self._counted = now = (done.sent, done.failed, done.refused)
+        if self.counts is None:
+            return
+        sent, failed, refused = (new - old for new, old in zip(now, before, strict=True))
+        try:
+            await asyncio.to_thread(self.counts.add, sent=sent, failed=failed, refused=refused)
+        except BridgeError as exc:
+            log.warning("digests: the numbers for the metrics cannot be written: %s", exc)
 
     async def _people(self, began: float) -> AsyncIterator[Waiting]:
         """Page by page: the table may have a row for everyone."""
@@ -208,9 +230,3 @@ class Run:
             self.progress.refused += 1
             log.warning("digest refused, no others for a week: to=%s reply=%r", person, reply)
             await asyncio.to_thread(self.items.refused, claim)
-
-
-async def _report(progress: Progress, on_progress: Callable[[Progress], None]) -> None:
-    while True:
-        await asyncio.sleep(1.0)
-        on_progress(progress)

@@ -14,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from bridge.digests.counts import Counts, DigestCounts
 from bridge.digests.database import FILE, DigestStore
 from bridge.digests.items import UNSURE_S, Items, Person
 from bridge.digests.people import People
+from bridge.digests.requests import Requests
 from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from bridge.testing import Received, until
 from tests.console.console_kit import python_path
 from tests.console.held_kit import hold
-from tests.daemon.process_kit import environment, parts, write_config
+from tests.daemon.process_kit import environment, get, parts, write_config
 from tests.digests.digest_kit import SENDER, Mail, Users
 from tests.digests.held_mail_maker import fill
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
@@ -174,3 +176,31 @@ def test_records_and_arrivals_of_the_index(tmp_path: Path) -> None:
         assert {mail.id for mail in index.records(["MAIL000000001", "NONE"])} == {"MAIL000000001"}
     finally:
         index.close()
+
+
+def test_runs_are_counted_for_the_metrics(store: DigestStore) -> None:
+    """Several runs add up, and another place counts its own."""
+    counts, other = DigestCounts(store, "one"), DigestCounts(store, "two")
+    assert counts.read() == Counts()
+    before = time.time()
+    counts.add(sent=3, failed=1)
+    counts.add(sent=2, refused=1)
+    Requests(store, "one").ask("release", "mail", "jane@a.example", "jane@a.example", "")
+    found = counts.read()
+    assert (found.sent, found.failed, found.refused, found.requests_waiting) == (5, 1, 1, 1)
+    assert before <= found.run_at <= time.time()
+    assert other.read() == Counts()
+
+
+def test_the_daemon_exports_what_a_command_has_sent(shared: Users) -> None:
+    """The numbers of `scanbridge digest send`, another process, are in the daemon's metrics."""
+    hold(shared.directory, "Mcounted", "counted@a.example")
+    assert shared.send_digests("--to", "counted@a.example")
+    until(lambda: _metric(shared, 'scanbridge_digests{result="sent"}') >= 1, "the daemon to read the numbers")
+    assert 0 <= _metric(shared, "scanbridge_digests_last_run_age_seconds") < 60
+    assert _metric(shared, "scanbridge_digests_requests_waiting") == 0
+
+
+def _metric(users: Users, name: str) -> float:
+    lines = get(users.bridge.admin, "/metrics")[1].splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), -1.0)

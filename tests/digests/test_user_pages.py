@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -335,3 +336,31 @@ def test_copies_for_operators_are_neither_announced_nor_shown(tmp_path: Path) ->
         browser = signed_in(world, "copy@a.example")
         assert "really held" in browser.get("/").text and mail not in browser.get("/").text
         assert browser.get(f"/mail/{mail}").status == browser.post(f"/mail/{mail}/release").status == 404
+
+
+def test_a_request_with_two_hosts_is_refused(pages: Users) -> None:
+    """A proxy might have looked at the other one."""
+    head = f"GET /sign-in HTTP/1.1\r\nHost: 127.0.0.1:{pages.served.port}\r\n"
+    assert _status(pages, f"{head}Connection: close\r\n\r\n") == 200
+    assert _status(pages, f"{head}Host: evil.example\r\nConnection: close\r\n\r\n") == 421
+
+
+def test_a_form_with_text_that_no_database_keeps_is_refused(pages: Users) -> None:
+    browser = signed_in(pages, "own@a.example")
+    assert browser.post("/choices", {"schedule": "daily\0", "language": "en"}).status == 400
+
+
+def test_what_people_are_refused_is_in_the_audit_log(pages: Users) -> None:
+    """Also a look at somebody else's mail, and a form that another site has sent."""
+    hold(pages.directory, "PRYED1", "theirs@a.example")
+    pryer = signed_in(pages, "pryer@a.example")
+    assert pryer.get("/mail/PRYED1").status == 404
+    assert "asked for /mail/{id}|PRYED1|refused|user pryer@a.example|Not Found" in pages.audit()
+    assert pryer.post("/mail/PRYED1/release", {"form_token": "forged"}).status == 403
+    assert "asked for /mail/{id}/release|PRYED1|refused|user pryer@a.example|Forbidden" in pages.audit()
+
+
+def _status(world: Users, request: str) -> int:
+    with socket.create_connection(("127.0.0.1", world.served.port), 30) as peer, peer.makefile("rb") as answer:
+        peer.sendall(request.encode())
+        return int(answer.readline().split()[1])

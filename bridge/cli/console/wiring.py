@@ -22,6 +22,7 @@ from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.daemon.digests import digest_store
 from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
 from bridge.errors import ConfigError
@@ -106,7 +107,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             list_settings=list_settings,
             own_domains=frozenset(own_domains(conf)),
             reread=lambda: config_file.load(path),
-            requests=Requests(parts.store(conf, state), quarantine.owner) if conf.digests.is_on else None,
+            requests=Requests(digest_store(conf, state), quarantine.owner) if conf.digests.is_on else None,
             digests=DigestMaker(parts.settings(conf), parts.keys(conf, state)) if conf.digests.is_on else None,
             personal_lists=parts.sender_lists(conf, state),
         )

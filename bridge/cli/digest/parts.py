@@ -8,8 +8,7 @@ from pathlib import Path
 from bridge.cli.quarantine.session import Session
 from bridge.cli.reporting import Reporter
 from bridge.config.model import Config
-from bridge.daemon import history_place, personal_wiring, resources, wiring
-from bridge.digests.database import FILE, DigestStore
+from bridge.daemon import personal_wiring, resources, wiring
 from bridge.digests.links import LinkKeys
 from bridge.digests.people import People
 from bridge.digests.settings import DigestSettings
@@ -17,7 +16,6 @@ from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind
 from bridge.lists.personal import PersonalLists
 from bridge.quarantine.record import MailRecord
-from bridge.runtime.database import Database
 from bridge.user_pages.actions import Feedback
 
 
@@ -31,12 +29,6 @@ def people(conf: Config) -> People:
     domains = digests.domains or [domain for tenant in conf.tenants for domain in tenant.recipient_domains]
     aliases = resources.locate(digests.aliases_file, conf.directory) if digests.aliases_file else None
     return People(domains, digests.exclude, aliases, digests.recipient_delimiter)
-
-
-def store(conf: Config, state: Path) -> DigestStore:
-    """In SQLite it is a file of its own, so that mail never waits for its locks."""
-    server = history_place.has_server(conf)
-    return DigestStore(history_place.server(conf) if server else Database.file(state / FILE))
 
 
 def keys(conf: Config, state: Path, *, makes: bool = False) -> LinkKeys:

@@ -12,7 +12,7 @@ from pathlib import Path
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console import wiring as console_wiring
 from bridge.cli.digest.actions import CommandUserActions
-from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings, store
+from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings
 from bridge.cli.later_notes import LaterNotes
 from bridge.cli.quarantine.session import Session
 from bridge.cli.state import state_directory
@@ -20,6 +20,8 @@ from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.oidc import Provider
 from bridge.daemon import history_place, resources, wiring
+from bridge.daemon.digests import digest_store
+from bridge.digests.counts import DigestCounts
 from bridge.digests.database import DigestStore
 from bridge.digests.items import Items
 from bridge.digests.message import DigestMaker
@@ -74,7 +76,7 @@ class Digesting:
         try:
             state = resources.make_directory(state_directory(conf, path), "state_directory")
             quarantine = Quarantine(replace(wiring.quarantine_place(conf, state), patience_s=_PATIENCE_S))
-            tables = store(conf, state)
+            tables = digest_store(conf, state)
             return cls(
                 conf, state, tables, quarantine, Items(tables, quarantine.owner), people(conf),
                 DigestMaker(settings(conf), keys(conf, state, makes=makes_keys)),
@@ -105,7 +107,8 @@ class Digesting:
         """One run over everyone. Raises BridgeError."""
         async with self.outbox() as outbox:
             redact = history_place.redaction(self.conf, self.state).address
-            run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact)
+            counts = DigestCounts(self.store, self.quarantine.owner)
+            run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact, counts=counts)
             return await run.go(on_progress)
 
     def forget_before(self) -> float:
