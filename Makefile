@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console evaluate fuzz clean
+.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -97,6 +97,16 @@ bench-history: $(DEV_READY)      ## fill a history with ten million mails and se
 
 bench-console: $(DEV_READY)     ## measure the console's pages with a million mails; the result goes into docs/evidence/console.md
 	$(BIN)/python bench/console.py --out docs/evidence/console.md
+
+bench-digests: $(DEV_READY)     ## send digests to 100,000 people, with kills in between; the result goes into docs/evidence/digests.md
+	$(BIN)/python bench/digests.py --out docs/evidence/digests.md
+
+digest-pictures: export PYTHONDONTWRITEBYTECODE =
+digest-pictures: $(DEV_READY)   ## photograph digests and the pages for users into docs/images
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/digests/test_digest_mail_server.py
+
+translations: $(DEV_READY)      ## compile the translations of what users read
+	$(BIN)/python -m tools.translations
 
 bench-lists: $(DEV_READY)       ## measure the List API and its client
 	$(BIN)/python bench/lists.py

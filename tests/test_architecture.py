@@ -21,8 +21,10 @@ ROOT = Path(bridge.__file__).parent
 FLOORS: list[set[str]] = [
     {"__main__", "testing"},
     {"cli"},
+    {"user_pages"},
     {"console"},
     {"daemon"},
+    {"digests"},
     {"explain"},
     {"history"},
     {"intake", "observe", "events"},
@@ -37,6 +39,8 @@ FLOORS: list[set[str]] = [
 # Within the floors, what a part does without: the parts below it that it must not import.
 FORBIDDEN: dict[str, set[str]] = {
     "console": {"daemon", "service", "intake", "filter"},  # it reaches them over HTTP and the state database
+    "user_pages": {"daemon", "service", "intake", "filter"},
+    "digests": {"daemon", "service", "intake", "filter", "explain", "history", "events", "observe", "scanner"},
     "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
     "history": {"config", "service", "lists"},
     "observe": {"config", "service", "lists"},
@@ -64,10 +68,13 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "nats": {"events"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events", "console", "lists", "feedback"},
+    "sqlalchemy": {
+        *("runtime", "service", "filter", "quarantine", "history", "events", "console", "lists", "feedback"),
+        *("digests", "user_pages"),
+    },
     "obstore": {"quarantine"},
-    "starlette": {"service", "daemon", "console"},
-    "jinja2": {"console"},
+    "starlette": {"service", "daemon", "console", "user_pages"},
+    "jinja2": {"console", "digests", "user_pages"},
     "argon2": {"console"},
     "authlib": {"console"},
     "joserfc": {"console"},

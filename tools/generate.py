@@ -16,7 +16,7 @@ from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.events.event import EventType
 from bridge.mail.action import Action
 from bridge.observe.metric_types import BUCKETS
-from bridge.observe.metrics import Metrics
+from bridge.observe.metrics import DIGESTS, Metrics
 from bridge.relay.monitored import RESULTS
 from bridge.runtime.units import show_duration
 from tools import api_page, command_line_page, events_page, http_page, man_pages
@@ -273,6 +273,7 @@ def metrics() -> str:
     every.start_lists("name", ["name"])
     every.start_events(["name"], map(str, EventType))
     every.next_hop_mails.start(["name"], RESULTS)
+    every.digests.read = lambda: [((result,), 0.0) for result in DIGESTS]
     lines = [_metric(family) for family in every.collect()]
     buckets = ", ".join(f"{bucket:g}" for bucket in BUCKETS)
     return METRICS + "\n".join(lines) + f"\n\nBuckets of the histograms, in seconds: {buckets}.\n"

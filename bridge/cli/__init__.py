@@ -48,6 +48,7 @@ _COMMANDS = {
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),
     "service": ("service", "service", "Run the scanning service on its own."),
     "console": ("console.command", "console", "Run the web console."),
+    "digest": ("digest.command", "digest", "Tell users about the mail that is held for them."),
     "config": ("config", "configuration", "Show the effective configuration or its schema."),
 }
 

@@ -62,7 +62,35 @@ class Oidc(Section):
         return scopes if "openid" in scopes else ["openid", *scopes]
 
 
-class Console(Section):
+class Reached:
+    """Pages at an address of ours or, behind a reverse proxy, at a URL."""
+
+    address: Endpoint
+    public_url: str | None
+
+    @property
+    def base(self) -> str:
+        """The URL of the first page, without a slash at its end."""
+        return self.public_url or f"http://{self.address}"
+
+    @property
+    def root_path(self) -> str:
+        """The path of `public_url`, without a slash at its end."""
+        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Where our own pages come from, as browsers write it in Origin."""
+        if self.public_url:
+            parts = urlsplit(self.public_url)
+            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
+            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
+        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
+        port = "" if self.address.port == 80 else f":{self.address.port}"
+        return frozenset(f"http://{name}{port}" for name in names)
+
+
+class Console(Reached, Section):
     address: AddressField = Field(Endpoint("127.0.0.1", 9083), description="Where `scanbridge console` listens.")
     public_url: str | None = Field(
         None,
@@ -92,36 +120,19 @@ class Console(Section):
     @field_validator("public_url")
     @classmethod
     def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
-        address = info.data.get("address")
-        if url is None:
-            if address is not None and (address.path or address.systemd):
-                raise ValueError(f"{address} is for a reverse proxy: write here the URL at which people reach it")
-            if address is not None and not address.is_local:
-                raise ValueError(
-                    f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
-                    "put a reverse proxy with TLS in front, and write its https:// URL here"
-                )
-            return None
-        base_url(url, False)  # https, or http on loopback
-        return url.rstrip("/")
+        return check_public_url(url, info.data.get("address"))
 
-    @property
-    def base(self) -> str:
-        """The URL of the overview, without a slash at its end."""
-        return self.public_url or f"http://{self.address}"
 
-    @property
-    def root_path(self) -> str:
-        """The path of `public_url`, without a slash at its end."""
-        return urlsplit(self.public_url).path.rstrip("/") if self.public_url else ""
-
-    @property
-    def origins(self) -> frozenset[str]:
-        """Where our own pages come from, as browsers write it in Origin."""
-        if self.public_url:
-            parts = urlsplit(self.public_url)
-            usual = {"https": ":443", "http": ":80"}[parts.scheme]  # browsers leave it out
-            return frozenset({f"{parts.scheme}://{parts.netloc.removesuffix(usual)}".lower()})
-        names = {f"[{name}]" if ":" in name else name for name in (self.address.host, "localhost")}
-        port = "" if self.address.port == 80 else f":{self.address.port}"
-        return frozenset(f"http://{name}{port}" for name in names)
+def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
+    """Without a slash at its end. Raises ValueError."""
+    if url is None:
+        if address is not None and (address.path or address.systemd):
+            raise ValueError(f"{address} is for a reverse proxy: write here the URL at which people reach it")
+        if address is not None and not address.is_local:
+            raise ValueError(
+                f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
+                "put a reverse proxy with TLS in front, and write its https:// URL here"
+            )
+        return None
+    base_url(url, False)  # https, or http on loopback
+    return url.rstrip("/")

@@ -9,7 +9,7 @@ from bridge.config.model import Config
 
 def effective(conf: Config) -> dict[str, Any]:
     """Every key with its effective value; each listener with the policy that applies to it."""
-    data = conf.model_dump(mode="json")
+    data = conf.model_dump(mode="json", by_alias=True)
     for shown, listener in zip(data["listeners"], conf.listeners, strict=True):
         shown["policy"] = conf.policy_for(listener).model_dump(mode="json")
     for shown, tenant in zip(data["tenants"], conf.tenants, strict=True):

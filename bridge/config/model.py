@@ -25,6 +25,7 @@ from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.api import Api
 from bridge.config.console import Console
+from bridge.config.digests import Digests
 from bridge.config.events import EventSinks
 from bridge.config.feedback import Feedback
 from bridge.config.fields import (
@@ -330,6 +331,11 @@ class Config(Section):
     console: Console | None = Field(
         None, description="The [web console](../operate/console.md), a separate process: `scanbridge console`."
     )
+    digests: Digests = Field(
+        Digests(),
+        description="[Digests and pages for users](../operate/digests.md), sent and served by a process of its own: "
+        "`scanbridge digest serve`.",
+    )
     workers: Workers = Field(
         1,
         description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "
@@ -457,6 +463,30 @@ class Config(Section):
             if console and console.address == address and address.port != 0:
                 raise ValueError(f"{name} has the same address: use another port for one of them")
         return console
+
+    @field_validator("digests")
+    @classmethod
+    def _digests(cls, digests: Digests, info: ValidationInfo) -> Digests:
+        tenants = {tenant.uid: tenant for tenant in info.data.get("tenants", ())}
+        unknown = [entry.uid for entry in digests.tenants if entry.uid not in tenants]
+        if unknown:
+            raise ValueError(f"digests.tenants: {unknown[0]} is not one of tenants")
+        if not digests.is_on:
+            return digests
+        if digests.from_ is None:
+            raise ValueError("digests need a sender: set digests.from")
+        if not digests.domains and not tenants:
+            raise ValueError("set digests.domains: only recipients in your own domains get digests")
+        if info.data.get("relay") is None:
+            raise ValueError("digests are sent to the next hop: set relay.next_hop")
+        console, admin = info.data.get("console"), info.data.get("admin")
+        others = [("the console", console.address)] if console else []
+        others += [("the admin page", admin.address)] if admin else []
+        others += [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        for name, address in others:
+            if digests.page.address == address and address.port != 0:
+                raise ValueError(f"{name} has the same address as digests.page: use another port for one of them")
+        return digests
 
     @field_validator("embedded_service")
     @classmethod

@@ -34,7 +34,7 @@ def create_app(console: Console) -> ASGIApp:
     handlers = {404: _instead(console, _nowhere), 405: _instead(console, _wrong_method)}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return _BelowPath(app, console.sources.console.root_path)
+    return BelowPath(app, console.sources.console.root_path)
 
 
 def _by_method(console: Console, rows: list[Route]):  # type: ignore[no-untyped-def]
@@ -66,7 +66,7 @@ async def _wrong_method(call: Call) -> Response:
     raise Refused(405, "Not possible here", "This address cannot be used in this way. Go back and try again.")
 
 
-class _BelowPath:
+class BelowPath:
     """Removes the path of `public_url`, unless the reverse proxy has done so."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:

@@ -26,13 +26,17 @@ class Attempts:
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
-    def admit(self, name: str | None, address: str) -> float:
+    def admit(
+        self, name: str | None, address: str, *, pages: str = "", max_per_address: int = MAX_PER_ADDRESS
+    ) -> float:
         """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
+
+        `pages`: which pages it is for, other than the console; they are counted separately.
 
         An attempt counts as a failure until it succeeds, so parallel attempts do not get around the limit.
         """
         now = time.time()
-        keys = [(_from(address), MAX_PER_ADDRESS), *([] if name is None else [(_of(name), MAX_PER_USER)])]
+        keys = [(_from(address, pages), max_per_address), *([] if name is None else [(_of(name), MAX_PER_USER)])]
         with self._store.writing(_LOCK) as connection:
             connection.execute(delete(database.attempts).where(_a.at < now - WINDOW_S))
             wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)
@@ -40,9 +44,9 @@ class Attempts:
                 connection.execute(insert(database.attempts), [{"about": about, "at": now} for about, _ in keys])
         return wait_s
 
-    def succeeded(self, name: str, address: str) -> None:
+    def succeeded(self, name: str, address: str, *, pages: str = "") -> None:
         """Forgive this user, and this attempt to the address: it may have tried others."""
-        last = select(func.max(_a.seq)).where(_a.about == _from(address)).scalar_subquery()
+        last = select(func.max(_a.seq)).where(_a.about == _from(address, pages)).scalar_subquery()
         with self._store.writing() as connection:
             connection.execute(delete(database.attempts).where(_a.about == _of(name)))
             connection.execute(delete(database.attempts).where(_a.seq == last))
@@ -52,13 +56,14 @@ def _of(name: str) -> str:
     return f"user:{name[:100]}"
 
 
-def _from(address: str) -> str:
+def _from(address: str, pages: str) -> str:
     """The network of an IPv6 client, who can use every address in it."""
     try:
         ip = ipaddress.ip_address(address)
+        address = str(ipaddress.ip_network((ip, _IPV6_BITS), strict=False) if ip.version == 6 else ip)
     except ValueError:  # a unix socket
-        return f"from:{address}"
-    return f"from:{ipaddress.ip_network((ip, _IPV6_BITS), strict=False) if ip.version == 6 else ip}"
+        pass
+    return f"from:{pages} {address}" if pages else f"from:{address}"
 
 
 def _wait_s(connection: Connection, about: str, limit: int, now: float) -> float:

@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from bridge.console.checks import Refused
 from bridge.console.console import Console
 from bridge.console.navigation import navigation
+from bridge.console.queues import Queue, Queues
 from bridge.console.render import NOTICES, Renderer
 from bridge.console.roles import Person, Tenants
 from bridge.console.sources import Sources
 from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import form_token
-from bridge.errors import BridgeError
 from bridge.history.entry import MailEntry
+
+__all__ = ["Call", "Handler", "Refused"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Refused(BridgeError):
-    """Ends a request with a page that says why. `text` is shown to the reader."""
-
-    def __init__(self, status: int, title: str, text: str, retry_after_s: int = 0) -> None:
-        super().__init__(text)
-        self.status, self.title, self.text, self.retry_after_s = status, title, text, retry_after_s
-
-
-@dataclass(slots=True)
-class Queue:
-    """Limits how much work of one kind may run at a time."""
-
-    limiter: CapacityLimiter
-    max_waiting: int  # including those that are running
-    waiting: int = 0
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Raises Refused if too many are already waiting."""
-        if self.waiting >= self.max_waiting:
-            raise Refused(503, "Busy", "Too many people are using this at the moment. Try again.", 5)
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
 
 
 @dataclass(slots=True)
@@ -93,6 +67,10 @@ class Call:
         return self.person.tenants
 
     @property
+    def queues(self) -> Queues:
+        return self.console.queues
+
+    @property
     def path(self) -> Mapping[str, str]:
         """The parts of the path that vary."""
         return self.request.path_params
@@ -117,7 +95,7 @@ class Call:
         common = {
             "person": self.person_or_none,
             "form_token": form_token(self.session) if self.session else "",
-            "navigation": navigation(self.person_or_none, here),
+            "navigation": navigation(self.person_or_none, here, has_digests=self.sources.digests is not None),
             "here": here,
             "tenant_name": self.sources.tenant_name,
             "notice": NOTICES.get(self.request.query_params.get("notice", ""), ""),

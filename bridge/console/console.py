@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from bridge.console.commands import Commands
+from bridge.console.held_counts import HeldCounts
 from bridge.console.jobs import Jobs
 from bridge.console.live import Live
+from bridge.console.mail_counts import MailCounter
+from bridge.console.queues import Queues
 from bridge.console.render import Renderer
+from bridge.console.setting import Sections
 from bridge.console.sources import Sources
+from bridge.console.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +23,11 @@ class Console:
     renderer: Renderer
     live: Live
     jobs: Jobs = field(default_factory=Jobs)
+    queues: Queues = field(default_factory=Queues)
+    commands: Commands = field(default_factory=Commands)
+    uploads: Uploads = field(default_factory=Uploads)
+    held_counts: HeldCounts = field(default_factory=HeldCounts)
+    mail_counter: MailCounter = field(default_factory=MailCounter)
+    streams: Counter[str] = field(default_factory=Counter)  # of each session, that watch the overview
+    kept_settings: dict[tuple[str, int, int], Sections] = field(default_factory=dict)  # the last file that was read
     audit_words: tuple[str, ...] = ()  # what the audit log calls the actions

@@ -6,23 +6,16 @@ holds a lock that mail waits for. Everything is synchronous and must run in a th
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, String, Table, Text
 
-from sqlalchemy import BigInteger, Column, Connection, Engine, Float, Index, Integer, MetaData, String, Table, Text
-from sqlalchemy.exc import SQLAlchemyError
-
-from bridge.errors import BridgeError
-from bridge.runtime import database, durable_files
+from bridge.runtime import database
 from bridge.runtime.database import Database
+from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
-WAIT_S = 5.0  # for a lock, a connection, one statement
 FILE = "console.sqlite"
 
 
-class ConsoleStoreError(BridgeError):
+class ConsoleStoreError(TablesFailed):
     """The console's tables cannot be used now."""
 
 
@@ -96,50 +89,11 @@ VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL
 
 
-@dataclass(slots=True)
-class ConsoleStore:
-    """Opened at its first use, again after each error, so a database may come and go."""
+_SCHEMA = Schema("the console's database cannot be used", MIGRATIONS, VERSION_TABLE, _LOCK, ConsoleStoreError)
 
-    place: Database
-    wait_s: float = WAIT_S
-    _engine: Engine | None = field(default=None, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def close(self) -> None:
-        with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
+class ConsoleStore(Tables):
+    """Raises ConsoleStoreError."""
 
-    @contextmanager
-    def writing(self, lock: int | None = None) -> Iterator[Connection]:
-        """One transaction; with `lock`, after others that name the same number. Raises ConsoleStoreError."""
-        with self._errors(), database.writing(self._opened(), lock) as connection:
-            yield connection
-
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Raises ConsoleStoreError."""
-        with self._errors(), self._opened().connect() as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        with self._lock:
-            if self._engine is None:
-                engine = self.place.engine(wait_s=self.wait_s, statement_s=self.wait_s)
-                if self.place.path is not None:  # before SQLite makes its journals, which get the same owner
-                    durable_files.make_private(self.place.path)
-                    durable_files.give_to_owner(self.place.path)
-                with database.writing(engine, _LOCK) as connection:
-                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-                self._engine = engine
-            return self._engine
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (SQLAlchemyError, OSError, database.DatabaseNewer, database.DatabaseUnusable) as exc:
-            self.close()
-            why = str(exc) if isinstance(exc, BridgeError) else database.reason(exc)
-            raise ConsoleStoreError(f"the console's database cannot be used: {why}") from exc
+    def __init__(self, place: Database, wait_s: float = WAIT_S) -> None:
+        super().__init__(place, _SCHEMA, wait_s=wait_s)

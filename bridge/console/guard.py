@@ -7,26 +7,20 @@ any of it. If this is wrong, a page is open to the wrong people, or to other sit
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import logging
 import secrets
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from urllib.parse import quote
 
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Message
 
 from bridge.console import audit as audit_log
-from bridge.console.audit import is_storable
 from bridge.console.call import Call, Refused
+from bridge.console.checks import check_host, check_origin, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
-from bridge.console.headers import page_headers, preview_headers
+from bridge.console.headers import page_headers, preview_headers, sample_headers
 from bridge.console.roles import Role
 from bridge.console.route import About, Route, is_mail_id
 from bridge.console.tenant_history import TenantHistory
@@ -41,10 +35,7 @@ log = logging.getLogger(__name__)
 # Browsers accept such a cookie only with Secure and Path=/, and only from this host: no other site can set it.
 SESSION_COOKIE = "__Host-scanbridge"
 FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
-_SAME_SITE = "same-origin"
-_MAX_FIELDS = 5000  # a bulk action names that many mails
 _MAX_ENTRIES = 200
-_FORM_S, _FILE_S = 20.0, 300.0  # for the whole form: a slow sender occupies a connection
 _NEAR_S = 86_400.0
 
 
@@ -55,7 +46,7 @@ class Guard:
 
     async def __call__(self, request: Request) -> Response:
         """The answer with its header fields, whatever happens."""
-        call = Call(request, self.console, client_address(request, self.console))
+        call = Call(request, self.console, client_address(request, self.console.sources.console))
         try:
             response = await self._answer(call)
         except Refused as exc:
@@ -77,13 +68,14 @@ class Guard:
         return self._with_headers(response)
 
     async def _answer(self, call: Call) -> Response:
-        self._check_host(call.request)
+        origins = call.sources.console.origins
+        check_host(call.request, origins)
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
         try:
             if self.route.changes:
-                self._check_origin(call.request)
+                check_origin(call.request, origins)
             self._check_role(call)  # before the form, which may be large
             if self.route.changes:
                 await self._read_form(call)
@@ -93,26 +85,6 @@ class Guard:
             await self._note_refused(call, exc)
             raise
         return await self._audited(call)
-
-    # Where it comes from
-
-    def _check_host(self, request: Request) -> None:
-        """A name that is not ours may be another site's, which was made to point at this address."""
-        origins = self.console.sources.console.origins
-        hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
-        if not any(hosts == [origin.partition("://")[2]] for origin in origins):
-            text = "The console is not available under this host name. Use the one in console.public_url."
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
-
-    def _check_origin(self, request: Request) -> None:
-        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        origins = self.console.sources.console.origins
-        is_ours = origin is not None and origin.lower() in origins
-        if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
-            raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
-        if origin is None and site is None:
-            text = "The browser did not say which page sent the form, so nothing was done."
-            raise Refused(403, "Not from this page", text)
 
     # Who it is
 
@@ -176,26 +148,9 @@ class Guard:
     # The form
 
     async def _read_form(self, call: Call) -> None:
-        limit = self.route.max_bytes
-        if int_or(call.request.headers.get("content-length", ""), 0) > limit:
-            raise _too_large(limit)
-        request = Request(call.request.scope, _limited(call.request.receive, limit))
-        files, limit_s = self.route.max_files, _FILE_S if self.route.max_files else _FORM_S
-        try:
-            async with asyncio.timeout(limit_s):
-                form = await request.form(max_files=files, max_fields=_MAX_FIELDS, max_part_size=limit)
-        except TimeoutError:
-            raise Refused(408, "Too slow", f"The form did not arrive within {limit_s:.0f} seconds.") from None
-        except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
-            raise Refused(400, "Not a form", "The form cannot be read.") from exc
-        call.form_lists = {
-            name: [value for value in form.getlist(name) if isinstance(value, str)]
-            for name in form.keys()  # noqa: SIM118
-        }
-        if not all(is_storable(value) for values in call.form_lists.values() for value in values):
-            raise Refused(400, "Not a form", "The form contains characters that are not text.")
+        form = await read_form(call.request, self.route.max_bytes, self.route.max_files)
+        call.form_lists, call.files = form.texts, form.files
         call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
-        call.files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
 
     def _check_token(self, call: Call) -> None:
         if not call.session or not is_form_token(call.form.get("form_token", ""), call.session):
@@ -240,8 +195,11 @@ class Guard:
         return response
 
     def _with_headers(self, response: Response) -> Response:
-        is_page = response.status_code >= 400 or not self.route.is_preview
-        headers = page_headers(has_frame=self.route.has_frame) if is_page else preview_headers()
+        headers = page_headers(has_frame=self.route.has_frame)
+        if response.status_code < 400 and self.route.is_preview:
+            headers = preview_headers()
+        elif response.status_code < 400 and self.route.is_sample:
+            headers = sample_headers()
         for name, value in headers.items():
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
@@ -254,58 +212,6 @@ def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:
     made = made_at(mail_id)  # the id tells when it was made, so that not the whole history is searched
     near = replace(query, since=made - _NEAR_S, until=made + _NEAR_S) if made is not None else query
     return (history.find(near) or (history.find(query) if near is not query else []))[::-1]
-
-
-def client_address(request: Request, console: Console) -> str:
-    """The browser's: behind a reverse proxy that we trust, the address that it names last.
-
-    Some proxies add their own field after the one that the client sent, so all of them are read.
-    """
-    peer = request.client.host if request.client else "local"
-    settings = console.sources.console
-    if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
-        return peer
-    named = _ip(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
-    return peer if named is None else str(named)
-
-
-def _is_in(address: str, networks: list[str]) -> bool:
-    if address == "local":  # a unix socket: the proxy runs on this machine
-        return True
-    ip = _ip(address)
-    return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
-
-
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Without a zone, which may be any text; an IPv4 address that is written as IPv6 is one of IPv4."""
-    try:
-        ip = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
-
-
-def int_or(text: str, other: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else other
-
-
-def _too_large(limit: int) -> Refused:
-    return Refused(413, "Too large", f"At most {limit:,} bytes can be sent here.")
-
-
-def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
-    """Counts the bytes as they arrive, because a client need not announce their number."""
-    count = 0
-
-    async def counted() -> Message:
-        nonlocal count
-        message: Message = await receive()
-        count += len(message.get("body", b""))
-        if count > limit:
-            raise _too_large(limit)
-        return message
-
-    return counted
 
 
 def _refusal(call: Call, exc: Refused) -> Response:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from starlette.responses import Response
+
 from bridge.console.preview import STYLE_HASH
 
 _POLICY = {
@@ -34,6 +36,13 @@ PREVIEW_POLICY = (
 )
 
 
+# A digest of ours: mail programs know no style sheets, so its styles are in its tags.
+SAMPLE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'; base-uri 'none'; "
+    "form-action 'none'"
+)  # fmt: skip
+
+
 def page_headers(*, has_frame: bool = False) -> dict[str, str]:
     """For everything but the preview. `has_frame`: the page shows the preview of a mail."""
     policy = {**_POLICY, "frame-src": "'self'"} if has_frame else _POLICY
@@ -42,6 +51,15 @@ def page_headers(*, has_frame: bool = False) -> dict[str, str]:
 
 def preview_headers() -> dict[str, str]:
     return {**_COMMON, "Content-Security-Policy": PREVIEW_POLICY, "X-Frame-Options": "SAMEORIGIN"}
+
+
+def sample_headers() -> dict[str, str]:
+    return {**_COMMON, "Content-Security-Policy": SAMPLE_POLICY, "X-Frame-Options": "SAMEORIGIN"}
+
+
+def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
+    """Only over HTTPS or on this machine, only for this host, not for scripts, not with requests of other sites."""
+    response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")
 
 
 def _written(policy: Mapping[str, str]) -> str:

@@ -43,7 +43,8 @@ class MailActions(Protocol):
     `by` is the person, as the audit trail names them.
     """
 
-    def release(self, mails: Sequence[MailRecord], by: str) -> list[Result]: ...
+    def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
+        """To these recipients alone, or to all who do not have it."""
 
     def delete(self, mails: Sequence[MailRecord], by: str) -> list[Result]: ...
 

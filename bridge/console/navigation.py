@@ -21,21 +21,27 @@ ENTRIES = (
     Entry("/", "Overview", "pulse"),
     Entry("/mail", "Mail", "mail"),
     Entry("/quarantine", "Quarantine", "box"),
+    Entry("/requests", "Requests", "person", Role.RELEASER),
     Entry("/lists", "Lists", "list"),
     Entry("/scan", "Scan a file", "scan"),
     Entry("/statistics", "Statistics", "chart"),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
+    Entry("/digests", "Digests", "mail", Role.ADMIN, all_tenants=True),
     Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
 )
 
 
-def navigation(person: Person | None, here: str) -> list[Entry]:
+_OF_DIGESTS = ("/requests", "/digests")
+
+
+def navigation(person: Person | None, here: str, *, has_digests: bool = True) -> list[Entry]:
     if person is None:
         return []
     return [
         Entry(entry.path, entry.label, entry.icon, entry.role, entry.all_tenants, _is_here(entry.path, here))
         for entry in ENTRIES
         if person.role >= entry.role and (person.sees_everything or not entry.all_tenants)
+        if has_digests or entry.path not in _OF_DIGESTS
     ]
 
 

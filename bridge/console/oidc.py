@@ -106,11 +106,18 @@ class Provider:
     async def finish(self, cookie: str, answer: Mapping[str, str]) -> tuple[Person, str]:
         """Who it is, and the page that was asked for. Raises SignInRefused."""
         begun = self._taken(cookie, answer.get("state", ""))
+        return self._person(await self._answered(begun, answer, self.settings.group_claim)), begun.following
+
+    async def claims(self, cookie: str, answer: Mapping[str, str]) -> dict[str, Any]:
+        """What the provider says about the person, with `email` if it tells. Raises SignInRefused."""
+        return await self._answered(self._taken(cookie, answer.get("state", "")), answer, "email")
+
+    async def _answered(self, begun: Begun, answer: Mapping[str, str], needed: str) -> dict[str, Any]:
         metadata = await self._discovered()
         self._check_answer(answer, metadata)
         tokens = await self._tokens(metadata, answer["code"], begun.verifier)
         claims = await self._verified(metadata, tokens, begun.nonce)
-        return self._person(await self._with_groups(metadata, tokens, claims)), begun.following
+        return await self._with_claim(metadata, tokens, claims, needed)
 
     def _taken(self, cookie: str, state: str) -> Begun:
         """The sign-in that this answer belongs to, once."""
@@ -193,12 +200,12 @@ class Provider:
             raise SignInRefused("The provider's ID token is not valid; the console's log says why.") from exc
         return dict(claims)
 
-    async def _with_groups(
-        self, metadata: dict[str, Any], tokens: dict[str, Any], claims: dict[str, Any]
+    async def _with_claim(
+        self, metadata: dict[str, Any], tokens: dict[str, Any], claims: dict[str, Any], needed: str
     ) -> dict[str, Any]:
-        """Some providers give the groups at their userinfo endpoint only."""
+        """Some providers give the groups, or the address, at their userinfo endpoint only."""
         endpoint, access = metadata.get("userinfo_endpoint"), tokens.get("access_token")
-        if self.settings.group_claim in claims or not isinstance(endpoint, str) or not isinstance(access, str):
+        if needed in claims or not isinstance(endpoint, str) or not isinstance(access, str):
             return claims
         more = await self._json("GET", endpoint, headers={"Authorization": f"Bearer {access}"})
         if more.get("sub") != claims["sub"]:  # OpenID Connect Core 5.3.2

@@ -26,6 +26,13 @@ _DRAIN_S = 5.0
 _JOBS_S = 15.0  # with the time before, less than TimeoutStopSec of the unit
 
 
+def give_way_to_mail() -> None:
+    """Of this process, and between its threads."""
+    sys.setswitchinterval(_SWITCH_S)
+    if os.nice(0) <= 0:  # the unit may have done it
+        os.nice(_NICE)
+
+
 async def run(
     sources: Sources,
     sockets: Sequence[socket.socket],
@@ -34,9 +41,7 @@ async def run(
     ends_with_input: bool = False,
 ) -> None:
     """Answer until SIGTERM or SIGINT, or until standard input ends: that means that our parent process is gone."""
-    sys.setswitchinterval(_SWITCH_S)
-    if os.nice(0) <= 0:  # the unit may have done it
-        os.nice(_NICE)
+    give_way_to_mail()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):

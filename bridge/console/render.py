@@ -32,6 +32,8 @@ NOTICES = {
     "entries-added": "The entries were added.",
     "entries-deleted": "The entries were deleted.",
     "user-removed": "The user was removed.",
+    "request-granted": "The request was granted.",
+    "request-refused": "The request was refused.",
 }
 # Symbols differ in shape, so that nobody needs to see the colours.
 TONES = {

@@ -24,6 +24,7 @@ How a page is added:
 from __future__ import annotations
 
 from bridge.console.pages import (
+    digests,
     held_mail,
     lists,
     mail,
@@ -31,6 +32,7 @@ from bridge.console.pages import (
     people,
     provider,
     quarantine,
+    requests,
     scan,
     settings,
     sign_in,
@@ -99,10 +101,15 @@ ROUTES: tuple[Route, ...] = (
         max_files=1,
     ),
     Route("/lists/actions/apply", lists.apply, Role.RELEASER, changes=True, audit="applied an uploaded list"),
+    Route("/requests", requests.listed, Role.RELEASER, audit="looked through requests"),
+    Route("/requests/actions/grant", requests.grant, Role.RELEASER, changes=True, audit="granted a request"),
+    Route("/requests/actions/refuse", requests.refuse, Role.RELEASER, changes=True, audit="refused a request"),
     Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="dismissed finished actions"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
     Route("/settings", settings.settings, role=Role.ADMIN, all_tenants=True),
+    Route("/digests", digests.sample, role=Role.ADMIN, all_tenants=True, has_frame=True),
+    Route("/digests/html", digests.html, role=Role.ADMIN, all_tenants=True, is_sample=True),
     Route("/settings/check", settings.check, Role.ADMIN, changes=True, all_tenants=True, audit="ran the check"),
     Route("/settings/reload", settings.reload, Role.ADMIN, changes=True, all_tenants=True, audit="reloaded"),
 )

@@ -22,8 +22,11 @@ from bridge.console.roles import Tenants
 from bridge.console.scanning import Scans
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Users
+from bridge.digests.message import DigestMaker
+from bridge.digests.requests import Requests
 from bridge.history.store import HistoryStore
 from bridge.lists.client import ListSettings
+from bridge.lists.personal import PersonalLists
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
@@ -51,6 +54,9 @@ class Sources:
     list_settings: Callable[[], ListSettings]  # reads the key; raises ConfigError
     own_domains: frozenset[str]
     reread: Callable[[], Config]  # the configuration as it is in the file now; raises ConfigError
+    requests: Requests | None = None  # of users; None: there are no digests
+    digests: DigestMaker | None = None
+    personal_lists: PersonalLists | None = None
 
     @property
     def console(self) -> ConsoleConfig:

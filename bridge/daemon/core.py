@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
 from bridge.daemon import personal_wiring, resources, wiring
+from bridge.daemon.digests import DigestNumbers
 from bridge.daemon.events import Events
 from bridge.daemon.feedback import Feedback
 from bridge.daemon.list_refresh import ListRefresh
@@ -54,6 +55,7 @@ class Core:
     tracing: Tracing | None
     events: Events
     feedback: Feedback
+    digests: DigestNumbers
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
 
@@ -105,6 +107,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         tracing=wiring.tracing(conf),
         events=Events(metrics, is_ours=lambda: worker.is_first),
         feedback=Feedback(state, metrics, is_ours=lambda: worker.is_first),
+        digests=DigestNumbers(state, metrics, is_ours=lambda: worker.is_first),
     )
 
 

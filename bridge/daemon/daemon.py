@@ -281,6 +281,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
             view.publish_regularly(),
         ),
         *(watch_next_hops(running), watch_event_sources(running), core.feedback.watch(lambda: running.config)),
+        core.digests.watch(lambda: running.config, lambda: running.components.quarantine.owner),
     )
     for work in background:
         tasks.start(work)
@@ -298,6 +299,7 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
     await core.list_refresh.start()
     ending.callback(core.personal.close)
     ending.callback(core.feedback.close)
+    ending.callback(core.digests.close)
     await core.personal.start()
 
 

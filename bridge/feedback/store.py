@@ -33,7 +33,7 @@ from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind, ReportState
 from bridge.runtime import database
 from bridge.runtime.database import Database
-from bridge.runtime.tables import Schema, Tables
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 
 FILE = "feedback.sqlite"
 VERSION_TABLE = "feedback_schema"
@@ -42,7 +42,7 @@ WORKING_S = 600.0  # a report that is not finished by then was interrupted, and 
 _WORKING = "working"
 
 
-class ReportsFailed(BridgeError):
+class ReportsFailed(TablesFailed):
     """The database cannot be used now."""
 
 

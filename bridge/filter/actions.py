@@ -42,7 +42,7 @@ class Actions:
         tx, action = record.tx, rule.action
         try:
             if rule.keep_copy and action is not Action.QUARANTINE:
-                await self._store(record, why, result)
+                await self._store(record, why, result, copy_of=action)
             match action:
                 case Action.RELAY:
                     return await self.hand_on(record, result, str(why))
@@ -132,9 +132,14 @@ class Actions:
         replies = delivered.replies if tx.is_per_recipient else ()
         return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
 
-    async def _store(self, record: Record, why: Case | str, result: AnalysisResult | None) -> None:
+    async def _store(
+        self, record: Record, why: Case | str, result: AnalysisResult | None, copy_of: Action | None = None
+    ) -> None:
+        """`copy_of`: what is done with the mail itself; its recipients are not told about a copy."""
         tx = record.tx
         facts: dict[str, object] = {"reason": str(why), "rule": record.rule}
+        if copy_of is not None:
+            facts["copy_of"] = str(copy_of)
         if result is not None:
             facts |= {"decision": str(result.decision), "verdict": result.verdict}
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}

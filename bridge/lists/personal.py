@@ -37,7 +37,7 @@ from bridge.matching import spelling
 from bridge.runtime import database
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
-from bridge.runtime.tables import Schema, Tables
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 from bridge.runtime.visible_text import visible
 
 FILE = "personal.sqlite"
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     ALLOW = "allow"
 
 
-class PersonalListsFailed(BridgeError):
+class PersonalListsFailed(TablesFailed):
     """The database cannot be used now."""
 
 

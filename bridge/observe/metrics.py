@@ -47,6 +47,7 @@ _DOOR_ACTIONS = [action.value for action in ListAction if action.value not in _P
 DOUBTS = sorted(CRAFTED | RARE)  # docs/operate/service.md explains each
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
+DIGESTS = ("sent", "failed", "refused")
 EVENTS_LOST = ("queue", "outbox", "stop", "expired")
 
 
@@ -317,6 +318,18 @@ class Metrics(Collector):
             "Mails that people reported as `spam` or `ham` (not spam), since the database was created: learned by "
             "rspamd, already known to it, refused by it, or only noted.",
             ("kind", "result"),
+        )
+        self.digests = Gauge(
+            "scanbridge_digests",
+            "Digests to users since the database was made: sent, failed and tried again, or refused by the next hop.",
+            ("result",),
+        )
+        self.digests_run_age = Gauge(
+            "scanbridge_digests_last_run_age_seconds",
+            "Time since digests were last looked for and sent; since the start of the daemon if they never were.",
+        )
+        self.digests_requests = Gauge(
+            "scanbridge_digests_requests_waiting", "Requests of users that wait for a releaser."
         )
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))

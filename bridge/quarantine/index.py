@@ -172,6 +172,15 @@ class Query:
     limit: int = 0  # 0: no limit
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A mail, and to whom it came: each address as it came and, after a space, as it is compared if that differs."""
+
+    id: str
+    kept_at: float
+    addresses: list[str]
+
+
 class Index:
     """The index of one store; in memory if there is no database."""
 
@@ -235,6 +244,34 @@ class Index:
         sql = select(func.count()).where(mails.c.place == self._place, *_conditions(Query(tenants=tenants)))
         with self._transaction() as connection:
             return int(connection.execute(sql).scalar_one())
+
+    def records(self, ids: list[str]) -> list[MailRecord]:
+        """Those of these mails that are here, in any order. Raises IndexFailed."""
+        found: list[MailRecord] = []
+        columns = (mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
+        with self._transaction() as connection:
+            for start in range(0, len(ids), _BATCH):
+                some = mails.c.id.in_(ids[start : start + _BATCH])
+                rows = connection.execute(select(*columns).where(mails.c.place == self._place, some))
+                found += [record.read(StoredRecord(*row)) for row in rows]
+        return found
+
+    def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
+        """The mails that follow this time and id, the oldest first. Raises IndexFailed."""
+        at, mail_id = after
+        later = or_(mails.c.kept_at > at, (mails.c.kept_at == at) & (mails.c.id > mail_id))
+        place = func.coalesce(mails.c.place, "") == self._place  # in the order of time, as in `search`
+        sql = select(mails.c.id, mails.c.kept_at).where(place, mails.c.kept_at >= at, later)
+        with self._transaction() as connection:
+            rows = connection.execute(sql.order_by(mails.c.kept_at, mails.c.id).limit(limit)).all()
+            found = {row.id: Arrival(row.id, row.kept_at, []) for row in rows}
+            for start in range(0, len(rows), _BATCH):
+                some = [row.id for row in rows[start : start + _BATCH]]
+                wanted = select(recipients.c.id, recipients.c.address)
+                wanted = wanted.where(recipients.c.place == self._place, recipients.c.id.in_(some))
+                for row in connection.execute(wanted):
+                    found[row.id].addresses.append(row.address)
+        return list(found.values())
 
     def check(self) -> None:
         """Check a SQLite file for damage. Raises IndexFailed after setting a damaged file aside."""

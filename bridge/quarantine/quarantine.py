@@ -21,7 +21,7 @@ from bridge.errors import StoreError
 from bridge.mail.address import domain_of
 from bridge.mail.transaction import Transaction
 from bridge.quarantine import record
-from bridge.quarantine.index import Index, IndexFailed, Query
+from bridge.quarantine.index import BUSY_S, Arrival, Index, IndexFailed, Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
 from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
@@ -50,6 +50,7 @@ class QuarantineSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     s3: S3Settings | None = None
+    patience_s: float = BUSY_S  # for the index; the daemon has little, because a mail's reply waits
     owner: str = ""  # separates the records of machines that share the index but not the store
 
 
@@ -59,8 +60,8 @@ class Quarantine:
     def __init__(self, settings: QuarantineSettings | Path) -> None:
         self._settings = settings if isinstance(settings, QuarantineSettings) else QuarantineSettings(settings)
         self._store = _store(self._settings)
-        place = self._settings.s3.name if self._settings.s3 is not None else self._settings.owner
-        self._index = Index(self._settings.index, place) if self._settings.index is not None else None
+        index = self._settings.index
+        self._index = Index(index, self.owner, self._settings.patience_s) if index is not None else None
         self._is_index_failing = False
         self._quota = Quota(lambda: self._store.usage().size_bytes, self._settings.max_size, self._store.recount_s)
 
@@ -149,6 +150,23 @@ class Quarantine:
         if self._index is not None:
             return self._index.count(tenants)
         return len(self.search(Query(tenants=tenants)))
+
+    def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
+        """The mails that follow this time and id, the oldest first, from the index as it is. Raises StoreError."""
+        if self._index is None:
+            raise StoreError("quarantine: it has no index")
+        return self._index.arrivals(after, limit)
+
+    def records(self, ids: list[str]) -> list[MailRecord]:
+        """Those of these mails that are here, from the index as it is. Raises StoreError."""
+        if self._index is None:
+            raise StoreError("quarantine: it has no index")
+        return self._index.records(ids)
+
+    @property
+    def owner(self) -> str:
+        """What separates this store from others that share a database."""
+        return self._settings.s3.name if self._settings.s3 is not None else self._settings.owner
 
     def repair(self) -> None:
         """Make the index match the store, slowly and over a separate connection, while others search it."""

@@ -77,6 +77,11 @@ class MailRecord:
         return str(self.facts.get("decision") or self.facts.get("reason") or "")
 
     @property
+    def is_copy(self) -> bool:
+        """Kept for operators (`keep_copy`), while the mail itself was handed on, refused or dropped."""
+        return bool(self.facts.get("copy_of"))
+
+    @property
     def tags(self) -> tuple[str, ...]:
         tags = self.facts.get("tags")
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
@@ -96,6 +101,11 @@ class MailRecord:
             return recipients
         have = set(map(_person, self.delivered))
         return tuple(recipient for recipient in recipients if _person(recipient.address) not in have)
+
+    def may_have(self, addresses: Iterable[str]) -> bool:
+        """Whether one of them was in a release that a crash interrupted."""
+        unsure = {_person(address) for attempt in self.releases if not attempt.reply for address in attempt.to}
+        return not unsure.isdisjoint(map(_person, addresses))
 
     @property
     def state(self) -> str:

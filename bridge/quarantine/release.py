@@ -23,7 +23,9 @@ import json
 import logging
 import os
 import sys
-from contextlib import closing
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +38,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction
-from bridge.quarantine.quarantine import Quarantine
+from bridge.quarantine.quarantine import MailLocked, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.runtime import durable_files
@@ -45,11 +47,16 @@ log = logging.getLogger("scanbridge.quarantine")
 
 MAX_ATTEMPTS = 100  # recorded per mail
 _ACTIONS = "actions.log"
+_LOCK_PAUSE_S = 0.1
 _NAMED = 10  # recipients named in one message
 
 
 class AlreadyReleased(StoreError):
     """The mail was released before; the text says to whom, by whom and when."""
+
+
+class ReleaseUncertain(StoreError):
+    """A crash interrupted an earlier release to this recipient: they may have the mail."""
 
 
 class Delivery(Protocol):
@@ -75,11 +82,13 @@ class ReleaseRequest:
     again: bool = False  # even if it was released before
     tokens: ReleaseTokens | None = None  # None: without a token
     timeout_s: float = 300.0
+    wait_s: float = 0.0  # for another release of the same mail, which may be to somebody else
+    only_certain: bool = False  # not to those who may have it: raises ReleaseUncertain
 
 
 async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, request: ReleaseRequest) -> Delivery:
     """Send the mail on. Raises MailNotFound, MailLocked, AlreadyReleased, StoreError or NextHopError."""
-    with quarantine.lock(mail_id):
+    async with _locked(quarantine, mail_id, request.wait_s):
         mail = quarantine.read(mail_id)
         if mail.state == RELEASED and not request.again:
             raise AlreadyReleased(_earlier_release(mail))
@@ -89,6 +98,21 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
             if message.begins_with_space():
                 raise StoreError("it begins with white space, which would continue our own header field; export it")
             return await _send(quarantine, mail, envelope, message, next_hop, request)
+
+
+@asynccontextmanager
+async def _locked(quarantine: Quarantine, mail_id: str, wait_s: float) -> AsyncIterator[None]:
+    until = time.monotonic() + wait_s
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(quarantine.lock(mail_id))
+                break
+            except MailLocked:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(_LOCK_PAUSE_S)
+        yield
 
 
 def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
@@ -160,7 +184,9 @@ def _without(params: tuple[str, ...], *names: str) -> tuple[str, ...]:
 def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
     envelope = mail.envelope
     if request.to:
-        envelope = replace(envelope, recipients=tuple(Recipient(address) for address in request.to))
+        original = {recipient.address: recipient for recipient in envelope.recipients}
+        named = tuple(original.get(address, Recipient(address)) for address in request.to)
+        envelope = replace(envelope, recipients=named)
     if not envelope.recipients:
         raise StoreError("its recipients are unknown; specify one with --to")
     if not request.again:
@@ -168,6 +194,8 @@ def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
         if not remaining:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = replace(envelope, recipients=remaining)
+    if request.only_certain and mail.may_have(envelope.addresses):
+        raise ReleaseUncertain("an earlier release of it was interrupted, so it may have been delivered")
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope

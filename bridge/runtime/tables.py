@@ -20,7 +20,12 @@ from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database
 
-_WAIT_S = 5.0  # longest wait for a lock, and for a statement
+WAIT_S = 5.0  # longest wait for a lock, and for a statement
+_CONNECTIONS = 5
+
+
+class TablesFailed(BridgeError):
+    """The database cannot be used now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,14 @@ class Schema:
     steps: Sequence[database.Step]
     version_table: str
     lock: int  # serialises writers in PostgreSQL, as SQLite does by itself
-    error: type[BridgeError]  # raised if the database cannot be used
+    error: type[TablesFailed]  # raised if the database cannot be used
+    synchronous: str = "FULL"  # in SQLite: NORMAL loses the last moments in a power cut, but not in a crash
 
 
 class Tables:
-    def __init__(self, place: Database, schema: Schema, *, only_reads: bool = False) -> None:
+    def __init__(self, place: Database, schema: Schema, *, only_reads: bool = False, wait_s: float = WAIT_S) -> None:
         self._place = place
+        self._wait_s = wait_s
         self._schema = schema
         self._only_reads = only_reads  # changes nothing, neither the file nor the schema
         self._engine: Engine | None = None
@@ -49,9 +56,12 @@ class Tables:
         return path is None or path.exists()
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """One transaction, after those of other writers. Raises the error of the schema."""
-        with self._translated(), database.writing(self._opened(), self._schema.lock) as connection:
+    def writing(self, lock: int | None = None) -> Iterator[Connection]:
+        """One transaction, after those of other writers, or only of those that name the same lock.
+
+        Raises the error of the schema.
+        """
+        with self._translated(), database.writing(self._opened(), lock or self._schema.lock) as connection:
             yield connection
 
     @contextmanager
@@ -75,10 +85,13 @@ class Tables:
             return self._engine
 
     def _reader(self) -> Engine:
-        return self._place.reading_engine(wait_s=_WAIT_S)
+        return self._place.reading_engine(wait_s=self._wait_s)
 
     def _writer(self) -> Engine:
-        engine = self._place.engine(wait_s=_WAIT_S, connections=2, statement_s=_WAIT_S)
+        wait_s, synchronous = self._wait_s, self._schema.synchronous
+        engine = self._place.engine(
+            wait_s=wait_s, connections=_CONNECTIONS, statement_s=wait_s, synchronous=synchronous
+        )
         if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
             durable_files.make_private(self._place.path)
             durable_files.give_to_owner(self._place.path)

@@ -178,6 +178,14 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         ],
     ),
     (
+        "Digests",
+        [
+            ("Digests to users", "ops", [rate("scanbridge_digests", "result")]),
+            ("Time since the last run", "s", [level("scanbridge_digests_last_run_age_seconds", "instance", "max")]),
+            ("Requests that wait for a releaser", "none", [level("scanbridge_digests_requests_waiting", "instance")]),
+        ],
+    ),
+    (
         "Enforced lists",
         [
             (

@@ -67,6 +67,11 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("GET", "/settings"): Example("/settings"),
     ("POST", "/settings/check"): Example("/settings/check"),
     ("POST", "/settings/reload"): Example("/settings/reload"),
+    ("GET", "/requests"): Example("/requests"),
+    ("POST", "/requests/actions/grant"): Example("/requests/actions/grant", {"request": "1"}, (404,)),
+    ("POST", "/requests/actions/refuse"): Example("/requests/actions/refuse", {"request": "1"}, (404,)),
+    ("GET", "/digests"): Example("/digests"),
+    ("GET", "/digests/html"): Example("/digests/html", expected=(404,)),
 }
 PEOPLE = [(role, tenants) for role in Role for tenants in (None, frozenset({TENANT_A}), frozenset({TENANT_B}))]
 ROWS = {f"{route.method} {route.path}": route for route in ROUTES}

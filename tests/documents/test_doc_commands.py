@@ -110,6 +110,13 @@ STORIES: dict[str, Story] = {
         prepare="embedded",
         shows=["shop.example: blocked for anna@example.org", r"allow +friend@example.net", "shop.example: deleted"],
     ),
+    "docs/operate/digests.md": Story(
+        prepare="""
+            configured bridge.yml <<<'digests: {from: q@example.org, domains: [example.org], schedule: daily}'
+            embedded
+        """,
+        shows=["3 mails for jane@example.org are held", "done: 0 sent", "new links are signed with key"],
+    ),
     "docs/operate/feedback.md": Story(prepare=f"embedded; {MAIL}", shows=["reported as spam", "reported as not spam"]),
     "docs/operate/block-a-campaign.md": Story(
         prepare="""

@@ -200,6 +200,7 @@ def watched_bridge(
             "admission": {"limit": "adaptive"},
             "quarantine": {"max_size": "1GiB"},
             "events": [{"name": "log", "type": "file", "path": "events.jsonl"}],
+            "digests": {"schedule": "daily", "from": "quarantine@a.example", "domains": ["a.example"]},
             "lists": {"url": lists.url, "api_key_file": str(lists.key_file)},
             **sections,
         }

@@ -13,7 +13,13 @@ import pytest
 from tests.requirements import need, unavailable
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
-SERVICES = ["scanbridge.service", "scanbridge@.service", "scanbridge-scanner.service", "scanbridge-console.service"]
+SERVICES = [
+    "scanbridge.service",
+    "scanbridge@.service",
+    "scanbridge-scanner.service",
+    "scanbridge-console.service",
+    "scanbridge-digest.service",
+]
 WORST = 1.2
 
 
@@ -66,7 +72,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(installed: Path) -> None:
     """`systemd-analyze verify` reports nothing about any of them, including instances."""
     need_analyze()
     names = [file.name.replace("@.", "@one.") for file in SYSTEMD.glob("scanbridge*")]
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         if "@" in name:
             template = installed / "etc/systemd/system" / re.sub("@.*[.]", "@.", name)
@@ -103,9 +109,10 @@ def test_instances_are_as_strict_as_the_single_service() -> None:
     assert all("%i" in many["Service"][key][0] for key in places)
 
 
-def test_the_console_is_as_strict_as_the_bridge() -> None:
+@pytest.mark.parametrize("name", ["scanbridge-console.service", "scanbridge-digest.service"])
+def test_what_people_reach_is_as_strict_as_the_bridge(name: str) -> None:
     """It has the bridge's state and user, and is restricted in the same way."""
-    bridge, console = unit("scanbridge.service")["Service"], unit("scanbridge-console.service")["Service"]
+    bridge, console = unit("scanbridge.service")["Service"], unit(name)["Service"]
     assert console["StateDirectory"] == bridge["StateDirectory"] and console["User"] == ["scanbridge"]
     kinds = ("Protect", "Private", "Restrict", "SystemCall", "Capability", "NoNew", "Lock", "MemoryDeny", "UMask")
     assert [key for key in bridge if key.startswith(kinds) and bridge[key] != console.get(key)] == []

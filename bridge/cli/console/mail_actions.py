@@ -25,16 +25,17 @@ from bridge.relay.relay import Relay
 
 T = TypeVar("T")
 _LISTS_PATIENCE_S = 10.0
+_WAIT_S = 10.0  # for a release of the same mail by somebody else
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleMailActions:
     session: Session
 
-    def release(self, mails: Sequence[MailRecord], by: str) -> list[Result]:
+    def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
         session = self._of(by)
         tokens = wiring.release_tokens(session.config, session.state)
-        order = ReleaseRequest(session.by, tokens=tokens)
+        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S)
 
         async def work() -> list[Result]:
             relay = self._relay()

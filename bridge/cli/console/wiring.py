@@ -9,6 +9,7 @@ from pathlib import Path
 from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console.mail_actions import ConsoleMailActions
 from bridge.cli.console.scanning import ConsoleScans
+from bridge.cli.digest import parts
 from bridge.cli.later_notes import LaterNotes
 from bridge.cli.lists.session import own_domains
 from bridge.cli.quarantine.scores import default_scores
@@ -21,6 +22,9 @@ from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.daemon.digests import digest_store
+from bridge.digests.message import DigestMaker
+from bridge.digests.requests import Requests
 from bridge.errors import ConfigError
 from bridge.lists.client import ListSettings
 from bridge.quarantine.quarantine import Quarantine
@@ -64,15 +68,15 @@ def store(conf: Config, path: Path | None) -> ConsoleStore:
     return ConsoleStore(Database.file(state / FILE))
 
 
-def _provider(conf: Config) -> Provider | None:
-    """Raises ConfigError."""
+def provider(conf: Config, back: str) -> Provider | None:
+    """`back`: where the provider sends people after they have signed in. Raises ConfigError."""
     assert conf.console is not None
     oidc = conf.console.oidc
     if oidc is None:
         return None
     secret = history_place.read_secret(conf, oidc.client_secret_file, "console.oidc.client_secret_file")
     tls = resources.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
-    return Provider(oidc, f"{conf.console.base}/sign-in/back", secret, tls)
+    return Provider(oidc, back, secret, tls)
 
 
 def sources(conf: Config, path: Path | None) -> Sources:
@@ -93,7 +97,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             redaction=history_place.redaction(conf, state),
             quarantine=quarantine,
             store=store(conf, path),
-            provider=_provider(conf),
+            provider=provider(conf, f"{conf.console.base}/sign-in/back") if conf.console else None,
             command=(sys.executable, "-P", "-m", "bridge"),
             is_shared=history_place.has_server(conf),
             tag_scores=default_scores(),
@@ -103,6 +107,9 @@ def sources(conf: Config, path: Path | None) -> Sources:
             list_settings=list_settings,
             own_domains=frozenset(own_domains(conf)),
             reread=lambda: config_file.load(path),
+            requests=Requests(digest_store(conf, state), quarantine.owner) if conf.digests.is_on else None,
+            digests=DigestMaker(parts.settings(conf), parts.keys(conf, state)) if conf.digests.is_on else None,
+            personal_lists=parts.sender_lists(conf, state),
         )
     except ConfigError as exc:
         fail_config(exc)

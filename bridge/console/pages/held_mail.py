@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import IO
 
 import pyzipper
-from anyio import CapacityLimiter
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from bridge.console.call import Call, Queue, Refused
-from bridge.console.guard import int_or
+from bridge.console.call import Call, Refused
+from bridge.console.checks import int_or
 from bridge.console.pages.quarantine import own_query, owner
 from bridge.console.preview import document
 from bridge.errors import BridgeError
@@ -27,7 +26,6 @@ _MAX_READ = 64 * 1024 * 1024  # bytes; no mail is larger
 _SOURCE_BYTES = 64 * 1024  # of one page of the source
 _HEAD_SHOWN = 32 * 1024
 _CHUNK = 64 * 1024
-_readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
 # The usual password for malware samples: not a secret, but it keeps programs from opening them.
 PASSWORD = "infected"  # noqa: S105
 
@@ -44,7 +42,7 @@ async def held(call: Call) -> Response:
     mail: MailRecord = call.held
     content, problem = None, ""
     try:
-        content = await call.run_among_few(_readers, _content, call, mail)
+        content = await call.run_among_few(call.queues.readers, _content, call, mail)
     except (BridgeError, OSError) as exc:
         problem = str(exc)
     scores = call.sources.tag_scores
@@ -91,7 +89,7 @@ async def download(call: Call) -> Response:
 
 async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
     try:
-        return await call.run_among_few(_readers, work)
+        return await call.run_among_few(call.queues.readers, work)
     except Refused:
         raise
     except (BridgeError, OSError) as exc:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from anyio import CapacityLimiter
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from bridge.api.lists import ListEntry, ListFileInfo
-from bridge.console.call import Call, Queue, Refused
-from bridge.console.guard import int_or
-from bridge.console.tokens import new_token
+from bridge.console.call import Call, Refused
+from bridge.console.checks import int_or
+from bridge.console.uploads import Uploaded
 from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
@@ -28,32 +26,16 @@ from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
 from bridge.lists.files import Format, InputError
-from bridge.lists.plan import Plan, State, carry_out, make
+from bridge.lists.plan import State, carry_out, make
 from bridge.lists.tree import Target
 
 PER_PAGE = 100
 MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
 _MAX_YAML = 2 * 1024 * 1024  # bytes: it takes fifty times its size in memory
-_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000
-_PLAN_S = 900.0  # how long an uploaded file waits to be applied
-_MAX_PLANS = 8
 _SHOWN = 100  # of each kind of change
 _ALL = "all"  # in links: the lists of the deployment
-
-
-@dataclass(slots=True)
-class Uploaded:
-    """A file, and what it would change. Belongs to the person who sent it."""
-
-    owner: str
-    plan: Plan
-    made_at: float
-    dangers: dict[str, str]
-
-
-_uploads: dict[str, Uploaded] = {}
 
 
 async def overview(call: Call) -> Response:
@@ -131,7 +113,7 @@ async def upload(call: Call) -> Response:
     info = await _info(call, name, tenant)
     file = call.files.get("file")
     try:
-        wanted = await call.run_among_few(_files, _read_file, file) if file is not None else {}
+        wanted = await call.run_among_few(call.queues.list_files, _read_file, file) if file is not None else {}
         if not wanted:
             raise InputError("the file has no entries")
         async with ListClient(await call.run(call.sources.list_settings)) as client:
@@ -142,21 +124,22 @@ async def upload(call: Call) -> Response:
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
     uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
-    number = _keep(uploaded)
+    number = call.console.uploads.keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
                      name=name, tenant=tenant or _ALL)  # fmt: skip
 
 
 async def apply(call: Call) -> Response:
-    uploaded = _uploads.get(call.form.get("upload", ""))
-    if uploaded is None or uploaded.owner != _owner(call):
+    uploads, number = call.console.uploads, call.form.get("upload", "")
+    uploaded = uploads.find(number, _owner(call))
+    if uploaded is None:
         raise Refused(404, "No such file", "The file has already been applied, or has expired. Upload it again.")
     plan = uploaded.plan
     name, tenant = plan.target.name, _scope(call, plan.target.tenant or _ALL)  # which may have changed since
     if uploaded.dangers and call.form.get("sure") != "yes":
         raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
-    del _uploads[call.form["upload"]]
+    uploads.remove(number)
     problem = ""
     try:
         async with ListClient(await call.run(call.sources.list_settings)) as client:
@@ -293,16 +276,3 @@ def _read_file(file: UploadFile) -> dict[str, str | None]:
 
 def _owner(call: Call) -> str:
     return f"{call.person.provider}\n{call.person.name}"
-
-
-def _keep(uploaded: Uploaded) -> str:
-    """One for each person, and few in all: they may be large."""
-    old = time.time() - _PLAN_S
-    for number, other in list(_uploads.items()):
-        if other.owner == uploaded.owner or other.made_at < old:
-            del _uploads[number]
-    while len(_uploads) >= _MAX_PLANS:
-        del _uploads[next(iter(_uploads))]
-    number = new_token()[:22]
-    _uploads[number] = uploaded
-    return number

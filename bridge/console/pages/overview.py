@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ _QUIET_S = 15.0  # a sign of life for proxies
 _STREAMS = 6  # of one session
 _OWN_S = 3600.0  # what people of one tenant see counted
 _PLOT_WIDTH, _PLOT_HEIGHT = 300, 48
-_streams: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +35,14 @@ async def overview(call: Call) -> Response:
 
 async def live(call: Call) -> Response:
     """Server-sent events: the part of the page that changes, whenever it has changed."""
-    if _streams[call.session_label] >= _STREAMS:
+    if call.console.streams[call.session_label] >= _STREAMS:
         raise Refused(429, "Too many windows", "The overview is already open in too many windows.", 10)
     return StreamingResponse(_events(call), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 async def _events(call: Call) -> AsyncIterator[str]:
-    _streams[call.session_label] += 1
+    streams = call.console.streams
+    streams[call.session_label] += 1
     sent, sent_at, checked_at = "", 0.0, time.monotonic()
     try:
         yield "retry: 3000\n\n"
@@ -64,9 +63,9 @@ async def _events(call: Call) -> AsyncIterator[str]:
     except asyncio.CancelledError:  # the browser went away
         raise
     finally:
-        _streams[call.session_label] -= 1
-        if not _streams[call.session_label]:
-            del _streams[call.session_label]
+        streams[call.session_label] -= 1
+        if not streams[call.session_label]:
+            del streams[call.session_label]
 
 
 async def _values(call: Call, picture: Picture) -> dict[str, Any]:

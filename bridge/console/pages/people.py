@@ -7,7 +7,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.guard import int_or
+from bridge.console.checks import int_or
 from bridge.console.roles import Role
 
 _PAGE = 50

@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.responses import RedirectResponse, Response
 
 from bridge.console.call import Call, Refused
+from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
-from bridge.console.pages.sign_in import begin, next_page, note_refused, set_cookie
+from bridge.console.pages.sign_in import begin, next_page, note_refused
 
 PROVIDER_COOKIE = "__Host-scanbridge-provider"
 _ACTION = "signed in with the provider"

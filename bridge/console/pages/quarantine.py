@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from bridge.console.call import Call, Refused
 from bridge.console.jobs import Job, TooManyJobs
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.console.quarantine_groups import group
-from bridge.console.roles import Tenants
 from bridge.console.route import is_mail_id
 from bridge.console.search import DECISIONS, Search, reader_zone
 from bridge.console.url_part import to_part
@@ -36,7 +34,6 @@ FIELDS = (
 DONE_WORDS = ("released", "deleted", "reported as not spam")
 _VISIBLE = 6  # of the fields
 _MAX_IN_LINKS = 200
-_REPAIR_S = 3600.0  # how often the index is compared with the store
 _NOTHING = "Select at least one mail: nothing was done."
 
 
@@ -86,7 +83,7 @@ async def quarantine(call: Call) -> Response:
     found: list[MailRecord] = []
     if not asked.mistakes:
         found = await call.run(_look, call, asked)
-    await _repair_sometimes(call)
+    call.console.held_counts.repair_sometimes(call.sources.quarantine)
     is_more, found = len(found) > PER_PAGE, found[:PER_PAGE]
     jobs = call.console.jobs.of(owner(call))
     under_way = {mail_id: job for job in reversed(jobs) if not job.is_over for mail_id in job.mails}
@@ -100,7 +97,7 @@ async def quarantine(call: Call) -> Response:
         lines=lines,
         is_whole=not is_more and not asked.before,
         jobs=jobs,
-        total=await _total(call),
+        total=await call.console.held_counts.total(call.sources.quarantine, call.tenants),
         next=_next(call, asked, found) if is_more else "",
         states=STATES,
         decisions=DECISIONS,
@@ -119,7 +116,7 @@ async def _grouped(call: Call, asked: HeldSearch) -> Response:
         number=len(found),
         is_all=len(found) < MAX_GROUPED,
         groups=await call.run(group, found, call.sources.tag_scores),
-        total=await _total(call),
+        total=await call.console.held_counts.total(call.sources.quarantine, call.tenants),
     )
 
 
@@ -366,39 +363,6 @@ def own_query(text: str) -> str:
     except ValueError:
         return ""
     return urlencode({name: given[name] for name in (*FIELDS, "before", "like") if given.get(name)})
-
-
-async def _total(call: Call) -> int:
-    """How many mails there are. Counting a large quarantine takes a while, and the number may then be a little old."""
-    known = _totals.get(call.tenants)
-    if known is not None and time.monotonic() < known[0]:
-        return known[1]
-    began = time.monotonic()
-    number = await call.run(call.sources.quarantine.count, call.tenants)
-    now = time.monotonic()
-    if len(_totals) >= _MAX_TOTALS:
-        _totals.clear()
-    _totals[call.tenants] = (now + 50 * (now - began - _QUICK_S), number)
-    return number
-
-
-_totals: dict[Tenants, tuple[float, int]] = {}  # until when, and how many
-_MAX_TOTALS, _QUICK_S = 1000, 0.05
-_repaired_at = -_REPAIR_S
-
-
-async def _repair_sometimes(call: Call) -> None:
-    """In the background: the index lacks a mail if it failed while the mail was stored."""
-    global _repaired_at
-    now = time.monotonic()
-    if now - _repaired_at >= _REPAIR_S:
-        _repaired_at = now
-        task = asyncio.create_task(asyncio.to_thread(call.sources.quarantine.repair))
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
-
-
-_tasks: set[asyncio.Task[None]] = set()
 
 
 def _mails(ids: Iterable[str]) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyio import CapacityLimiter
 from starlette.responses import Response
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
-from bridge.console.call import Call, Queue
+from bridge.console.call import Call
 from bridge.console.scanning import NoDecision
 from bridge.mime.part_list import list_parts
 from bridge.quarantine.severity import worst_first
@@ -21,7 +20,6 @@ from bridge.scanner.stored_mail import as_mail
 MAX_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # with the other fields of the form
 _MAX_TEXT = 320
 _MAX_RECIPIENTS = 100
-_scans = Queue(CapacityLimiter(2), max_waiting=20)
 
 
 @dataclass(slots=True)
@@ -42,8 +40,9 @@ async def form(call: Call) -> Response:
 
 async def scan(call: Call) -> Response:
     """Few at once: mail needs the scanner, too."""
-    with _scans.place():
-        async with _scans.limiter:
+    scans = call.queues.scans
+    with scans.place():
+        async with scans.limiter:
             return await _scan(call)
 
 

@@ -19,7 +19,7 @@ from bridge import __version__
 from bridge.config.effective import effective
 from bridge.config.origin import origins
 from bridge.console.call import Call
-from bridge.console.commands import run_command
+from bridge.console.setting import Sections, Setting
 from bridge.errors import ConfigError
 from bridge.observe.sample import Sample, take
 from bridge.runtime.counted import counted
@@ -28,21 +28,6 @@ _CHECK_S, _RELOAD_S = 90.0, 60.0
 _LIBRARIES = ("aiosmtpd", "Authlib", "httpx2", "Jinja2", "nh3", "pydantic", "SQLAlchemy", "starlette", "uvicorn")
 _SOON_S = 21 * 86400.0
 _EXPIRY = "scanbridge_tls_certificate_expiry_time_seconds"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    key: str
-    value: str
-    origin: str
-
-    @property
-    def is_default(self) -> bool:
-        return self.origin == "default"
-
-
-Sections = tuple[list[tuple[str, list[Setting]]], str]  # by name; or what is wrong
-_read: dict[tuple[str, int, int], Sections] = {}  # the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,7 @@ async def settings(call: Call) -> Response:
 
 
 async def check(call: Call) -> Response:
-    done = await run_command((*call.sources.command, "check", "--json", *_named(call)), _CHECK_S)
+    done = await call.console.commands.run((*call.sources.command, "check", "--json", *_named(call)), _CHECK_S)
     try:
         found = json.loads(done.output)
         findings, problem = found["findings"], ""
@@ -75,7 +60,9 @@ async def check(call: Call) -> Response:
 
 async def reload(call: Call) -> Response:
     limit_s = f"{_RELOAD_S - 5:.0f}"
-    done = await run_command((*call.sources.command, "reload", "--timeout", limit_s, *_named(call)), _RELOAD_S)
+    done = await call.console.commands.run(
+        (*call.sources.command, "reload", "--timeout", limit_s, *_named(call)), _RELOAD_S
+    )
     call.audit_failed = done.code != 0
     call.audit_detail = done.errors.partition("\n")[0] if done.code else "the new configuration is in use"
     return await _page(call, reload=(done.code == 0, done.errors or done.output))
@@ -109,13 +96,14 @@ def _settings(call: Call) -> Sections:
         stamp = (str(path), state.st_mtime_ns, state.st_size) if state else None
     except OSError:
         stamp = None
-    if stamp is None or stamp not in _read:
+    kept = call.console.kept_settings
+    if stamp is None or stamp not in kept:
         found = _read_settings(call)
-        _read.clear()
+        kept.clear()
         if stamp is None:
             return found
-        _read[stamp] = found
-    return _read[stamp]
+        kept[stamp] = found
+    return kept[stamp]
 
 
 def _read_settings(call: Call) -> Sections:

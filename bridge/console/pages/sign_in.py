@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import re
 
-from anyio import CapacityLimiter
 from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
-from bridge.console.call import Call, Queue, Refused
+from bridge.console.call import Call, Refused
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
+from bridge.console.headers import set_cookie
 from bridge.console.roles import Person
 from bridge.console.sessions import IsAllowed
 from bridge.console.tokens import is_token, new_token
 from bridge.console.users import Proven
 
 _NEXT = re.compile(r"/[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*")
-# Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
-_attempts = Queue(CapacityLimiter(2), max_waiting=10)
-_links = Queue(CapacityLimiter(2), max_waiting=20)  # separate, so that links work while passwords are being guessed
 _WRONG = "The name or the password is wrong."
 
 
@@ -42,7 +39,9 @@ async def form(call: Call) -> Response:
 async def sign_in(call: Call) -> Response:
     """One attempt. A wrong name and a wrong password get the same answer, in the same time."""
     name = call.form.get("name", "").strip()
-    wait_s, proven = await call.run_among_few(_attempts, _attempt, call, name, call.form.get("password", ""))
+    wait_s, proven = await call.run_among_few(
+        call.queues.passwords, _attempt, call, name, call.form.get("password", "")
+    )
     if wait_s:
         raise _too_many(wait_s)
     if proven is None:
@@ -79,7 +78,7 @@ async def note_refused(call: Call, action: str, why: str) -> None:
             call.sources.audit.write(None, call.address, action, detail=why, result=audit_log.REFUSED)
         return wait_s
 
-    if wait_s := await call.run_among_few(_links, note):
+    if wait_s := await call.run_among_few(call.queues.links, note):
         raise _too_many(wait_s)
 
 
@@ -91,7 +90,7 @@ async def link(call: Call) -> Response:
 
 
 async def enter(call: Call) -> Response:
-    person = await call.run_among_few(_links, call.sources.links.use, call.form.get("token", ""))
+    person = await call.run_among_few(call.queues.links, call.sources.links.use, call.form.get("token", ""))
     if person is None:
         await note_refused(call, "signed in with a link", "used before, too old, or not a link")
         text = (
@@ -150,7 +149,3 @@ def _with_form_cookie(call: Call, template: str, status: int = 200, **values: ob
     if is_new:
         set_cookie(response, FORM_COOKIE, call.session, 3600)
     return response
-
-
-def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
-    response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")

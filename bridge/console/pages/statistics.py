@@ -6,59 +6,28 @@ more, for each set of tenants. The first page shows what has been counted so far
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.roles import Tenants
+from bridge.console.mail_counts import LISTED, PERIODS, query_of
 from bridge.console.search import reader_zone
-from bridge.console.tenant_history import TenantHistory
 from bridge.history.lines import TIMES, Line, cut, lines_of
-from bridge.history.query import BY, By, HistoryQuery, Sum, Top
-from bridge.history.store import HistoryError
+from bridge.history.query import BY, Top
 from bridge.runtime import svg
 from bridge.runtime.csv_row import csv_row
 
 log = logging.getLogger(__name__)
 
-_DAY = 86400.0
-PERIODS = {"day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
-_COUNTED: tuple[By, ...] = ("action", "decision", "hour")
-_LISTED: dict[By, str] = {"sender": "Senders", "recipient": "Recipients", "tag": "Tags", "client": "Clients"}
-_WAIT_S = 0.05  # for what was not counted before
-_FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
-_MAX_KEPT = 60
-_TOP = 10
 _EXPORTED = 10_000  # lines of one file
 _HOURS_SHOWN = 48  # with more hours, days are marked
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 44, 22
 FORMATS = {"csv": "text/csv; charset=utf-8", "json": "application/json", "svg": "image/svg+xml"}
-
-
-@dataclass(slots=True)
-class Counted:
-    """Grows while it is counted."""
-
-    at: float = field(default_factory=time.time)  # Unix time
-    took_s: float = 0.0
-    sums: dict[str, list[Sum]] = field(default_factory=lambda: {by: [] for by in _COUNTED})
-    tops: dict[str, Top] = field(default_factory=dict)
-    is_complete: bool = False
-
-    @property
-    def mails(self) -> int:
-        return sum(one.mails for one in self.sums["action"])
-
-    @property
-    def bytes(self) -> int:
-        return sum(one.size for one in self.sums["action"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,58 +42,12 @@ class Column:
     parity: str  # every second mark is left out on narrow screens
 
 
-class Counter:
-    """Counts once for all who ask, and again in the background when the result is old."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Tenants, str], Counted] = {}
-        self._running: dict[tuple[Tenants, str], asyncio.Task[None]] = {}
-        self._growing: dict[tuple[Tenants, str], Counted] = {}
-        self._one_at_a_time = asyncio.Semaphore(1)
-
-    async def count(self, call: Call, period: str) -> Counted:
-        key = (call.tenants, period)
-        known = self._kept.get(key)
-        fresh_s = max(_FRESH[period], 20 * known.took_s) if known else 0.0
-        if known is not None and time.time() - known.at < fresh_s:
-            return known
-        is_new = key not in self._running
-        if is_new:
-            self._growing[key] = Counted()
-            self._running[key] = asyncio.create_task(self._work(key, call.history))
-        if known is not None:
-            return known
-        running, counted = self._running[key], self._growing[key]
-        if is_new:
-            await asyncio.wait([running], timeout=_WAIT_S)
-        if running.done():
-            running.result()  # raises what went wrong
-        return counted
-
-    async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> None:
-        counted = self._growing[key]
-        try:
-            async with self._one_at_a_time:
-                await asyncio.to_thread(_count, counted, history, key[1])
-            while len(self._kept) >= _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = counted
-        except HistoryError as exc:
-            log.warning("console: %s", exc)
-            raise
-        finally:
-            del self._running[key], self._growing[key]
-
-
-_counter = Counter()
-
-
 async def statistics(call: Call) -> Response:
     period, zone = _period(call), _zone(call)
-    counted = await _counter.count(call, period)
+    counted = await call.console.mail_counter.count(call.history, call.tenants, period)
     by = "day" if period == "month" else "hour"
     times = lines_of(by, counted.sums["hour"], zone)
-    tops = [(word, title, *_top_lines(word, top)) for word, title in _LISTED.items() if (top := counted.tops.get(word))]
+    tops = [(word, title, *_top_lines(word, top)) for word, title in LISTED.items() if (top := counted.tops.get(word))]
     return call.page(
         "statistics.html",
         period=period,
@@ -152,7 +75,7 @@ async def export(call: Call) -> Response:
     if by not in BY or kind not in FORMATS:
         raise Refused(400, "No such file", f"Choose one of {', '.join(BY)}, as {', '.join(FORMATS)}.")
     call.audit_detail = f"by {by}, {period}, {kind}"
-    query = _query(period)
+    query = query_of(period)
     if by in TIMES:
         rows, rest = cut(by, lines_of(by, await call.run(call.history.count, "hour", query), zone), _EXPORTED)
     else:
@@ -200,34 +123,10 @@ def _marks(labels: list[str]) -> dict[int, tuple[str, str]]:
     }
 
 
-def _count(counted: Counted, history: TenantHistory, period: str) -> None:
-    began, query = time.monotonic(), _query(period)
-    for by in _COUNTED:
-        found = history.count(by, query)
-        counted.sums[by] = _whole(found, query) if by == "hour" else found
-    for by in _LISTED:
-        counted.tops[by] = history.top(by, query, _TOP)
-    counted.at, counted.took_s, counted.is_complete = time.time(), time.monotonic() - began, True
-
-
 def _top_lines(by: str, top: Top) -> tuple[list[Line], list[Line]]:
     """The lines to show, and one that sums up the rest, if there is one."""
     rest = [(f"({top.others:,} others)", top.rest.mails, top.rest.size)] if top.others else []
     return lines_of(by, top.sums), rest
-
-
-def _whole(hours: list[Sum], query: HistoryQuery) -> list[Sum]:
-    """With the first and the last hour of the period, so that the plot shows all of it."""
-    known = {one.label: one for one in hours}
-    for moment in (query.since or 0.0, time.time()):
-        label = datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:00")
-        known.setdefault(label, Sum(label, 0, 0))
-    return [known[label] for label in sorted(known)]
-
-
-def _query(period: str) -> HistoryQuery:
-    """From the beginning of an hour, whose sums are kept."""
-    return HistoryQuery(since=(time.time() - PERIODS[period]) // 3600 * 3600, limit=0)
 
 
 def _as_file(kind: str, by: str, period: str, rows: list[Line], rest: list[Line]) -> str:

@@ -8,6 +8,11 @@ Date.now = () => now() - late;
 const [port, redirect] = process.argv.slice(2);
 const issuer = `http://127.0.0.1:${port}`;
 const GROUPS = {ann: ["staff", "mail-admins"], vic: ["mail-viewers"], zoe: ["staff"], one: "mail-viewers"};
+// Ann's address is verified, Vic's is not, Zoe's is somebody else's domain.
+const EMAILS = {
+  ann: {email: "Ann@A.example", email_verified: true}, vic: {email: "vic@a.example", email_verified: false},
+  zoe: {email: "zoe@elsewhere.example", email_verified: true},
+};
 const client = (id, more) => ({
   client_id: id, redirect_uris: [redirect], response_types: ["code"], grant_types: ["authorization_code"],
   client_secret: "a secret of the tests", ...more,
@@ -18,10 +23,10 @@ const provider = new Provider(issuer, {
     client("posting", {token_endpoint_auth_method: "client_secret_post"}),
     client("public", {token_endpoint_auth_method: "none", client_secret: undefined}),
   ],
-  claims: {openid: ["sub"], profile: ["preferred_username", "groups"]},
+  claims: {openid: ["sub"], profile: ["preferred_username", "groups"], email: ["email", "email_verified"]},
   conformIdTokenClaims: process.env.ONLY_USERINFO === "1",
   cookies: {keys: ["a key of the tests"]},
-  findAccount: (_, id) => ({accountId: id, claims: () => ({sub: id, preferred_username: id, groups: GROUPS[id]})}),
+  findAccount: (_, id) => ({accountId: id, claims: () => ({sub: id, preferred_username: id, groups: GROUPS[id], ...EMAILS[id]})}),
   pkce: {required: () => true},
   ttl: {
     AccessToken: 600, AuthorizationCode: 600, Grant: 86400, Interaction: 86400, Session: 86400,

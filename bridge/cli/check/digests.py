@@ -1,0 +1,93 @@
+"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides about requests."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+from bridge.cli.check.finding import Finding
+from bridge.config.digests import UserPolicy
+from bridge.config.model import Config
+from bridge.daemon import history_place, resources
+from bridge.errors import ConfigError
+
+_WHAT = "digests"
+_REASONS = ("spam", "phishing", "malware", "blocked", "other")
+
+
+def check_digests(conf: Config) -> Iterator[Finding]:
+    """Nothing if there are none. The next hop, which gets them, is checked for itself."""
+    if not conf.digests.is_on:
+        return
+    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
+    if missing:
+        yield Finding(_WHAT, f"they need more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'")
+        return
+    yield from _files(conf)
+    yield _urls(conf)
+    yield from _requests(conf)
+    yield from _machines(conf)
+
+
+def _files(conf: Config) -> Iterator[Finding]:
+    """The keys; and what the configuration names: aliases, and the templates of each tenant, by writing a sample."""
+    from bridge.cli.digest import parts
+    from bridge.digests.message import DigestMaker
+    from bridge.digests.sample import sample
+
+    try:
+        state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+        keys = parts.keys(conf, state)
+        parts.people(conf).read_aliases()
+        maker = DigestMaker(parts.settings(conf), keys)
+        for tenant in ("", *(entry.uid for entry in conf.digests.tenants)):
+            sample(maker, tenant)
+    except ConfigError as exc:
+        yield Finding(_WHAT, str(exc))
+        return
+    warning = f"every user of this machine can read {keys.path}, and make links for anyone: run chmod 600 {keys.path}"
+    is_open = keys.path.stat().st_mode & stat.S_IROTH
+    yield Finding(_WHAT, detail=f"from {conf.digests.from_}", warning=warning if is_open else "")
+
+
+def _urls(conf: Config) -> Finding:
+    page, warning = conf.digests.page, ""
+    if urlsplit(page.base).scheme != "https":
+        where = f"they begin with {page.base} and work on this machine alone"
+        warning = f"{where}: put a reverse proxy in front, and set digests.page.public_url"
+    return Finding(f"{_WHAT}: links", detail=page.base, warning=warning)
+
+
+def _requests(conf: Config) -> Iterator[Finding]:
+    """Somebody must be able to decide about what users may only ask for."""
+    policies = [conf.digests.users, *(entry.users for entry in conf.digests.tenants)]
+    if not any(_may_ask(policy) for policy in policies):
+        return
+    what, console = f"{_WHAT}: requests", conf.console
+    notify = conf.digests.notify or any(entry.notify for entry in conf.digests.tenants)
+    if console is None:
+        text = "users may ask for a release, but there is no console in which a releaser could decide: add `console`"
+        yield Finding(what, warning=f"{text}, or change digests.users")
+    elif not notify:
+        yield Finding(what, note="nobody is told when a user asks for a release: set digests.notify")
+    elif console.public_url is None:
+        text = f"the mail to digests.notify has a link to {console.base}, which works on this machine alone"
+        yield Finding(what, note=f"{text}: set console.public_url")
+    else:
+        yield Finding(what, detail=f"{console.base}/requests")
+
+
+def _may_ask(policy: UserPolicy) -> bool:
+    return any(getattr(policy, reason) == "request" for reason in _REASONS)
+
+
+def _machines(conf: Config) -> Iterator[Finding]:
+    """A database that several machines share, but each has a quarantine of its own."""
+    if history_place.has_server(conf) and conf.quarantine.s3 is None:
+        text = (
+            "each machine that shares this database tells users about its own quarantine, so they may get one digest "
+            "from each: give each machine a digests.page.public_url of its own, or share the quarantine (quarantine.s3)"
+        )
+        yield Finding(f"{_WHAT}: several machines", note=text)

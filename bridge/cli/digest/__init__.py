@@ -1,0 +1,1 @@
+"""`scanbridge digest`: tell users about held mail, and serve their pages."""

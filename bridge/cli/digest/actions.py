@@ -1,0 +1,47 @@
+"""What users do to their own mail: the same release and deletion as an operator's, in the user's name."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from bridge.cli.quarantine.releasing import release_one
+from bridge.cli.quarantine.session import Session
+from bridge.daemon import wiring
+from bridge.errors import BridgeError, ConfigError
+from bridge.quarantine.record import MailRecord
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain
+from bridge.user_pages.actions import Outcome
+
+_WAIT_S = 30.0  # for a release of the same mail to somebody else
+
+
+@dataclass(frozen=True, slots=True)
+class CommandUserActions:
+    session: Session
+
+    def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> Outcome:
+        session = replace(self.session, operator=f"user {by}")
+        tokens = wiring.release_tokens(session.config, session.state)
+        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S, only_certain=True)
+
+        async def work() -> Outcome:
+            relay = wiring.relay(session.config)
+            if relay is None:
+                raise ConfigError("no next hop is configured: set relay.next_hop")
+            try:
+                done = await release_one(session, mail, relay, order)
+            finally:
+                await relay.close()
+            return Outcome(done.problem is None, done.text, not isinstance(done.problem, ReleaseUncertain))
+
+        return asyncio.run(work())
+
+    def delete(self, mail: MailRecord, by: str) -> Outcome:
+        session = replace(self.session, operator=f"user {by}")
+        try:
+            session.quarantine.remove(mail.id)
+        except BridgeError as exc:
+            return Outcome(False, f"not deleted: {exc}")
+        session.note_removal(mail, is_purge=False)
+        return Outcome(True, "deleted")

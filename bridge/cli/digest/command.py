@@ -1,0 +1,163 @@
+"""`scanbridge digest`: preview and send digests, serve the pages for users, manage the keys of links."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bridge.cli.common import config_option, fail_config
+from bridge.cli.single_values import Group
+from bridge.cli.terminal import say, say_lines
+from bridge.errors import BridgeError, ConfigError
+
+if TYPE_CHECKING:
+    from bridge.cli.digest.wiring import Digesting
+    from bridge.digests.sending import Progress
+    from bridge.runtime.http_server import HttpServer
+
+EXIT_LATER = 75
+
+
+@click.group(cls=Group)
+def digest() -> None:
+    """Tell users about the mail that is held for them."""
+
+
+@digest.command()
+@click.option("--to", "person", metavar="ADDRESS", help="What this person would get now. Default: a sample.")
+@click.option("--language", type=click.Choice(("en", "de", "fr", "es")), help="Default: the person's, or the first.")
+@click.option("--tenant", default="", metavar="UUID", help="The sample of this tenant: its templates and its sender.")
+@click.option("--html", "as_html", is_flag=True, help="Print the HTML alone.")
+@click.option("--text", "as_text", is_flag=True, help="Print the text alone.")
+@config_option
+def preview(
+    path: Path | None, person: str | None, language: str | None, tenant: str, as_html: bool, as_text: bool
+) -> None:
+    """Print a digest as it would be sent. Nothing is sent, and nobody is told; links in a sample lead nowhere."""
+    from bridge.digests.sample import part_of, sample, upcoming
+
+    with _open(path) as opened:
+        if person is None:
+            content = sample(opened.maker, tenant, language)
+        else:
+            opened.refresh()
+            found = upcoming(opened.maker, opened.items, opened.quarantine, opened.people, person, language)
+            if found is None:
+                raise click.ClickException(f"no new mail is held for {person}")
+            content = found
+        shown = part_of(content, "html") if as_html else part_of(content, "plain") if as_text else content.decode()
+        say_lines(shown.replace("\r\n", "\n").rstrip("\n"))
+
+
+@digest.command()
+@click.option("--to", "people", multiple=True, metavar="ADDRESS", help="Only to this person, due or not; repeat it.")
+@click.option("--now", is_flag=True, help="To everyone with new held mail, due or not; not to those who chose never.")
+@config_option
+def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
+    """Send the digests that are due. Interrupt it at any time, and run it again: nobody gets two."""
+    import asyncio
+
+    import uvloop
+
+    from bridge.mail.address import comparable_address
+
+    async def work(opened: Digesting) -> Progress:
+        await asyncio.to_thread(opened.refresh, _say_read)
+        only = [opened.people.person_of(comparable_address(each)) or each for each in people]
+        return await opened.send_digests(only=only, now=now, on_progress=_say_progress)
+
+    with _open(path) as opened:
+        done = uvloop.run(work(opened))
+    if done.problem:
+        say(f"scanbridge digest: {done.problem}", err=True)
+    sys.exit(EXIT_LATER if done.failed or done.problem else 0)
+
+
+@digest.command()
+@config_option
+def serve(path: Path | None) -> None:
+    """Serve the pages for users, and send digests when they are due."""
+    import asyncio
+
+    import uvloop
+
+    from bridge.daemon.sockets import Sockets
+    from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
+    from bridge.observe.log_format import set_up_plain_log
+    from bridge.user_pages import process
+
+    set_up_plain_log()
+    show_stack_on_abort()
+
+    with _open(path) as opened:
+        page = opened.conf.digests.page
+        sources = opened.sources(path)
+
+        def on_ready(server: HttpServer) -> None:
+            for bound in server.addresses:
+                say(f"pages for users at {page.public_url or f'http://{bound}' if not bound.path else bound}")
+            notify("READY=1")
+
+        async def send_due() -> Progress:
+            await asyncio.to_thread(opened.refresh)
+            return await opened.send_digests()
+
+        async def run() -> None:
+            feeding = asyncio.create_task(feed_watchdog())
+            sockets = Sockets().open("digests", page.address)
+            await process.run(sources, sockets, send_due, on_ready, opened.forget_before)
+            feeding.cancel()
+
+        uvloop.run(run())
+
+
+@digest.group()
+def keys() -> None:
+    """The keys that sign links."""
+
+
+@keys.command()
+@config_option
+def rotate(path: Path | None) -> None:
+    """Sign new links with a new key. Links of digests that were sent keep working until they expire."""
+    with _open(path, makes_keys=True) as opened:
+        made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
+        count = len(opened.maker.keys.keys)
+    say(f"new links are signed with key {made.id}; {count} keys are accepted", err=True)
+
+
+@contextmanager
+def _open(path: Path | None, *, makes_keys: bool = False) -> Iterator[Digesting]:
+    from bridge.cli.digest.wiring import Digesting
+
+    opened = Digesting.open(path, makes_keys=makes_keys)
+    try:
+        yield opened
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        say_lines(f"scanbridge digest: {exc}", err=True)
+        sys.exit(1)
+    finally:
+        opened.store.close()
+
+
+def _say_read(count: int) -> None:
+    if count and count % 100_000 < 1000:
+        say(f"read {count:,} held mails", err=True)
+
+
+def _say_progress(progress: Progress) -> None:
+    """A line a second is enough for a log as well."""
+    if progress.is_over or progress.looked_at:
+        end = "done" if progress.is_over else "sending"
+        say(
+            f"{end}: {progress.sent:,} sent, {progress.mails:,} mails listed, {progress.failed:,} failed, "
+            f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people looked at",
+            err=True,
+        )

@@ -1,0 +1,200 @@
+"""Digests: who is told about held mail, when, in which language, and what users may do about it.
+
+Part of the configuration (`bridge.config.model`).
+"""
+
+from __future__ import annotations
+
+import re
+from email.headerregistry import Address
+from email.utils import parseaddr
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from bridge.config.console import Reached, check_public_url
+from bridge.config.fields import FILE_LOOKUP, AddressField, DomainField, Network, SecretFile, Section, TenantUid
+from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.units import Duration
+
+Schedule = Literal["immediate", "hourly", "daily", "weekly", "never"]
+Language = Literal["en", "de", "fr", "es"]
+Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+ADDRESS = r"^[^\s@<>]+@[^\s@<>]+$"
+
+
+def _sender(text: str) -> str:
+    name, address = parseaddr(text)
+    if not re.fullmatch(ADDRESS, address) or any(ord(character) < 32 for character in text):
+        raise ValueError("an address is expected here, for example `Quarantine <quarantine@example.org>`")
+    Address(display_name=name, addr_spec=address)
+    return text
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, LookupError):
+        raise ValueError("a time zone is expected here, for example Europe/Zurich") from None
+    return name
+
+
+Sender = Annotated[str, AfterValidator(_sender)]
+MailAddress = Annotated[str, Field(pattern=ADDRESS, max_length=254)]
+
+
+class UserPolicy(Section):
+    """What users may do with their own held mail, by the reason why it is held."""
+
+    spam: Literal["release", "request", "nothing"] = Field(
+        "release",
+        description="Spam and bulk mail. `release`: users release it themselves. `request`: they ask, and the release "
+        "waits for a releaser in the console. `nothing`: they see that it is held.",
+    )
+    phishing: Literal["release", "request", "nothing"] = Field("request", description="Phishing and fraud.")
+    malware: Literal["request", "nothing"] = Field(
+        "request", description="Malware. Users never release it themselves, whatever is configured."
+    )
+    blocked: Literal["release", "request", "nothing"] = Field(
+        "request", description="Mail that is on a list of the tenant or the deployment."
+    )
+    other: Literal["release", "request", "nothing"] = Field(
+        "request", description="Everything else: attachments that are not accepted, mail that could not be checked."
+    )
+    preview: bool = Field(True, description="Users may read the text of held mail, made harmless.")
+    delete: bool = Field(
+        True, description="Users may delete their copy. The mail is deleted once no other recipient has a copy left."
+    )
+    block_senders: bool = Field(
+        True,
+        description="Users may block senders for themselves; for allowing them, see `personal_lists.allow_by`.",
+    )
+
+
+class TenantDigests(Section):
+    uid: TenantUid = Field(description="One of `tenants`.")
+    schedule: Schedule | None = Field(None, description="Default: that of `digests`.")
+    from_: Sender | None = Field(None, alias="from", description="Default: that of `digests`.")
+    language: Language | None = Field(None, description="Default: the first of `digests.languages`.")
+    templates: str | None = Field(
+        None, description="Directory with templates of the tenant. Default: that of `digests`."
+    )
+    notify: list[MailAddress] | None = Field(None, description="Default: those of `digests`.")
+    users: UserPolicy = Field(
+        UserPolicy(),
+        description="What the tenant's users may do. Keys that are not given are those of `digests.users`.",
+    )
+
+
+class UserPage(Reached, Section):
+    address: AddressField = Field(
+        Endpoint("127.0.0.1", 9084), description="Where `scanbridge digest serve` answers. It serves no other pages."
+    )
+    public_url: str | None = Field(
+        None,
+        validate_default=True,
+        description="The URL that users type and that links begin with, if a reverse proxy is in front: "
+        "`https://mail.example.org/quarantine/`. Required if the address is not loopback.",
+    )
+    trusted_proxies: list[Network] = Field(
+        ["127.0.0.0/8", "::1/128"],
+        description="Networks of reverse proxies, whose X-Forwarded-For is believed if `public_url` is set.",
+    )
+    session_idle: Duration = Field(1800.0, ge=60, description="A session ends after this time without use.")
+    session_max: Duration = Field(8 * 3600.0, ge=60, description="A session ends after this time in any case.")
+    sign_in_by_code: bool = Field(True, description="Users may sign in with a code that is sent to their address.")
+    sign_in_by_oidc: bool = Field(
+        True,
+        description="Users may sign in with `console.oidc`, if that is set, by the claim `email` that it verified.",
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        return check_public_url(url, info.data.get("address"))
+
+
+class Digests(Section):
+    schedule: Schedule = Field(
+        "never",
+        description="When recipients are told about mail that is held for them: `immediate` (at most once a minute), "
+        "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose another one.",
+    )
+    at: str = Field(
+        "07:00", pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="When daily and weekly digests are sent."
+    )
+    weekday: Weekday = Field("monday", description="The day of weekly digests.")
+    time_zone: Annotated[str, AfterValidator(_zone)] = Field(
+        "UTC", description="Time zone of `at` and of the times in digests, for example Europe/Zurich."
+    )
+    from_: Sender | None = Field(
+        None,
+        alias="from",
+        description="The From of digests: `Quarantine <quarantine@example.org>`. Required for digests.",
+    )
+    envelope_sender: str = Field(
+        "",
+        pattern=r"^([^\s@<>]+@[^\s@<>]+)?$",
+        description="The envelope sender of digests. Default: the null sender, so that nothing is sent back.",
+    )
+    languages: list[Language] = Field(
+        ["en", "de", "fr", "es"], min_length=1, description="Languages that users can choose; the first is the default."
+    )
+    domains: list[DomainField] = Field(
+        [],
+        description="Domains whose recipients get digests. Nobody outside of them ever does. Default: the "
+        "`recipient_domains` of all `tenants`.",
+    )
+    exclude: list[str] = Field(
+        [],
+        description="Addresses and `@domains` that get no digest: mailing lists, shared mailboxes, robots.",
+    )
+    aliases_file: str | None = Field(
+        None,
+        description="File that says which addresses belong to one person, one line each: `alias@example.org "
+        "jane@example.org`, `@jane.example jane@example.org` for a whole domain, `@old.example @new.example` if the "
+        f"local parts are the same. {FILE_LOOKUP}",
+    )
+    recipient_delimiter: str = Field(
+        "",
+        pattern=r"^[-+_.=]?$",
+        description="The mail server's delimiter for address extensions: with `+`, mail to jane+shop@example.org is "
+        "jane@example.org's. Default: none.",
+    )
+    notify: list[MailAddress] = Field(
+        [], description="Addresses that are told when a user's request waits for a releaser."
+    )
+    link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest work.")
+    key_file: SecretFile | None = Field(
+        None,
+        description="File with the keys that sign links, one per line, the newest first: `scanbridge digest keys "
+        f"rotate` writes it. The same on all machines that share a quarantine. {FILE_LOOKUP} Default: a generated "
+        "file in the state directory.",
+    )
+    templates: str | None = Field(
+        None,
+        description="Directory with templates that replace ours: `digest.txt`, `digest.html`, `digest-subject.txt`.",
+    )
+    max_listed: int = Field(
+        50, ge=1, le=500, description="How many mails a digest lists at most; the others are on the page."
+    )
+    page: UserPage = Field(UserPage(), description="The pages for users.")
+    users: UserPolicy = Field(UserPolicy(), description="What users may do.")
+    tenants: list[TenantDigests] = Field([], description="What differs for single tenants.")
+
+    @field_validator("tenants")
+    @classmethod
+    def _once(cls, tenants: list[TenantDigests]) -> list[TenantDigests]:
+        if len({tenant.uid for tenant in tenants}) != len(tenants):
+            raise ValueError("two entries have the same uid")
+        return tenants
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody may get a digest or see the pages. `never` for everyone is off, unless a sender is named."""
+        return (
+            self.from_ is not None
+            or self.schedule != "never"
+            or any(tenant.schedule not in (None, "never") for tenant in self.tenants)
+        )

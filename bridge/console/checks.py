@@ -1,0 +1,140 @@
+"""What a request must be like, whichever pages it is for: the host, the origin, the size of its form.
+
+Shared by the console and the pages for users. If this is wrong, other sites act in a reader's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message
+
+from bridge.console.audit import is_storable
+from bridge.errors import BridgeError
+
+_SAME_SITE = "same-origin"
+_MAX_FIELDS = 5000  # a bulk action names that many mails
+_FORM_S, _FILE_S = 20.0, 300.0  # for the whole form: a slow sender occupies a connection
+
+
+class Refused(BridgeError):
+    """Ends a request with a page that says why. `text` is shown to the reader."""
+
+    def __init__(self, status: int, title: str, text: str, retry_after_s: int = 0) -> None:
+        super().__init__(text)
+        self.status, self.title, self.text, self.retry_after_s = status, title, text, retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    texts: Mapping[str, list[str]]
+    files: Mapping[str, UploadFile]
+
+
+class Front(Protocol):
+    """Where pages are reached."""
+
+    @property
+    def public_url(self) -> str | None: ...
+
+    @property
+    def trusted_proxies(self) -> list[str]: ...
+
+
+def check_host(request: Request, origins: Collection[str]) -> None:
+    """A name that is not ours may be another site's, which was made to point at this address."""
+    hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
+    if not any(hosts == [origin.partition("://")[2]] for origin in origins):
+        text = "These pages are not available under this host name. Use the one in the setting public_url."
+        raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
+
+
+def check_origin(request: Request, origins: Collection[str]) -> None:
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    is_ours = origin is not None and origin.lower() in origins
+    if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
+        raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
+    if origin is None and site is None:
+        text = "The browser did not say which page sent the form, so nothing was done."
+        raise Refused(403, "Not from this page", text)
+
+
+async def read_form(request: Request, limit: int, max_files: int = 0) -> Form:
+    """Raises Refused."""
+    if int_or(request.headers.get("content-length", ""), 0) > limit:
+        raise _too_large(limit)
+    counted = Request(request.scope, _limited(request.receive, limit))
+    limit_s = _FILE_S if max_files else _FORM_S
+    try:
+        async with asyncio.timeout(limit_s):
+            form = await counted.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
+    except TimeoutError:
+        raise Refused(408, "Too slow", f"The form did not arrive within {limit_s:.0f} seconds.") from None
+    except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
+        raise Refused(400, "Not a form", "The form cannot be read.") from exc
+    texts = {
+        name: [value for value in form.getlist(name) if isinstance(value, str)]
+        for name in form.keys()  # noqa: SIM118
+    }
+    if not all(is_storable(value) for values in texts.values() for value in values):
+        raise Refused(400, "Not a form", "The form contains characters that are not text.")
+    return Form(texts, {name: value for name, value in form.items() if isinstance(value, UploadFile)})
+
+
+def client_address(request: Request, settings: Front) -> str:
+    """The browser's: behind a reverse proxy that we trust, the address that it names last.
+
+    Some proxies add their own field after the one that the client sent, so all of them are read.
+    """
+    peer = request.client.host if request.client else "local"
+    if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
+        return peer
+    named = _ip(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
+    return peer if named is None else str(named)
+
+
+def _is_in(address: str, networks: list[str]) -> bool:
+    if address == "local":  # a unix socket: the proxy runs on this machine
+        return True
+    ip = _ip(address)
+    return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Without a zone, which may be any text; an IPv4 address that is written as IPv6 is one of IPv4."""
+    try:
+        ip = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+def int_or(text: str, other: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else other
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, "Too large", f"At most {limit:,} bytes can be sent here.")
+
+
+def _limited(receive, limit: int):  # type: ignore[no-untyped-def]
+    """Counts the bytes as they arrive, because a client need not announce their number."""
+    count = 0
+
+    async def counted() -> Message:
+        nonlocal count
+        message: Message = await receive()
+        count += len(message.get("body", b""))
+        if count > limit:
+            raise _too_large(limit)
+        return message
+
+    return counted

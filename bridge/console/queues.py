@@ -1,0 +1,41 @@
+"""Work that takes much memory or time: a little of each kind runs at once, and a few wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from anyio import CapacityLimiter
+
+from bridge.console.checks import Refused
+
+
+@dataclass(slots=True)
+class Queue:
+    """Limits how much work of one kind may run at a time."""
+
+    limiter: CapacityLimiter
+    max_waiting: int  # including those that are running
+    waiting: int = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Raises Refused if too many are already waiting."""
+        if self.waiting >= self.max_waiting:
+            raise Refused(503, "Busy", "Too many people are using this at the moment. Try again.", 5)
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+
+class Queues:
+    def __init__(self) -> None:
+        # Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
+        self.passwords = Queue(CapacityLimiter(2), max_waiting=10)
+        self.links = Queue(CapacityLimiter(2), max_waiting=20)  # separate, so that links work while passwords are being guessed
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.scans = Queue(CapacityLimiter(2), max_waiting=20)
+        self.list_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read

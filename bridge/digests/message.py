@@ -1,0 +1,222 @@
+"""A digest as a mail: text and HTML, in the reader's language, from templates that a tenant may replace.
+
+Subjects and senders of held mail are hostile. They are shortened, made visible, and broken so that no mail program
+makes a link of them. Nothing is loaded from elsewhere, and no link does anything before a button is pressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from binascii import b2a_qp
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.policy import SMTP, SMTPUTF8
+from email.utils import format_datetime, parseaddr
+from pathlib import Path
+from typing import Any
+
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PackageLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateError,
+)
+from jinja2.sandbox import SandboxedEnvironment
+
+from bridge.digests.items import Claim, Item
+from bridge.digests.languages import Language, language
+from bridge.digests.links import Act, Link, LinkKeys
+from bridge.digests.reasons import Reason, reason_of, words_for
+from bridge.digests.settings import DigestSettings, TenantSettings
+from bridge.errors import ConfigError
+from bridge.mail.address import comparable_address, domain_of
+from bridge.mail.transaction import new_id
+from bridge.quarantine.record import RELEASED, MailRecord
+from bridge.runtime.visible_text import visible
+
+MAX_SUBJECT = 150
+MAX_SENDER = 100
+_JOINER = "\u2060"  # word joiner: has no width, and ends what programs take for an address
+_LINKED = re.compile(r"(?<=\S)([.:/@])(?=\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One held mail, as its recipient reads about it."""
+
+    sender: str
+    subject: str
+    time: str
+    why: str  # a sentence
+    reason: Reason
+    recipient: str  # "": the reader's own address
+    may: str  # release, request or nothing
+    act_url: str
+    view_url: str  # "": not allowed
+    ham_url: str = ""  # only for spam
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A mail that is ready to be sent."""
+
+    content: bytes
+    count: int
+
+
+@dataclass(slots=True)
+class DigestMaker:
+    settings: DigestSettings
+    keys: LinkKeys
+    _environments: dict[Path | None, Environment] = field(default_factory=dict)
+
+    # Links
+
+    @property
+    def base(self) -> str:
+        return self.settings.config.page.base
+
+    def url(self, act: Act, person: str, now: float, mail: str = "") -> str:
+        """`person`: the recipient, if it is about a mail."""
+        expires_at = int(now + self.settings.config.link_validity)
+        where = "u" if act is Act.UNSUBSCRIBE else "l"
+        return f"{self.base}/{where}/{self.keys.sign(Link(act, expires_at, mail, person))}"
+
+    # The mail
+
+    def digest(self, claim: Claim, records: Iterable[MailRecord]) -> Made | None:
+        """None if there is nothing left to tell: the mail was released, deleted or has expired."""
+        person, now = claim.person.address, claim.at
+        tenant = self.settings.of(person)
+        words = language(claim.person.language or tenant.language)
+        by_id = {record.id: record for record in records}
+        listed = [(item, by_id[item.mail]) for item in claim.items if item.mail in by_id]
+        held = [(item, mail) for item, mail in listed if is_held_for(item.recipient, mail)]
+        entries = [self.entry(item, mail, person, words, now) for item, mail in held]
+        if not entries:
+            return None
+        more = max(0, claim.total - len(claim.items))
+        return Made(self.write(person, tenant, words, entries, more, now), len(entries) + more)
+
+    def entry(self, item: Item, mail: MailRecord, person: str, words: Language, now: float) -> Entry:
+        tenant, reason = self.settings.of(item.recipient), reason_of(mail)
+        may = tenant.may(reason)
+        act = {"release": Act.RELEASE, "request": Act.REQUEST}.get(may)
+        return Entry(
+            sender=shown(mail.envelope.sender, MAX_SENDER) or words.say("a mail server"),
+            subject=shown(mail.subject, MAX_SUBJECT) or words.say("(no subject)"),
+            time=words.time(item.kept_at, self.settings.clock.zone),
+            why=words.say(words_for(reason)),
+            reason=reason,
+            recipient="" if item.recipient == person else visible(item.recipient)[:MAX_SENDER],
+            may=may,
+            act_url=self.url(act, item.recipient, now, item.mail) if act else "",
+            view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
+            ham_url=self.url(Act.HAM, item.recipient, now, item.mail) if reason is Reason.SPAM else "",
+        )
+
+    def write(
+        self, person: str, tenant: TenantSettings, words: Language, entries: list[Entry], more: int, now: float
+    ) -> bytes:
+        """Raises ConfigError if a template cannot be used."""
+        unsubscribe = self.url(Act.UNSUBSCRIBE, person, now)
+        values = {
+            "entries": entries,
+            "more": more,
+            "count": len(entries) + more,
+            "person": visible(person)[:MAX_SENDER],
+            "enter_url": self.url(Act.ENTER, person, now),
+            "unsubscribe_url": unsubscribe,
+            "page_url": f"{self.base}/",
+            "days": max(1, round(self.settings.config.link_validity / 86400)),
+            "expires": words.time(now + self.settings.config.link_validity, self.settings.clock.zone),
+            "tenant": tenant.tenant,
+        }
+        subject = " ".join(self._render(tenant, words, "digest-subject.txt", values).split())
+        parts = [("plain", self._render(tenant, words, "digest.txt", values))]
+        parts.append(("html", self._render(tenant, words, "digest.html", values)))
+        head = self._head(person, tenant, words, subject, now).as_bytes().partition(b"\r\n\r\n")[0]
+        # By hand: the email package may encode a long URL, and then no mail program reads it.
+        unsubscribing = f"List-Unsubscribe: <{unsubscribe}>\r\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
+        return unsubscribing.encode("ascii") + head + b"\r\n" + _alternatives(parts)
+
+    def note(self, to: str, tenant: TenantSettings, words: Language, template: str, now: float, **values: Any) -> bytes:
+        """A short mail: its template's first line is the subject. Raises ConfigError."""
+        subject, _, text = self._render(tenant, words, template, values).partition("\n")
+        mail = self._head(to, tenant, words, subject, now)
+        mail.set_content(text.lstrip("\n"), cte="quoted-printable")
+        return mail.as_bytes()
+
+    def _head(self, to: str, tenant: TenantSettings, words: Language, subject: str, now: float) -> EmailMessage:
+        sender = parseaddr(tenant.sender)[1]
+        mail = EmailMessage(policy=SMTP if (to + sender).isascii() else SMTPUTF8)
+        mail["From"] = tenant.sender
+        mail["To"] = to
+        mail["Subject"] = subject
+        mail["Date"] = format_datetime(datetime.fromtimestamp(now, UTC))
+        mail["Message-ID"] = f"<{_unique(to, now)}@{domain_of(sender)}>"
+        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by a program
+        mail["X-Auto-Response-Suppress"] = "All"  # the same, for Exchange
+        mail["Content-Language"] = words.code
+        return mail
+
+    def _render(self, tenant: TenantSettings, words: Language, name: str, values: dict[str, Any]) -> str:
+        spoken = {"_": words.say, "ngettext": words.count, "language": words.code}
+        try:
+            return self._environment(tenant.templates).get_template(name).render({**values, **spoken})
+        except (TemplateError, OSError, TypeError, ValueError) as exc:
+            where = tenant.templates or "our templates"
+            raise ConfigError(f"digests.templates: {name} in {where}: {exc or type(exc).__name__}") from exc
+
+    def _environment(self, templates: Path | None) -> Environment:
+        if templates not in self._environments:
+            ours = PackageLoader("bridge.digests")
+            loaders: list[BaseLoader] = [FileSystemLoader(templates)] if templates is not None else []
+            # Ours are ours; those of a tenant cannot reach into the program.
+            kind = Environment if templates is None else SandboxedEnvironment
+            self._environments[templates] = kind(
+                loader=ChoiceLoader([*loaders, PrefixLoader({"standard": ours}), ours]),
+                autoescape=lambda name: name is not None and name.endswith(".html"),
+                undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+            )  # fmt: skip
+        return self._environments[templates]
+
+
+def _alternatives(parts: list[tuple[str, str]]) -> bytes:
+    """The body with its header fields: ten times as fast as the email package, which counts for 100,000 people."""
+    boundary = f"digest-{new_id()}"
+    lines = [f'MIME-Version: 1.0\r\nContent-Type: multipart/alternative; boundary="{boundary}"\r\n\r\n'.encode("ascii")]
+    for kind, text in parts:
+        lines.append(
+            f"--{boundary}\r\nContent-Type: text/{kind}; charset=utf-8\r\n"
+            "Content-Transfer-Encoding: quoted-printable\r\n\r\n".encode("ascii")
+        )
+        text = "\r\n".join(text.splitlines()) + "\r\n"
+        lines.append(b2a_qp(text.encode("utf-8", "replace"), istext=True))
+    lines.append(f"--{boundary}--\r\n".encode("ascii"))
+    return b"".join(lines)
+
+
+def is_held_for(recipient: str, mail: MailRecord) -> bool:
+    """Whether the mail is held, has this recipient, and they do not have it yet."""
+    if mail.state == RELEASED or mail.is_copy:
+        return False
+    return any(comparable_address(each.address) == recipient for each in mail.lacking(mail.envelope.recipients))
+
+
+def shown(text: str, limit: int) -> str:
+    """Safe to show: no control characters, not too long, and nothing that a program makes a link of."""
+    text = visible(" ".join(text.split()))
+    text = text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+    return _LINKED.sub(rf"\1{_JOINER}", text)
+
+
+def _unique(person: str, now: float) -> str:
+    return f"{new_id()}.{hashlib.sha256(f'{person} {now}'.encode()).hexdigest()[:12]}"

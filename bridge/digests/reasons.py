@@ -1,0 +1,65 @@
+"""Why a mail is held, for people who do not know what a tag is; and what users may do because of it.
+
+The most serious reason counts. What is not recognised is `other`, which users may only request by default. If this is
+wrong, users release malware themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from bridge.quarantine.record import MailRecord
+
+
+class Reason(StrEnum):
+    MALWARE = "malware"
+    PHISHING = "phishing"
+    BLOCKED = "blocked"
+    SPAM = "spam"
+    OTHER = "other"
+
+
+_NAMED = (
+    (Reason.MALWARE, re.compile("malware|virus|trojan|ransom|worm|exploit|clamav|eicar")),
+    (Reason.PHISHING, re.compile("phish|fraud|scam|spoof|impersonat")),
+    (Reason.BLOCKED, re.compile(r"list:blocked|^blocked")),
+    (Reason.SPAM, re.compile(r"spam|bulk|rspamd:(?:reject|add-header|rewrite-subject|greylist)|gtube|unsolicited")),
+)
+_HARMLESS = re.compile(r"[:-](?:pass|none|clean|ok)$|not-?spam|no-?virus|^list:allowed")
+# Tags that make a mail more than spam, whatever its verdict says.
+_SUSPICIOUS = re.compile(
+    r"^mime:(?:executable|macro|deceptive-name|double-extension|encrypted-archive)|^incomplete|^failed:"
+)
+
+
+def reason_of(mail: MailRecord) -> Reason:
+    """By the tags, the verdict and the rule."""
+    if mail.is_damaged:
+        return Reason.OTHER
+    verdict = str(mail.facts.get("verdict") or "").lower()
+    words = [tag.lower() for tag in mail.tags if not _HARMLESS.search(tag.lower())]
+    for reason, pattern in _NAMED:
+        if pattern.search(verdict) or any(map(pattern.search, words)):
+            if reason is Reason.SPAM and any(map(_SUSPICIOUS.search, words)):
+                return Reason.OTHER
+            return reason
+    return Reason.OTHER
+
+
+def words_for(reason: Reason) -> str:
+    """A sentence in English, to be translated."""
+    return _WORDS[reason]
+
+
+def N_(text: str) -> str:  # noqa: N802  the custom of gettext: marks text to be translated later
+    return text
+
+
+_WORDS = {
+    Reason.MALWARE: N_("It contains a virus or other harmful software."),
+    Reason.PHISHING: N_("It looks like an attempt to steal passwords or money."),
+    Reason.BLOCKED: N_("Its sender or content is blocked by your organisation."),
+    Reason.SPAM: N_("It looks like unwanted advertising (spam)."),
+    Reason.OTHER: N_("It has something unusual in it, or could not be checked completely."),
+}

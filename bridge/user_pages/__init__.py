@@ -1,0 +1,1 @@
+"""Pages for users: their own held mail, at an address of its own."""

@@ -1,0 +1,149 @@
+"""One request of a user, after it was checked: what a page gets, and what it answers with."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from bridge.console import audit as audit_log
+from bridge.console.checks import Refused
+from bridge.console.queues import Queue
+from bridge.console.render import StaticFiles, show_bytes
+from bridge.console.tokens import form_token
+from bridge.digests.languages import NAMES, Language, language, preferred
+from bridge.runtime.visible_text import visible, visible_lines
+from bridge.user_pages.sources import UserSources
+
+__all__ = ["Call", "Handler", "Pages", "Refused"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def N_(text: str) -> str:  # noqa: N802  the custom of gettext: marks text to be translated later
+    return text
+
+
+# Sentences that a redirect may ask the next page to show, and no others.
+NOTICES = {
+    "released": N_("The mail was released. It is on its way to you."),
+    "requested": N_("Your request was noted. Somebody will decide about it."),
+    "deleted": N_("Your copy was deleted."),
+    "blocked": N_("Mail from this sender is blocked for you from now on."),
+    "allowed": N_("Mail from this sender is always delivered to you from now on."),
+    "removed": N_("The entry was removed."),
+    "saved": N_("Your choice was saved."),
+    "signed-out": N_("You are signed out."),
+    "reported": N_("Thank you. We learn from it."),
+}
+
+
+class Pages:
+    """What all requests share: templates, static files, and how much of what may run at once."""
+
+    def __init__(self, root_path: str) -> None:
+        self.root_path = root_path
+        self.static = StaticFiles()
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
+        self.sending: set[asyncio.Task[None]] = set()  # codes
+        self._jinja = Environment(
+            loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._jinja.filters |= {"visible": visible, "visible_lines": visible_lines, "bytes": show_bytes}
+        self._jinja.globals |= {"url": self.url, "static": self._static, "LANGUAGES": NAMES}
+
+    def url(self, path: str) -> str:
+        return f"{self.root_path}{path}"
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        return self._jinja.get_template(template).render(values)
+
+    def _static(self, name: str) -> str:
+        return f"{self.url(f'/static/{name}')}?v={self.static.versions[name]}"
+
+
+@dataclass(slots=True)
+class Call:
+    request: Request
+    sources: UserSources
+    pages: Pages
+    address: str  # the client's
+    words: Language = field(default_factory=lambda: language("en"))
+    person_or_none: str | None = None
+    session: str = ""  # the secret of the session or of the form; never shown
+    form: Mapping[str, str] = field(default_factory=dict)
+    has_new_secret: bool = False
+    link_of: str = ""  # the recipient of a valid link
+    link_mail: str = ""
+    has_audited: bool = False
+
+    @property
+    def person(self) -> str:
+        assert self.person_or_none is not None
+        return self.person_or_none
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        return self.request.path_params
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Work that waits for a file or a database."""
+        return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
+
+    async def read_mail(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
+        queue = self.pages.readers
+        with queue.place():
+            return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+
+    async def choose_language(self) -> None:
+        """What the person chose; before the sign-in, what the browser asks for."""
+        offered = self.sources.settings.config.languages
+        code = preferred(self.request.headers.get("accept-language", ""), offered)
+        if self.person_or_none is not None:
+            stored = await self.run(self.sources.items.person, self.person)
+            code = stored.language or code
+        self.words = language(code)
+
+    def speak(self, text: str, **values: Any) -> str:
+        said = self.words.say(text)
+        return said % values if values else said
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        notice = NOTICES.get(self.request.query_params.get("notice", ""), "")
+        common = {
+            "_": self.words.say,
+            "ngettext": self.words.count,
+            "language": self.words.code,
+            "person": self.person_or_none,
+            "form_token": form_token(self.session) if self.session else "",
+            "notice": self.words.say(notice) if notice else "",
+            "here": self.request.scope["console_path"],
+        }
+        return HTMLResponse(self.pages.render(template, {**common, **values}), status_code=status)
+
+    def redirect(self, path: str, notice: str = "") -> Response:
+        target = self.pages.url(path) + (f"?notice={notice}" if notice else "")
+        return RedirectResponse(target, status_code=303)
+
+    async def audit(
+        self, action: str, *, mail: str = "", detail: str = "", result: str = audit_log.DONE, name: str = ""
+    ) -> None:
+        """In the audit log of the console. `name`: of whom, if nobody has signed in."""
+        self.has_audited = True
+        who = f"user {self.person_or_none or name}"
+        write = self.sources.audit.write
+        await self.run(write, None, self.address, action, mail=mail, detail=detail, result=result, name=who)
+
+
+Handler = Callable[[Call], Awaitable[Response]]

@@ -1,0 +1,252 @@
+"""A person's copy of a held mail, and what they may do with it. Everything a user does to mail goes through here.
+
+The session or the link says which recipient is meant; whether the mail has that recipient, and whether they have it
+already, the quarantine says. If this is wrong, users see or release each other's mail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from bridge.console import audit as audit_log
+from bridge.console.checks import Refused
+from bridge.digests.languages import language
+from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, is_held_for, shown
+from bridge.digests.reasons import Reason, reason_of, words_for
+from bridge.digests.requests import ALLOW, RELEASE
+from bridge.digests.settings import TenantSettings
+from bridge.errors import BridgeError
+from bridge.mail.address import comparable_address
+from bridge.quarantine.quarantine import MailNotFound
+from bridge.quarantine.record import MailRecord
+from bridge.quarantine.store import is_id
+from bridge.runtime.visible_text import visible
+from bridge.user_pages.call import Call
+
+log = logging.getLogger(__name__)
+
+_STRICTEST_FIRST = ("nothing", "request", "release")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One mail, as far as it is this person's."""
+
+    mail: MailRecord
+    recipients: tuple[str, ...]  # the person's, as they are compared
+    person: str
+    settings: TenantSettings
+
+    @property
+    def reason(self) -> Reason:
+        return reason_of(self.mail)
+
+    @property
+    def why(self) -> str:
+        return words_for(self.reason)
+
+    @property
+    def is_held(self) -> bool:
+        return any(is_held_for(recipient, self.mail) for recipient in self.recipients)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The person's addresses that do not have it, in the spelling of the envelope."""
+        lacking = (each.address for each in self.mail.lacking(self.mail.envelope.recipients))
+        return tuple(dict.fromkeys(each for each in lacking if comparable_address(each) in self.recipients))
+
+    @property
+    def is_only_theirs(self) -> bool:
+        return all(comparable_address(each) in self.recipients for each in self.mail.envelope.addresses)
+
+
+async def of_person(call: Call, mail_id: str) -> Copy:
+    """The copies of whoever has signed in. Raises Refused."""
+    items = await call.run(call.sources.items.of_mail, call.person, mail_id) if is_id(mail_id) else []
+    mail = await _read(call, mail_id) if items else None
+    if mail is None:
+        raise not_found(call)
+    return _copy(call, mail, tuple(item.recipient for item in items), call.person)
+
+
+async def of_link(call: Call, mail_id: str, recipient: str) -> Copy:
+    """The copy that a link is for. Raises Refused."""
+    person = await call.run(call.sources.people.person_of, recipient)
+    mail = await _read(call, mail_id) if person is not None else None
+    is_theirs = mail is not None and any(comparable_address(each) == recipient for each in mail.envelope.addresses)
+    if mail is None or person is None or not is_theirs:
+        raise not_found(call)
+    if await call.run(call.sources.items.is_hidden, mail_id, recipient):
+        raise not_found(call)
+    return _copy(call, mail, (recipient,), person)
+
+
+def may_release(call: Call, copy: Copy) -> str:
+    """release, request or nothing; the strictest, if the person's addresses belong to several tenants."""
+    allowed = {call.sources.settings.of(recipient).may(copy.reason) for recipient in copy.recipients}
+    return next(word for word in _STRICTEST_FIRST if word in allowed)
+
+
+async def release(call: Call, copy: Copy) -> str:
+    """Release it, or ask for it; returns the notice. Raises Refused."""
+    may = may_release(call, copy)
+    if not copy.missing:
+        text = call.speak("This mail was released to you before. Look for it in your mailbox.")
+        raise Refused(409, call.speak("You have it already"), text)
+    if may == "nothing":
+        text = call.speak("Your organisation does not release such mail.")
+        raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
+    if may == "request":
+        return await _request(call, copy, RELEASE)
+    if call.pages.releasing.locked():
+        text = call.speak("This cannot be done at this moment. Try again later.")
+        raise Refused(503, call.speak("Not released"), text, 10)
+    async with call.pages.releasing:
+        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
+    result = audit_log.DONE if outcome.is_done else audit_log.FAILED
+    detail = f"to {', '.join(copy.missing)}: {outcome.text}"
+    await call.audit("released own mail", mail=copy.mail.id, detail=detail, result=result, name=copy.person)
+    if not outcome.is_known:
+        text = call.speak("It may have been delivered before. Look for it in your mailbox, or ask your administrator.")
+        raise Refused(409, call.speak("Not released"), text)
+    if not outcome.is_done:
+        text = call.speak("The mail could not be released now. Try again later.")
+        raise Refused(503, call.speak("Not released"), text, 60)
+    return "released"
+
+
+async def delete(call: Call, copy: Copy) -> str:
+    """Their copies; the mail itself once nobody has a copy left. Raises Refused."""
+    if not copy.settings.users.delete:
+        text = call.speak("Your organisation does not let you delete held mail.")
+        raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
+    hidden: set[str] = set()
+    for recipient in copy.recipients:
+        hidden |= set(await call.run(call.sources.items.hide, copy.mail.id, recipient))
+    left = [each for each in copy.mail.envelope.addresses if comparable_address(each) not in hidden]
+    detail = "the copy"
+    if not left:
+        outcome = await call.run(call.sources.actions.delete, copy.mail, copy.person)
+        detail = f"the mail: {outcome.text}"
+    await call.audit("deleted own mail", mail=copy.mail.id, detail=detail, name=copy.person)
+    return "deleted"
+
+
+def may_block(copy: Copy) -> str:
+    return "allow" if copy.settings.users.block_senders and copy.mail.envelope.sender else "nothing"
+
+
+def may_allow(copy: Copy) -> str:
+    """allow, request or nothing. A sender of malware is allowed by an administrator or not at all."""
+    if not copy.mail.envelope.sender or copy.settings.allow_by == "nobody":
+        return "nothing"
+    return "allow" if copy.settings.allow_by == "users" and copy.reason is not Reason.MALWARE else "request"
+
+
+async def list_sender(call: Call, copy: Copy, kind: str) -> str:
+    """Block or allow the sender for this person. Raises Refused."""
+    lists, sender = call.sources.lists, copy.mail.envelope.sender
+    may = may_block(copy) if kind == "block" else may_allow(copy)
+    action = "blocked a sender" if kind == "block" else "allowed a sender"
+    if lists is None or may == "nothing":
+        text = call.speak("Your organisation does not let you do this.")
+        raise await refused(call, copy, action, 403, call.speak("Not allowed"), text)
+    if may == "request":
+        return await _request(call, copy, ALLOW)
+    try:
+        for recipient in copy.recipients:
+            await call.run(lists.block if kind == "block" else lists.allow, recipient, sender, f"user {copy.person}")
+    except BridgeError as exc:
+        await call.audit(action, mail=copy.mail.id, detail=str(exc), result=audit_log.FAILED, name=copy.person)
+        text = call.speak("The sender could not be added to your list: %(why)s.", why=str(exc))
+        raise Refused(409, call.speak("Not done"), text) from exc
+    await call.audit(action, mail=copy.mail.id, name=copy.person)
+    return "blocked" if kind == "block" else "allowed"
+
+
+def may_be_ham(copy: Copy) -> bool:
+    """Nobody teaches the filter that malware or phishing is wanted."""
+    return copy.reason not in (Reason.MALWARE, Reason.PHISHING)
+
+
+async def report(call: Call, copy: Copy, kind: str) -> str:
+    """Not spam, or spam. Raises Refused."""
+    if call.sources.feedback is None or kind not in ("spam", "ham"):
+        raise not_found(call)
+    if kind == "ham" and not may_be_ham(copy):
+        text = call.speak("Your organisation does not let you do this.")
+        raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
+    try:
+        await call.run(call.sources.feedback, kind, copy.mail, copy.person)
+    except BridgeError as exc:
+        log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
+        raise Refused(
+            503, call.speak("Not done"), call.speak("This cannot be done at this moment. Try again later.")
+        ) from exc
+    await call.audit(f"reported as {kind}", mail=copy.mail.id, name=copy.person)
+    return "reported"
+
+
+async def refused(call: Call, copy: Copy, action: str, status: int, title: str, text: str) -> Refused:
+    """To be raised; it is in the audit log."""
+    await call.audit(action, mail=copy.mail.id, detail="not allowed", result=audit_log.REFUSED, name=copy.person)
+    return Refused(status, title, text)
+
+
+def not_found(call: Call) -> Refused:
+    """The same for what is gone and for what is somebody else's."""
+    text = call.speak("There is no such mail for you. It may have expired, or have been deleted.")
+    return Refused(404, call.speak("No such mail"), text)
+
+
+async def _request(call: Call, copy: Copy, kind: str) -> str:
+    asked = False
+    for recipient in copy.recipients:
+        tenant = copy.mail.tenant or call.sources.settings.tenant_of(recipient)
+        asked |= await call.run(call.sources.requests.ask, kind, copy.mail.id, recipient, copy.person, tenant)
+    action = "requested a release" if kind == RELEASE else "requested to allow a sender"
+    detail = "" if asked else "requested before, or too many requests wait"
+    await call.audit(action, mail=copy.mail.id, detail=detail, name=copy.person)
+    if asked:
+        await _notify(call, copy, kind)
+    return "requested"
+
+
+async def _notify(call: Call, copy: Copy, kind: str) -> None:
+    """Tell the releasers. If that fails, the request waits in the console all the same."""
+    redact = call.sources.redact
+    log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redact(copy.person))
+    settings, maker, now = copy.settings, call.sources.maker, time.time()
+    words = language(settings.language)
+    values = {
+        "kind": kind,
+        "person": visible(copy.person)[:MAX_SENDER],
+        "subject": shown(copy.mail.subject, MAX_SUBJECT) or words.say("(no subject)"),
+        "sender": shown(copy.mail.envelope.sender, MAX_SENDER) or words.say("a mail server"),
+        "time": words.time(copy.mail.time.timestamp(), call.sources.settings.clock.zone),
+        "why": words.say(copy.why),
+        "console_url": f"{call.sources.console_url}/requests",
+    }
+    for address in settings.notify:
+        try:
+            content = await call.run(maker.note, address, settings, words, "request.txt", now, **values)
+            async with asyncio.timeout(30):
+                await call.sources.send(address, content)
+        except (BridgeError, TimeoutError) as exc:
+            log.warning("request: the notification could not be sent: to=%s error=%r", redact(address), str(exc))
+
+
+def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str) -> Copy:
+    return Copy(mail, recipients, person, call.sources.settings.of(recipients[0]))
+
+
+async def _read(call: Call, mail_id: str) -> MailRecord | None:
+    """None also for a copy that is kept for operators alone."""
+    try:
+        found = await call.run(call.sources.quarantine.read, mail_id)
+    except MailNotFound:
+        return None
+    return None if found.is_copy else found

@@ -1,0 +1,116 @@
+"""Links of a digest. A GET shows a page with a button, whoever asks: link scanners follow every link. A POST acts.
+
+Whatever a link is refused for is in the audit log and in the log; the reader learns only that it does not work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.responses import Response
+
+from bridge.console import audit as audit_log
+from bridge.console.checks import Refused
+from bridge.digests.languages import language
+from bridge.digests.links import Act, Link, LinkRefused
+from bridge.user_pages import copies
+from bridge.user_pages.call import Call
+from bridge.user_pages.pages import held, sign_in
+
+log = logging.getLogger(__name__)
+
+
+async def show(call: Call) -> Response:
+    link = await _verified(call, is_use=False)
+    if link.act is Act.ENTER:
+        await call.audit("opened a link", detail=str(link.act), name=link.recipient)
+        return call.page("enter.html", address=link.recipient)
+    copy = await copies.of_link(call, link.mail, link.recipient)
+    await call.audit("opened a link", mail=link.mail, detail=str(link.act), name=link.recipient)
+    values = await held.details(call, copy, has_text=False)
+    return call.page("link.html", act=_act_now(call, link, copy), **values)
+
+
+async def act(call: Call) -> Response:
+    link = await _verified(call, is_use=True)
+    if link.act is Act.ENTER:
+        return await _enter(call, link)
+    copy = await copies.of_link(call, link.mail, link.recipient)
+    match link.act:
+        case Act.RELEASE | Act.REQUEST:
+            notice = await copies.release(call, copy)
+        case Act.DELETE:
+            notice = await copies.delete(call, copy)
+        case Act.BLOCK:
+            notice = await copies.list_sender(call, copy, "block")
+        case Act.HAM:
+            notice = await copies.report(call, copy, "ham")
+        case Act.VIEW:
+            await call.audit("saw own held mail", mail=link.mail, name=link.recipient)
+            return call.page("view.html", **await held.details(call, copy))
+        case _:
+            raise _not_working(call, is_expired=False)
+    return call.page("done.html", outcome=notice)
+
+
+async def show_unsubscribe(call: Call) -> Response:
+    link = await _verified(call, is_use=False)
+    if link.act is not Act.UNSUBSCRIBE:
+        raise _not_working(call, is_expired=False)
+    return call.page("unsubscribe.html", address=link.recipient, is_done=False)
+
+
+async def unsubscribe(call: Call) -> Response:
+    """Also by the one click of a mail program, which has no cookie: no more digests, and nothing else."""
+    link = await _verified(call, is_use=True)
+    if link.act is not Act.UNSUBSCRIBE:
+        raise _not_working(call, is_expired=False)
+    await call.run(call.sources.items.choose, link.recipient, schedule="never")
+    await call.audit("chose a schedule", detail="never, by the link of a digest", name=link.recipient)
+    return call.page("unsubscribe.html", address=link.recipient, is_done=True)
+
+
+async def _enter(call: Call, link: Link) -> Response:
+    person = await call.run(call.sources.people.person_of, link.recipient)
+    if person is None:
+        raise copies.not_found(call)
+    return await sign_in.begin(call, person, "signed in by a link of a digest")
+
+
+def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:
+    """The policy may have changed since the digest was sent."""
+    if link.act in (Act.RELEASE, Act.REQUEST):
+        return copies.may_release(call, copy)
+    return str(link.act)
+
+
+async def _verified(call: Call, *, is_use: bool) -> Link:
+    try:
+        link = await call.run(call.sources.maker.keys.verify, call.path["token"], time.time())
+        call.link_of, call.link_mail = link.recipient, link.mail
+        await _speak_their_language(call, link)
+        return link
+    except LinkRefused as exc:
+        action = "used a link" if is_use else "opened a link"
+        log.warning("link refused: from=%s why=%r", call.address, str(exc))
+        # Whoever tries many is in the log; the audit log has the first ones, so that nobody can fill it.
+        if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
+            await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
+        raise _not_working(call, is_expired=exc.is_expired) from None
+
+
+async def _speak_their_language(call: Call, link: Link) -> None:
+    """What the person chose; otherwise, what the browser asks for."""
+    person = await call.run(call.sources.people.person_of, link.recipient)
+    stored = await call.run(call.sources.items.person, person) if person is not None else None
+    if stored is not None and stored.language:
+        call.words = language(stored.language)
+
+
+def _not_working(call: Call, *, is_expired: bool) -> Refused:
+    if is_expired:
+        text = call.speak("This link is too old. Sign in to see the mail that is held for you.")
+        return Refused(410, call.speak("The link does not work"), text)
+    text = call.speak("This is not a link of ours, or a part of it is missing. Copy the whole link.")
+    return Refused(404, call.speak("The link does not work"), text)

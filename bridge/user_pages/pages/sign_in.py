@@ -1,0 +1,170 @@
+"""Signing in: with a code that is sent to the address, with the provider of the console, and signing out.
+
+Nobody learns from these pages whether an address exists: what is shown is the same, and takes as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.responses import RedirectResponse, Response
+
+from bridge.console import audit as audit_log
+from bridge.console.checks import Refused
+from bridge.console.headers import set_cookie
+from bridge.console.oidc import LASTS_S, Provider, SignInRefused
+from bridge.errors import BridgeError
+from bridge.mail.address import comparable_address
+from bridge.user_pages.call import Call
+from bridge.user_pages.cookies import FORM_COOKIE, PROVIDER_COOKIE, SESSION_COOKIE
+from bridge.user_pages.sessions import CODE_S
+
+log = logging.getLogger(__name__)
+
+_MAX_ADDRESS = 254
+_PAGES = "users"  # counted apart from the console
+_MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
+_MAX_SENDING = 100  # the next hop may be slow
+
+
+async def static(call: Call) -> Response:
+    response = call.pages.static.response(call.path["name"])
+    if response is None:
+        raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
+    return response
+
+
+async def form(call: Call) -> Response:
+    if call.person_or_none is not None:
+        return call.redirect("/")
+    return _page(call)
+
+
+async def ask_code(call: Call) -> Response:
+    """Send a code, if the address is one of ours; what the page says does not depend on it."""
+    address = call.form.get("address", "").strip()
+    if not call.sources.page.sign_in_by_code:
+        raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
+    if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
+        return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
+    await _admit(call, "ask", address)
+    sending = call.pages.sending
+    if len(sending) < _MAX_SENDING:
+        task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+    else:
+        log.warning("user pages: too many codes are being sent; one was left out")
+    await call.audit("asked for a code", name=address)
+    return call.page("code.html", address=address, problem="", minutes=round(CODE_S / 60))
+
+
+async def use_code(call: Call) -> Response:
+    address, code = call.form.get("address", "").strip()[:_MAX_ADDRESS], call.form.get("code", "")
+    await _admit(call, "code", address)
+    person = await call.run(call.sources.people.person_of, address)
+    is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
+    if person is None or not is_right:
+        await call.audit("signed in by a code", detail="wrong code", result=audit_log.REFUSED, name=address)
+        problem = call.speak("The code is not right, or too old.")
+        return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
+    await call.run(call.sources.attempts.succeeded, _attempt("code", address), call.address, pages=_PAGES)
+    return await begin(call, person, "signed in by a code")
+
+
+async def to_provider(call: Call) -> Response:
+    provider = _provider(call)
+    begun = provider.begin("/")
+    try:
+        target = await provider.authorization_url(begun)
+    except SignInRefused as exc:
+        raise Refused(503, call.speak("Not signed in"), str(exc)) from exc
+    response = RedirectResponse(target, status_code=303)
+    set_cookie(response, PROVIDER_COOKIE, begun.cookie, round(LASTS_S))
+    return response
+
+
+async def from_provider(call: Call) -> Response:
+    try:
+        claims = await _provider(call).claims(call.request.cookies.get(PROVIDER_COOKIE, ""), call.request.query_params)
+        person = await _person_of(call, claims)
+    except SignInRefused as exc:
+        await call.audit("signed in by the provider", detail=str(exc), result=audit_log.REFUSED, name="unknown")
+        response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=str(exc))
+    else:
+        response = await begin(call, person, "signed in by the provider")
+    set_cookie(response, PROVIDER_COOKIE, "", 0)
+    return response
+
+
+async def sign_out(call: Call) -> Response:
+    await call.run(call.sources.sessions.end, call.session)
+    response = call.redirect("/sign-in", notice="signed-out")
+    set_cookie(response, SESSION_COOKIE, "", 0)
+    return response
+
+
+async def begin(call: Call, person: str, action: str) -> Response:
+    """Begin a session, and end the one that the browser had."""
+    if SESSION_COOKIE in call.request.cookies:
+        await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])
+    await call.audit(action, name=person)
+    token = await call.run(call.sources.sessions.begin, person)
+    response = call.redirect("/")
+    set_cookie(response, SESSION_COOKIE, token, round(call.sources.page.session_max))
+    set_cookie(response, FORM_COOKIE, "", 0)
+    return response
+
+
+async def _person_of(call: Call, claims: dict[str, object]) -> str:
+    """By the address that the provider says it has verified. Raises SignInRefused."""
+    email = claims.get("email")
+    if not isinstance(email, str) or claims.get("email_verified") not in (True, "true"):
+        raise SignInRefused(call.speak("The provider does not say which mail address is yours."))
+    person = await call.run(call.sources.people.person_of, comparable_address(email))
+    if person is None:
+        raise SignInRefused(call.speak("There is no quarantine for your mail address here."))
+    return person
+
+
+async def _admit(call: Call, what: str, address: str) -> None:
+    admit = call.sources.attempts.admit
+    name, limit = _attempt(what, address), _MAX_PER_ADDRESS
+    wait_s = await call.run(admit, name, call.address, pages=_PAGES, max_per_address=limit)
+    if wait_s:
+        text = call.speak("There were too many attempts. Wait some minutes.")
+        raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
+
+
+async def _send_code(call: Call, address: str) -> None:
+    try:
+        person = await call.run(call.sources.people.person_of, address)
+        if person is None:
+            return
+        settings, minutes = call.sources.settings.of(person), round(CODE_S / 60)
+        code = await call.run(call.sources.codes.make, person, call.session)
+        values = {"code": code, "person": person, "minutes": minutes}
+        make = call.sources.maker.note
+        content = await call.run(make, person, settings, call.words, "code.txt", time.time(), **values)
+        await call.sources.send(person, content)
+    except BridgeError as exc:
+        log.warning("user pages: a code could not be sent: to=%s error=%r", call.sources.redact(address), str(exc))
+
+
+def _attempt(what: str, address: str) -> str:
+    return f"{what} {comparable_address(address)}"
+
+
+def _provider(call: Call) -> Provider:
+    if call.sources.provider is None:
+        raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
+    return call.sources.provider
+
+
+def _page(call: Call, status: int = 200, problem: str = "", address: str = "") -> Response:
+    provider = call.sources.provider
+    label = provider.settings.label if provider is not None else ""
+    by_code = call.sources.page.sign_in_by_code
+    return call.page("sign_in.html", status, problem=problem, address=address, oidc=label, by_code=by_code)

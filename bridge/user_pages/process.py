@@ -1,0 +1,82 @@
+"""The process of `scanbridge digest serve`: the pages for users and, beside them, the schedule of the digests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from bridge.console.process import give_way_to_mail
+from bridge.digests.sending import Progress
+from bridge.errors import BridgeError
+from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.user_pages.app import create_app
+from bridge.user_pages.sources import UserSources
+
+log = logging.getLogger(__name__)
+
+_LIMITS = HttpLimits(max_head_bytes=16 * 1024, head_timeout_s=15.0, max_connections=500, unread_timeout_s=30.0)
+_ROUND_S = 30.0
+_UPKEEP_S = 3600.0
+_DRAIN_S = 5.0
+
+SendDue = Callable[[], Awaitable[Progress]]
+
+
+async def run(
+    sources: UserSources,
+    sockets: Sequence[socket.socket],
+    send_due: SendDue,
+    on_ready: Callable[[HttpServer], None],
+    forget_before: Callable[[], float],
+) -> None:
+    """Answer and send until SIGTERM or SIGINT. `forget_before`: what is older was deleted from the quarantine."""
+    give_way_to_mail()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
+    await server.start()
+    tasks = [asyncio.create_task(_rounds(send_due)), asyncio.create_task(_upkeep(sources, forget_before))]
+    on_ready(server)
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await server.stop(_DRAIN_S)
+    await asyncio.to_thread(sources.store.close)
+    await asyncio.to_thread(sources.console_store.close)
+
+
+async def _rounds(send_due: SendDue) -> None:
+    """Send what is due, twice a minute. A failure is logged, and tried again in the next round."""
+    while True:
+        began = time.monotonic()
+        try:
+            done = await send_due()
+            if done.sent or done.failed or done.refused:
+                log.info(
+                    "digests: sent=%d mails=%d failed=%d refused=%d duration=%.1f",
+                    done.sent, done.mails, done.failed, done.refused, time.monotonic() - began,
+                )  # fmt: skip
+        except BridgeError as exc:
+            log.warning("digests: %s", exc)
+        except Exception:
+            log.exception("digests: unexpected error")
+        await asyncio.sleep(_ROUND_S)
+
+
+async def _upkeep(sources: UserSources, forget_before: Callable[[], float]) -> None:
+    """Forget what is too old, once an hour."""
+    while True:
+        try:
+            moment = forget_before()
+            await asyncio.to_thread(sources.items.forget, moment)
+            await asyncio.to_thread(sources.requests.forget, moment)
+        except BridgeError as exc:
+            log.warning("digests: %s", exc)
+        await asyncio.sleep(_UPKEEP_S)

@@ -1,0 +1,229 @@
+"""Schedules, reasons, people, settings and texts, without a process."""
+
+from __future__ import annotations
+
+import gettext
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from bridge.config.digests import Digests
+from bridge.config.model import Config
+from bridge.digests.languages import NAMES, language, preferred
+from bridge.digests.message import shown
+from bridge.digests.people import People, read_aliases
+from bridge.digests.reasons import Reason, reason_of
+from bridge.digests.schedule import Clock, is_due
+from bridge.digests.settings import DigestSettings
+from bridge.errors import ConfigError
+from bridge.quarantine.record import MailRecord
+from bridge.runtime import yaml_file
+from tools import translations
+
+ZURICH = ZoneInfo("Europe/Zurich")
+TENANT = "11111111-1111-4111-8111-111111111111"
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZURICH).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "now", "last_at", "oldest_new", "due"),
+    [
+        ("daily", "2026-11-16 06:59", "2026-11-15 07:00", "2026-11-15 20:00", False),
+        ("daily", "2026-11-16 07:00", "2026-11-15 07:00", "2026-11-15 20:00", True),
+        ("daily", "2026-11-16 09:00", "2026-11-16 07:00", "2026-11-16 08:00", False),
+        ("daily", "2026-11-16 09:00", "2026-11-10 07:00", "2026-11-16 08:00", False),  # new since this morning
+        ("daily", "2026-11-16 09:00", "2026-11-10 07:00", "2026-11-16 06:00", True),
+        ("daily", "2026-03-29 07:00", "2026-03-28 07:00", "2026-03-28 20:00", True),  # the clocks change
+        ("daily", "2026-10-25 06:59", "2026-10-24 07:00", "2026-10-24 20:00", False),
+        ("weekly", "2026-11-15 23:00", "2026-11-09 07:00", "2026-11-10 07:00", False),  # a Sunday
+        ("weekly", "2026-11-16 07:01", "2026-11-09 07:00", "2026-11-10 07:00", True),  # a Monday
+        ("weekly", "2026-11-17 07:01", "2026-11-16 07:01", "2026-11-10 07:00", False),
+        ("hourly", "2026-11-16 09:59", "2026-11-16 09:01", "2026-11-16 09:30", False),
+        ("hourly", "2026-11-16 10:00", "2026-11-16 09:01", "2026-11-16 09:30", True),
+        ("immediate", "2026-11-16 10:00", "2026-11-16 09:58", "2026-11-16 09:59", True),
+        ("never", "2026-11-16 10:00", "2026-01-01 00:00", "2026-01-01 00:00", False),
+    ],
+)
+def test_when_a_digest_is_due(schedule: str, now: str, last_at: str, oldest_new: str, due: bool) -> None:
+    clock = Clock("07:00", "monday", "Europe/Zurich")
+    assert is_due(schedule, clock, now=at(now), last_at=at(last_at), oldest_new=at(oldest_new)) is due
+
+
+def test_immediate_is_at_most_once_a_minute() -> None:
+    now = at("2026-11-16 10:00")
+    assert not is_due("immediate", Clock(), now=now, last_at=now - 59, oldest_new=now)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"verdict": "spam", "tags": ["spam:gtube"]}, Reason.SPAM),
+        ({"verdict": "spam", "tags": ["spam:bulk", "malware:eicar"]}, Reason.MALWARE),
+        ({"verdict": "clean", "tags": ["ClamAV:Win.Trojan"]}, Reason.MALWARE),
+        ({"verdict": "Malware", "tags": []}, Reason.MALWARE),
+        ({"verdict": "spam", "tags": ["spam:bulk", "mime:executable"]}, Reason.OTHER),
+        ({"verdict": "spam", "tags": ["spam:bulk", "incomplete"]}, Reason.OTHER),
+        ({"verdict": "phishing", "tags": ["spam:bulk"]}, Reason.PHISHING),
+        ({"verdict": "blocked", "tags": ["list:blocked-senders", "spam:bulk"]}, Reason.BLOCKED),
+        ({"verdict": "", "tags": ["rspamd:reject"]}, Reason.SPAM),
+        ({"verdict": "", "tags": ["auth:spf-pass"]}, Reason.OTHER),
+        ({"verdict": None, "tags": None}, Reason.OTHER),
+        ({"verdict": "something new", "tags": ["x:y"]}, Reason.OTHER),
+    ],
+)
+def test_the_most_serious_reason_counts(facts: dict[str, object], reason: Reason) -> None:
+    assert reason_of(MailRecord("1", datetime.now(UTC), facts=facts)) is reason
+
+
+def test_a_damaged_record_is_not_released_by_users() -> None:
+    assert reason_of(MailRecord("1", datetime.now(UTC), facts={"verdict": "spam"}, is_damaged=True)) is Reason.OTHER
+
+
+def test_whose_address_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "aliases"
+    file.write_text(
+        "# ours\ninfo@a.example jane@a.example\nsales@a.example info@a.example\n"
+        "@jane.example jane@a.example\n@old.example @a.example\nout@a.example stranger@elsewhere.example\n"
+        "loop1@a.example loop2@a.example\nloop2@a.example loop1@a.example\n"
+    )
+    people = People(["a.example", "Jane.Example.", "old.example"], ["list@a.example", "@robots.example"], file, "+")
+    for recipient, person in {
+        "Jane@A.Example": "jane@a.example",
+        "info@a.example": "jane@a.example",
+        "sales@a.example": "jane@a.example",
+        "anything@jane.example": "jane@a.example",
+        "jim@old.example": "jim@a.example",
+        "info@old.example": "jane@a.example",
+        "jane+shop@a.example": "jane@a.example",
+        "+x@a.example": "+x@a.example",
+        "list@a.example": None,
+        "list@old.example": None,
+        "out@a.example": None,  # it leads to a stranger
+        "x@elsewhere.example": None,
+        "x@robots.example": None,
+        "x%elsewhere.example@a.example": None,
+        "postmaster": None,
+        "": None,
+    }.items():
+        assert people.person_of(recipient) == person, recipient
+    assert people.person_of("loop1@a.example") in ("loop1@a.example", "loop2@a.example")
+
+
+def test_without_a_delimiter_an_extension_is_another_mailbox() -> None:
+    assert People(["a.example"]).person_of("jane+shop@a.example") == "jane+shop@a.example"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one@a.example\n", 1),
+        ("\nnobody jane@a.example\n", 2),
+        ("x@a.example @b.example\n", 1),
+        ("x@a.example y@a.example\nx@a.example z@a.example\n", 2),
+    ],
+)
+def test_a_mistake_in_the_aliases_names_its_line(text: str, line: int) -> None:
+    with pytest.raises(ValueError, match=f"line {line}"):
+        read_aliases(text)
+
+
+def test_malware_is_never_released_by_users_and_tenants_override_single_keys() -> None:
+    conf = Digests.model_validate(
+        {
+            "schedule": "daily", "from": "q@a.example", "users": {"spam": "request", "delete": False},
+            "tenants": [{"uid": TENANT, "schedule": "weekly", "language": "de", "users": {"spam": "release"}}],
+        }
+    )  # fmt: skip
+    settings = DigestSettings(conf, Path(), {"a.example": TENANT}, "mx.example")
+    own, other = settings.of("x@a.example"), settings.of("x@b.example")
+    assert (own.schedule, own.language, own.may(Reason.SPAM), own.users.delete) == ("weekly", "de", "release", False)
+    assert (other.schedule, other.language, other.may(Reason.SPAM)) == ("daily", "en", "request")
+    assert own.may(Reason.MALWARE) == other.may(Reason.MALWARE) == "request"
+    with pytest.raises(ValueError, match="malware"):
+        Digests.model_validate({"users": {"malware": "release"}})
+
+
+@pytest.mark.parametrize(
+    ("digests", "problem"),
+    [
+        ({"schedule": "daily"}, "digests.from"),
+        ({"schedule": "daily", "from": "q@a.example", "domains": []}, "digests.domains"),
+        ({"schedule": "sometimes"}, "immediate"),
+        ({"schedule": "daily", "from": "no address"}, "an address is expected"),
+        ({"schedule": "daily", "from": "a@b.example\r\nBcc: x@y.example"}, "an address is expected"),
+        ({"time_zone": "Mars/Olympus"}, "a time zone is expected"),
+        ({"tenants": [{"uid": TENANT}]}, "is not one of tenants"),
+        ({"page": {"address": "0.0.0.0:9084"}}, "https://"),
+        ({"at": "25:00"}, "at"),
+        ({"languages": ["it"]}, "en, de, fr or es"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(tmp_path: Path, digests: dict[str, object], problem: str) -> None:
+    data = {
+        "scanner": {"urls": ["http://127.0.0.1:1"], "token_file": "token"},
+        "listeners": [{"name": "mx", "address": "127.0.0.1:10025"}],
+        "relay": {"next_hop": "127.0.0.1:10026"},
+        "digests": digests,
+    }
+    with pytest.raises(ConfigError) as failed:
+        yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
+    assert problem in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["http://evil.example/x", "www.evil.example", "evil.example", "mail me at a@evil.example", "ftp://e.example:80/"],
+)
+def test_no_program_makes_a_link_of_a_subject(hostile: str) -> None:
+    for pattern in ("://", "w.e", "l.e", "@e", "e.e"):
+        assert pattern not in shown(hostile, 100)
+
+
+def test_what_is_shown_is_short_and_has_no_control_characters() -> None:
+    assert len(shown("x" * 1000, 100)) == 100
+    assert "\u202e" not in shown("abc\u202egpj.exe", 100)
+    assert "\n" not in shown("a\r\nBcc: x", 100)
+
+
+def test_every_text_is_translated_into_every_language() -> None:
+    wanted = translations.texts()
+    assert len(wanted) > 100
+    assert {po.parent.parent.name for po in translations.po_files()} == set(NAMES) - {"en"}
+    for po in translations.po_files():
+        found = translations.translated(po)
+        assert wanted - set(found) == set(), po
+        assert set(found) - wanted == {""}, f"{po}: no longer used"
+        assert [text for text, said in found.items() if not all(said)] == []
+
+
+def test_compiled_translations_are_those_of_the_sources() -> None:
+    """`make translations` was not forgotten."""
+    for po in translations.po_files():
+        with po.with_suffix(".mo").open("rb") as file:
+            compiled = gettext.GNUTranslations(file)
+        for text, said in translations.translated(po).items():
+            if text:
+                one, *many = said
+                assert compiled.ngettext(text, text, 1) == one if many else compiled.gettext(text) == one, text
+
+
+def test_placeholders_are_the_same_in_every_language() -> None:
+    import re
+
+    for po in translations.po_files():
+        for text, said in translations.translated(po).items():
+            for each in said if text and "%Y" not in text else ():
+                assert sorted(re.findall(r"%\(\w+\)[sd]", each)) == sorted(re.findall(r"%\(\w+\)[sd]", text)), text
+
+
+def test_the_browser_s_language_is_chosen_among_those_offered() -> None:
+    offered = ["en", "de", "fr"]
+    assert preferred("fr-CH, fr;q=0.9, en;q=0.8", offered) == "fr"
+    assert preferred("it, de;q=0.5, en;q=0.4", offered) == "de"
+    assert preferred("", offered) == preferred("it", offered) == preferred(";q=x,,", offered) == "en"
+    assert language("xx").code == "en"

@@ -1,0 +1,59 @@
+"""Users sign in with the console's OpenID Connect provider, by the address that it has verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.testing import free_port
+from tests.console.held_kit import CONTENT, hold
+from tests.console.test_console_oidc import ROLES, agree, back, provider
+from tests.digests.digest_kit import Browser, Users, users
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    directory, port = tmp_path_factory.mktemp("oidc"), free_port()
+    with provider(directory, f"http://127.0.0.1:{port}/sign-in/back") as issuer:
+        console = {
+            "address": f"127.0.0.1:{free_port()}",
+            "oidc": {"issuer": issuer, "client_id": "public", "roles": ROLES, "label": "the test provider"},
+        }
+        page = {"page": {"address": f"127.0.0.1:{port}"}}
+        with users(directory, page, console=console) as made:
+            yield made
+
+
+def returned(browser: Browser, name: str) -> tuple[int, str, str]:
+    begun = browser.get("/sign-in/provider")
+    assert begun.status == 303, begun.text
+    answer = back(browser, agree(begun.target, name))
+    return answer.status, answer.target, answer.text
+
+
+def test_a_verified_address_signs_its_owner_in(world: Users) -> None:
+    """Ann is an administrator of the console: here she sees her own mail, and no more."""
+    hold(world.directory, "ANN1", "ann@a.example", CONTENT.replace(b"hello", b"for ann"))
+    hold(world.directory, "JIM1", "jim@a.example", CONTENT.replace(b"hello", b"for jim"))
+    browser = world.served.browser()
+    assert "Sign in with the test provider" in browser.get("/sign-in").text
+    assert returned(browser, "ann")[:2] == (303, "/")
+    listed = browser.get("/").text
+    assert "for ann" in listed and "for jim" not in listed
+
+
+@pytest.mark.parametrize("name", ["vic", "zoe", "nobody"])
+def test_an_address_that_is_not_verified_or_not_ours_is_refused(world: Users, name: str) -> None:
+    browser = world.served.browser()
+    assert returned(browser, name)[0] == 403
+    assert browser.get("/").target == "/sign-in"
+    assert any(line.startswith("signed in by the provider||refused|") for line in world.audit())
+
+
+def test_an_answer_is_used_once_and_in_the_browser_that_began(world: Users) -> None:
+    browser = world.served.browser()
+    target = agree(browser.get("/sign-in/provider").target, "ann")
+    assert back(world.served.browser(), target).status == 403
+    assert back(browser, target).status == 303
+    assert back(browser, target).status == 403
