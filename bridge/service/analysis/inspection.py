@@ -188,7 +188,8 @@ class _MailInspector:
         quoted = list(encodings.quoted_readings(whole))
         try:
             texts = readings.texts(whole)
-            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in (*texts, *quoted)))
+            seen: set[bytes] = set()
+            names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in (*texts, *quoted)))
             names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
