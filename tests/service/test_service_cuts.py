@@ -340,3 +340,40 @@ def test_a_file_in_an_appointment_was_missed() -> None:
     encoded = base64.b64encode(EICAR).decode()
     lines = f'BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64;X-FILENAME="x.com":\r\n {encoded[:40]}\r\n {encoded[40:]}\r\n'
     assert {"malware:eicar", "mime:executable"} <= tags(mail(lines.encode(), Content_Type="text/calendar"))
+
+
+# Files that are something else as well
+
+SMUGGLING = b'\r\n<a href="ht&#116;p&#58;//evil.example/">x</a><a download="x.js" href="data:text/plain,x">y</a>\r\n'
+
+
+@pytest.mark.parametrize("kind", ["x-unknown", "http", "news", "global", "rfc822", "delivery-status"])
+@pytest.mark.parametrize("start", [b"", b"X-Comment: <html>\r\n"])
+def test_a_file_called_a_message_was_missed(kind: str, start: bytes) -> None:
+    """Programs save a message of a type that they do not know under its name; only the mail in it was inspected."""
+    raw = mail(start + SMUGGLING, Content_Type=f"message/{kind}; name=page.html")
+    seen = inspect(raw, Limits())
+    assert "mime:executable" in seen.tags and "evil.example" in seen.hosts and seen.digests
+
+
+@pytest.mark.parametrize("name", ["invoice", "invoice.", "invoice 2026", ""])
+@pytest.mark.parametrize("kind", ["application/javascript", "application/hta", "text/vbscript"])
+def test_a_name_without_an_extension_hid_a_program(name: str, kind: str) -> None:
+    """Some programs add the extension of the type to such a name."""
+    assert "mime:executable" in tags(part(f'{NAMED}filename="{name}"' if name else NAMED, kind=kind))
+    assert "mime:executable" not in tags(part(f'{NAMED}filename="invoice.txt"', kind=kind))
+
+
+@pytest.mark.parametrize(
+    "field", ["Content-Base: http://evil.example/", "Content-Location: http://evil\r\n .example/a/b"]
+)
+def test_links_that_a_field_completes_were_missed(field: str) -> None:
+    """Some programs complete the links of a page with the address in these fields of its part."""
+    assert "evil.example" in inspect(part(field, kind="text/html", content=b'<a href="/x">y</a>'), Limits()).hosts
+
+
+def test_a_mail_in_the_format_of_outlook_had_no_tag() -> None:
+    """Outlook opens it, and shows its attachments; it is not opened here."""
+    outlook = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504) + "__properties_version1.0".encode("utf-16-le")
+    assert "mime:unopened-archive" in tags(part(f"{NAMED}filename=x.msg", content=outlook))
+    assert "mime:unopened-archive" not in tags(part(f"{NAMED}filename=x.doc", content=outlook[:512] + bytes(64)))

@@ -70,6 +70,8 @@ _UNOPENED_BEGINNING = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_OUTLOOK = "__properties_version1.0".encode("utf-16-le")  # in each mail that Outlook writes to a file (`.msg`)
 _DISK = re.compile(rb"CD001|BEA01|NSR0|CDROM")
 _DISK_AT = 0x8001
 _DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
@@ -109,6 +111,8 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
+    if content.startswith(_OLE) and _OUTLOOK in content:
+        kinds.append("msg")
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
     return [kind for kind in dict.fromkeys(kinds) if kind]
