@@ -35,7 +35,9 @@ class Queues:
     def __init__(self) -> None:
         # Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
         self.passwords = Queue(CapacityLimiter(2), max_waiting=10)
-        self.links = Queue(CapacityLimiter(2), max_waiting=20)  # separate, so that links work while passwords are being guessed
+        self.links = Queue(
+            CapacityLimiter(2), max_waiting=20
+        )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
         self.list_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read

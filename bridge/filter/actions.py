@@ -19,7 +19,17 @@ from bridge.filter import changes, rule_names
 from bridge.filter.changes import FieldEdit
 from bridge.filter.headers import Fields, HeaderEditor
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.policy import CANNOT_HOLD, Case, Rule, accepted, reply_for, reply_to_error, with_id
+from bridge.filter.policy import (
+    CANNOT_HOLD,
+    TOO_MANY_FORGED,
+    Case,
+    Rule,
+    accepted,
+    reply_for,
+    reply_to_error,
+    rule_of_refusal,
+    with_id,
+)
 from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
@@ -114,6 +124,9 @@ class Actions:
         stamp = self._headers.stamp(tx.id, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
         if result is not None and result.changes is not None:
+            if changes.too_many(tx.message.head(), result.changes):
+                record.rule = rule_of_refusal(TOO_MANY_FORGED)
+                return Outcome(Action.REJECT, with_id(TOO_MANY_FORGED, tx.id, _ggrid(result)), result)
             stamp += result.changes.add
             if self._relay is None:
                 edits = _edits(tx, result)

@@ -13,7 +13,7 @@ from bridge.api.changes import Changes
 from bridge.mail.header_fields import field_places
 from bridge.runtime.value import value
 
-_MAX_EDITS = 500  # for each, a milter's mail server searches the header section
+_MAX_EDITS = 500  # fields; for each, a milter's mail server searches the header section
 
 
 @value
@@ -30,7 +30,7 @@ def changed_head(head: bytes, changes: Changes) -> bytes:
     if not changes.remove and changes.subject is None:
         return head
     new = b"" if changes.subject is None else b"Subject: %b\r\n" % changes.subject.encode("ascii")
-    places = field_places(head)
+    places = field_places(head, _names(changes))
     cuts = []
     for edit in edits(head, changes):
         if edit.number <= len(places.get(edit.name, ())):
@@ -48,7 +48,7 @@ def edits(head: bytes, changes: Changes) -> tuple[FieldEdit, ...]:
     """The same for a mail server that changes its own copy; of each name the last first, so that numbers stay true."""
     if not changes.remove and changes.subject is None:
         return ()
-    places = field_places(head)
+    places = field_places(head, _names(changes))
     gone: dict[bytes, set[int]] = defaultdict(set)
     for name, which in changes.remove:
         count = len(places.get(key := name.encode("ascii"), ()))
@@ -59,4 +59,14 @@ def edits(head: bytes, changes: Changes) -> tuple[FieldEdit, ...]:
     found = [FieldEdit(name, number, None) for name in gone for number in sorted(gone[name], reverse=True)]
     if changes.subject is not None:
         found.append(FieldEdit(b"subject", 1, changes.subject))
-    return tuple(found[-_MAX_EDITS:])
+    return tuple(found)
+
+
+def too_many(head: bytes, changes: Changes) -> bool:
+    """Whether a sender wrote so many of these fields that they cannot all be removed."""
+    return sum(map(len, field_places(head, _names(changes)).values())) > _MAX_EDITS
+
+
+def _names(changes: Changes) -> set[bytes]:
+    subject = {b"subject"} if changes.subject is not None else set()
+    return {name.encode("ascii") for name, _ in changes.remove} | subject

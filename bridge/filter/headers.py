@@ -22,6 +22,9 @@ _COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without (
 _SUBJECT = re.compile(rb"subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,9})", re.IGNORECASE)
 _MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*+([^\r\n]*+)(?:\r\n|$)", re.IGNORECASE)
 _MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
+# Bytes. Thousands of records wait to be written, and the history remembers the ids of deferred mail for days. Both are
+# more than anybody is shown.
+_MAX_MESSAGE_ID, _MAX_SUBJECT = 2050, 800
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -112,17 +115,23 @@ def count_received(lower: bytes) -> int:
 
 
 def message_id(head: bytes, lower: bytes) -> str:
-    """The first Message-ID, as mail servers log it; "" if there is none. `lower` is `head` in lower case."""
+    """The first Message-ID, as mail servers log it, truncated; "" if there is none.
+
+    `lower` is `head` in lower case.
+    """
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
-    return "" if found is None else found[1].rstrip(b" \t").decode("utf-8", "replace")
+    if found is None:
+        return ""
+    first, end = found.span(1)
+    return head[first : min(end, first + _MAX_MESSAGE_ID)].rstrip(b" \t").decode("utf-8", "replace")
 
 
 def subject(head: bytes, lower: bytes) -> bytes:
-    """The value of the first Subject field as it is written; b"" if there is none."""
+    """The value of the first Subject field as it is written, truncated; b"" if there is none."""
     start = 0 if lower.startswith(b"subject:") else lower.find(b"\nsubject:") + 1
     found = _SUBJECT.match(head, start)
-    return b"" if found is None else found[1]
+    return b"" if found is None else found[1][:_MAX_SUBJECT]
 
 
 def _clean(value: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from bridge.runtime.value import value
 
@@ -22,6 +22,7 @@ _END = re.compile(rb"\r\n(?![ \t])")
 # enough; it stays part of the name. A line of white space alone ends the header section for some readers, and so does
 # a bare CR, LF or NUL: with them, there is no match.
 _CLEAN_FIELD = re.compile(rb"([!-9;-~]+[ \t]*):([^\r\n\0]*(?:\r\n(?=[ \t]+[^ \t\r\n\0])[^\r\n\0]+)*)\r\n")
+_CLEAN_HEAD = re.compile(rb"(?:[!-9;-~]+[ \t]*:[^\r\n\0]*(?:\r\n[ \t]+[^ \t\r\n\0][^\r\n\0]*)*\r\n)*")  # of such fields
 
 
 @value
@@ -44,26 +45,33 @@ class Field:
 
 def clean_fields(head: bytes) -> list[Field] | None:
     """All fields of a header section; None if some line of it is no field, because readers then disagree about it."""
+    fields = clean_fields_from_top(head)
+    return None if fields is None else list(fields)
+
+
+def clean_fields_from_top(head: bytes) -> Iterator[Field] | None:
+    """The same for those who need only some: a header section may have a quarter of a million fields."""
     if head and not head.endswith(b"\r\n"):
         head += b"\r\n"
-    fields, position = [], 0
-    while position < len(head):
-        found = _CLEAN_FIELD.match(head, position)
-        if found is None:
-            return None
-        fields.append(Field(found[1], found[2], found[0]))
+    if _CLEAN_HEAD.fullmatch(head) is None:
+        return None
+    return _read_clean(head)
+
+
+def _read_clean(head: bytes) -> Iterator[Field]:
+    position = 0
+    while (found := _CLEAN_FIELD.match(head, position)) is not None:
+        yield Field(found[1], found[2], found[0])
         position = found.end()
-    return fields
 
 
-_BEGINNING = re.compile(rb"^([!-9;-~]+)[ \t]*:", re.MULTILINE)
-
-
-def field_places(head: bytes) -> dict[bytes, list[tuple[int, int]]]:
-    """Where the fields of each name begin and end, by the name in lower case."""
+def field_places(head: bytes, names: Collection[bytes]) -> dict[bytes, list[tuple[int, int]]]:
+    """Where the fields of these names, given in lower case, begin and end."""
     found: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     position = 0
-    while (field := _BEGINNING.search(head, position)) is not None:
+    any_name = b"|".join(map(re.escape, sorted(names)))
+    beginning = re.compile(rb"^(%b)[ \t]*:" % any_name, re.IGNORECASE | re.MULTILINE)
+    while names and (field := beginning.search(head, position)) is not None:
         last = _END.search(head, field.end())
         position = last.end() if last is not None else len(head)
         found[field[1].lower()].append((field.start(), position))

@@ -41,6 +41,14 @@ def find_address(category: str, words: Container[str], text: str) -> str | None:
     return next((rule for name in names if (rule := "@" + name) in words), None)
 
 
+def entries_about(category: str, text: str) -> Iterator[str]:
+    """All entries that `find_address` looks up, the most specific first: for those who look them up several times."""
+    if category == SENDER and text:
+        yield text
+    mark = "@" if category == SENDER else ""
+    yield from (mark + name for name in domain_and_parents(text.rpartition("@")[2]))
+
+
 def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool], client: str) -> str | None:
     """The entry of a `network` list that contains this address; `has` takes version, length and first address."""
     ip = _ip(client)

@@ -12,7 +12,7 @@ import mmap
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from bridge.mime.references import unescaped
 
@@ -274,6 +274,7 @@ _END_LINES = (b"`", b"+", b"end")
 _NO_UU = bytes(set(_EVERY) - set(range(32, 97)))
 _ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|#)", re.IGNORECASE)
 _NEAR = 1024  # bytes in which lines of data must follow a "begin" in the middle of a line
+_LONGEST_LINE = 4096  # bytes of a line of data, with every character escaped; one has 88 characters
 _STEP = 1024 * 1024
 
 
@@ -289,17 +290,33 @@ def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
         return False
     if _UU64_BEGIN.search(data, start, end):
         return True
-    begins = _ANY_BEGIN.finditer(data, start, end)
-    first = next(begins, None)
-    lines = _data_lines(data, first.end(), end) if first else iter(())
-    line = -1
-    for match in chain(filter(None, [first]), begins):
-        while line < match.end():
-            if (line := next(lines, end)) >= end:
-                return False
-        if line < match.end() + _NEAR or _is_at_line_start(data, match.start()):
+    lines = _DataLines(data, start, end)
+    for match in _ANY_BEGIN.finditer(data, start, end):
+        limit = end if _is_at_line_start(data, match.start()) else min(end, match.end() + _NEAR)
+        if lines.has_one(match.start(), match.end(), limit):
             return True
     return False
+
+
+class _DataLines:
+    """Reads each line at most once, and only those that matter: most text has a "begin" in the middle of a line."""
+
+    def __init__(self, data: bytes | mmap.mmap, start: int, end: int) -> None:
+        self._data, self._at, self._end = data, start, end
+        self._after_one = False
+
+    def has_one(self, begin: int, first: int, limit: int) -> bool:
+        """Whether a line of data starts at `first` or later, but before `limit`. `begin` is in the line above."""
+        if self._at < begin and (line := self._data.rfind(b"\n", self._at, begin) + 1):
+            self._at, self._after_one = line, False
+        while self._at < limit:
+            here, found = self._at, self._data.find(b"\n", self._at, self._end)
+            line_end = found if found >= 0 else self._end
+            self._at = line_end + 1
+            is_data, self._after_one = _data_in(self._data[here : min(line_end, here + _LONGEST_LINE)], self._after_one)
+            if is_data and here >= first:
+                return True
+        return False
 
 
 def _uu_begins(raw: bytes) -> Iterator[tuple[re.Match[bytes], bool]]:
@@ -334,14 +351,21 @@ def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
     """Where lines of data are. Some programs take any characters, as prose has them too; so there must be two lines."""
     at, after_one = start, False
     for line in data[start:end].split(b"\n"):
-        text = line.rstrip(b"\r")
-        if text.strip():
-            texts = list(filter(None, (text, *_unescaped(text)))) if b"&" in text else [text]
-            is_like_data = any(map(_is_like_data, texts))
-            if any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES)):
-                yield at
-            after_one = is_like_data
+        is_data, after_one = _data_in(line, after_one)
+        if is_data:
+            yield at
         at += len(line) + 1
+
+
+def _data_in(line: bytes, after_one: bool) -> tuple[bool, bool]:
+    """Whether a line is data, and whether the next one may be because of it."""
+    text = line.rstrip(b"\r")
+    if not text.strip():
+        return False, after_one
+    texts = list(filter(None, (text, *_unescaped(text)))) if b"&" in text else [text]
+    is_like_data = any(map(_is_like_data, texts))
+    is_data = any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES))
+    return is_data, is_like_data
 
 
 def _is_data(line: bytes) -> bool:

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.names import candidates, described, located
+from bridge.mime.names import candidates, described, located, work
 from bridge.mime.words import as_text, decode_words
 
 LONG_VALUE = 2000  # bytes of one header field: a longer one is read as well, but programs may cut it
@@ -36,7 +36,7 @@ class Bounds:
     parts: int = 2000
     depth: int = 30
     header_bytes: int = 256 * 1024  # of one part
-    described_bytes: int = 1024 * 1024  # of all fields that describe parts: reading them takes longest
+    naming_work: int = 8_000_000  # of all fields that describe parts, see `names.work`: reading them takes longest
 
 
 @dataclass(slots=True)
@@ -54,14 +54,17 @@ class Part:
     names: set[str] = field(default_factory=set)  # the file names that mail programs may show, `filename` among them
     titles: set[str] = field(default_factory=set)  # what may be a name, or only a description
     doubts: set[str] = field(default_factory=set)  # why programs may read this part differently: `ambiguity`
-    described_bytes: int = 0  # of the fields that describe it
 
     def values(self, name: str) -> list[str]:
         return [value for key, value in self.fields if key == name]
 
 
-def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
-    """Every part, outermost first. The first part is the mail itself, with its header fields."""
+def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[Part]:
+    """Every part, outermost first. The first part is the mail itself, with its header fields.
+
+    Without `finds_files`, parts have no names, and what may be a file in a text that declares none is no doubt: nearly
+    all of the time is spent on that.
+    """
     todo = [_Span(0, len(data), 0)]
     count = described = 0
     while todo:
@@ -71,11 +74,12 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
             raise TooMuch("parts")
         if span.depth > bounds.depth:
             raise TooMuch("depth")
-        part = _read_part(data, span, bounds, bounds.described_bytes - described)
-        described += part.described_bytes
+        part = _read_part(data, span, bounds.header_bytes)
+        if finds_files:
+            described += _name(part, bounds.naming_work - described)
         if count == 1:
             part.doubts |= ambiguity.in_lines(data)
-        children = _children(data, part, span, bounds.parts - count - len(todo))
+        children = _children(data, part, span, bounds.parts - count - len(todo), finds_files)
         yield part
         todo.extend(reversed(children))
 
@@ -84,7 +88,7 @@ def doubts(data: Buffer, bounds: Bounds) -> set[str]:
     """All the reasons why mail programs may read the structure of this mail differently."""
     found: set[str] = set()
     with suppress(TooMuch):  # the scanning service decides about such mail
-        for part in walk(data, bounds):
+        for part in walk(data, bounds, finds_files=False):
             found |= part.doubts
     return found
 
@@ -99,28 +103,21 @@ class _Span(NamedTuple):
     default_type: str = "text/plain"
 
 
-def _read_part(data: Buffer, span: _Span, bounds: Bounds, room: int) -> Part:
-    head, body, doubts = _split_head(data, span.start, span.end, bounds.header_bytes)
+def _read_part(data: Buffer, span: _Span, header_bytes: int) -> Part:
+    head, body, doubts = _split_head(data, span.start, span.end, header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
     part.fields = _fields(head, doubts)
     doubts |= ambiguity.in_names(name for name, _ in part.fields)
-    described = [(name, value) for name, value in part.fields if name.startswith("content-")]
+    described = _described(part)
     if described:
-        part.described_bytes = sum(_work(value) for _, value in described)
-        if part.described_bytes > room:
-            raise TooMuch("names")
         doubts |= ambiguity.in_fields(described)
         _describe(part, described)
         doubts |= ambiguity.in_container(part.content_type, part.encoding)
     return part
 
 
-_NAMING = ("content-type", "content-disposition")
-_ENCODED_WORK = 4  # times that of other values
-
-
-def _work(value: str) -> int:
-    return len(value) * (_ENCODED_WORK if "%" in value or "=?" in value else 1)
+def _described(part: Part) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in part.fields if name.startswith("content-")]
 
 
 def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
@@ -130,17 +127,33 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.content_type = kind if "/" in kind else "text/plain"
         elif name == "content-transfer-encoding":
             part.encoding = value.strip(" \t").lower()[:40]  # a longer one has no meaning, cut or not
-        elif name == "content-disposition":
+
+
+def _name(part: Part, room: int) -> int:
+    """Find its names. Returns the work that this was; raises TooMuch if it would be more than `room`."""
+    fields = [(name, value) for name, value in _described(part) if _may_name(name, value)]
+    needed = sum(work(value) for _, value in fields)
+    if needed > room:
+        raise TooMuch("names")
+    for name, value in fields:
+        if name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
     for name, value in dict.fromkeys(fields):
-        if name in _NAMING and "name" in value.lower():
-            part.names |= candidates(value)
-        elif name == "content-location":
+        if name == "content-location":
             part.names |= located(value, is_shown=part.content_type.startswith(_SHOWN))
         elif name == "content-description":
             part.titles |= described(value)
+        else:
+            part.names |= candidates(value)
+    return needed
+
+
+def _may_name(name: str, value: str) -> bool:
+    if name in ("content-type", "content-disposition"):
+        return "name" in value.lower()
+    return name in ("content-location", "content-description")
 
 
 _SHOWN = ("text/", "image/", "multipart/")
@@ -195,7 +208,7 @@ def is_message(content_type: str) -> bool:
     return content_type.startswith("message/")
 
 
-def _children(data: Buffer, part: Part, span: _Span, room: int) -> list[_Span]:
+def _children(data: Buffer, part: Part, span: _Span, room: int, finds_files: bool) -> list[_Span]:
     depth = part.depth + 1
     if is_message(part.content_type) and part.encoding in ("7bit", "8bit", "binary"):
         return [_Span(part.body, part.end, depth, span.outer)]
@@ -207,11 +220,11 @@ def _children(data: Buffer, part: Part, span: _Span, room: int) -> list[_Span]:
         return []
     outer = (*span.outer, boundary)
     default_type = "message/rfc822" if part.content_type == "multipart/digest" else "text/plain"
-    spans = _between(data, part, boundary, room)
+    spans = _between(data, part, boundary, room, finds_files)
     return [_Span(start, end, depth, outer, default_type) for start, end in spans]
 
 
-def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[int, int]]:
+def _between(data: Buffer, part: Part, boundary: str, room: int, finds_files: bool) -> list[tuple[int, int]]:
     """The spans between delimiter lines; an unterminated last span extends to the end of the part."""
     mark = b"\n--" + boundary.encode("utf-8", "replace")
     found: list[tuple[int, int]] = []
@@ -222,7 +235,8 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
     before = at if at >= 0 else part.end
     if data.find(b"\n--", part.body, before) >= 0 or data[part.body : min(part.body + 2, before)] == b"--":
         part.doubts.add("preamble")
-    part.doubts |= ambiguity.in_text(data, part.body, at if at >= 0 else part.end)
+    if finds_files:
+        part.doubts |= ambiguity.in_text(data, part.body, before)
     while at >= 0:
         lines += 1
         if lines > 2 * room + 100:  # lines that only begin like a delimiter take time too
@@ -239,7 +253,8 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
             if closing:
                 if data.find(b"\n--", after, part.end) >= 0:
                     part.doubts.add("epilogue")
-                part.doubts |= ambiguity.in_text(data, after, part.end)
+                if finds_files:
+                    part.doubts |= ambiguity.in_text(data, after, part.end)
                 return found
             begin = line_end + 1 if line_end >= 0 else part.end
         at = data.find(mark, max(after - 1, begin - 1), part.end)

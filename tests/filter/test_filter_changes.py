@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.api.changes import Changes
-from bridge.filter.changes import FieldEdit, changed_head, edits
+from bridge.filter.changes import FieldEdit, changed_head, edits, too_many
 from bridge.mail.message import Message, Spool
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 from tests.rspamd_kit import RealRspamd, wanting
@@ -175,3 +175,11 @@ def test_each_tenant_of_an_lmtp_mail_gets_its_own_changes(tmp_path: Path, rspamd
         assert len(bridge.next_hop.mails) == 2
         for mail in bridge.next_hop.mails:
             assert mail.fields("Subject") == ["*** SPAM *** s"] and not mail.fields("X-Old")
+
+
+def test_a_sender_kept_forged_fields_by_writing_many() -> None:
+    """Of 600 fields that were to be removed, 100 stayed."""
+    head = b"X-Spam: No\r\n" * 600
+    wanted = Changes(remove=(("x-spam", 0),))
+    assert changed_head(head, wanted) == b"" and len(edits(head, wanted)) == 600
+    assert too_many(head, wanted) and not too_many(head[:1200], wanted) and not too_many(b"A: b\r\n" * 600, wanted)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
+from bridge.testing import RunningBridge, SmtpClient, answer, result, running_bridge, until
 from tests.hostile.hostile_kit import Hanging, MiB, Process, bridge_process, receives
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
@@ -58,6 +58,18 @@ def test_header_one_byte_per_segment_costs_no_extra_work(tmp_path: Path) -> None
             for _ in range(30_000):
                 client.send(b"x")
             assert client.say(b"\r\n.")[0].startswith(b"250 ")
+
+
+def test_deferred_mails_with_huge_message_ids_filled_the_memory(tmp_path: Path) -> None:
+    """The history kept the whole Message-ID of each deferred mail for days: 900 KB each, and 10,000 of them."""
+    with bridge_process(tmp_path) as bridge, bridge.client() as client:
+        bridge.scanner.reply = answer(200, result("undecided"))
+        client.open()
+        assert client.mail(b"Message-ID: <0@example.org>\r\n\r\nx\r\n").startswith(b"451 ")
+        with bridge.growing_at_most(30 * MiB):
+            for number in range(60):
+                head = b"Message-ID: <%d" % number + b"x" * 900_000 + b"@example.org>\r\n"
+                assert client.mail(head + b"\r\nx\r\n").startswith(b"451 ")
 
 
 def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:

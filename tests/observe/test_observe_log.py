@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.filter.headers import message_id
+from bridge.filter.headers import message_id, subject
 from bridge.observe import log_format, log_throttle, log_writer
 from bridge.observe.log_throttle import LogThrottle
 from bridge.testing import SmtpClient, free_port
@@ -119,6 +119,13 @@ def test_journald_gets_the_severity_of_each_line(tmp_path: Path, monkeypatch, as
 )
 def test_message_id_is_found_as_mail_servers_find_it(head: bytes, found: str) -> None:
     assert message_id(head, head.lower()) == found
+
+
+def test_fields_that_records_keep_are_bounded() -> None:
+    """Thousands of records may wait for a slow database, each with what its mail's author wrote."""
+    head = b"Subject: " + b"s" * 790 + b"\r\n" + b" more" * 100 + b"\r\nMessage-ID: <" + b"m" * 900_000 + b"@b>\r\n"
+    assert len(message_id(head, head.lower())) == 2050
+    assert len(subject(head, head.lower())) == 800
 
 
 BAD_SESSIONS = 2000

@@ -16,7 +16,7 @@ from bridge.mime.structure import Bounds
 from bridge.service.analysis import file_types, headers
 from bridge.service.analysis.inspection import MAX_SENDERS, WINDOW, Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.links import Links, host_of
-from bridge.service.analysis.pipeline import INLINE_DESCRIBED
+from bridge.service.analysis.pipeline import INLINE_NAMING
 from tests.service.service_kit import EICAR, mail
 
 PADDING = "".join(f' x-parameter-number-{i:03}="yyyyyyyyyyyyyyy";\r\n' for i in range(60))
@@ -81,13 +81,21 @@ def test_too_many_names_are_reported() -> None:
     field = NAMED + "filename=a; " * 20_000
     content = mail(f"--b\r\n{field}\r\n\r\n".encode() * 8, Content_Type="multipart/mixed; boundary=b")
     assert inspect(content, Limits()).limits == {"names"}
-    inline = Limits(archives=False, bounds=Bounds(described_bytes=INLINE_DESCRIBED))
-    parts = f"--b\r\n{NAMED}filename=a; x={'y' * 300}\r\n\r\nx\r\n" * 20
+    inline = Limits(archives=False, bounds=Bounds(naming_work=INLINE_NAMING))
+    parts = f"--b\r\n{NAMED}filename=a; x={'y' * 300}\r\n\r\nx\r\n" * 10
     few = mail(parts.encode() + b"--b--\r\n", Content_Type="multipart/mixed; boundary=b")
     many = few.replace(b"--b--", few[few.index(b"--b\r\n") :])
     assert inspect(few, inline).limits == set()
     with pytest.raises(NeedsProcess):
         inspect(many, inline)
+
+
+def test_short_names_in_many_encodings_stopped_the_event_loop() -> None:
+    """Forty bytes of a name took milliseconds, and counted as forty: 90 ms for a mail of 2 KB."""
+    inline = Limits(archives=False, bounds=Bounds(naming_work=INLINE_NAMING))
+    parts = "".join(f'--b\r\n{NAMED}filename="{i}%2525\'5=?q?%41(%28).x"\r\n\r\nx\r\n' for i in range(30))
+    with pytest.raises(NeedsProcess):
+        inspect(mail(f"{parts}--b--\r\n".encode(), Content_Type="multipart/mixed; boundary=b"), inline)
 
 
 EXTENSIONS = (
@@ -332,3 +340,39 @@ def test_a_file_in_an_appointment_was_missed() -> None:
     encoded = base64.b64encode(EICAR).decode()
     lines = f'BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64;X-FILENAME="x.com":\r\n {encoded[:40]}\r\n {encoded[40:]}\r\n'
     assert {"malware:eicar", "mime:executable"} <= tags(mail(lines.encode(), Content_Type="text/calendar"))
+
+
+# Files that are something else as well
+
+SMUGGLING = b'\r\n<a href="ht&#116;p&#58;//evil.example/">x</a><a download="x.js" href="data:text/plain,x">y</a>\r\n'
+
+
+@pytest.mark.parametrize("kind", ["x-unknown", "http", "news", "global", "rfc822", "delivery-status"])
+@pytest.mark.parametrize("start", [b"", b"X-Comment: <html>\r\n"])
+def test_a_file_called_a_message_was_missed(kind: str, start: bytes) -> None:
+    """Programs save a message of a type that they do not know under its name; only the mail in it was inspected."""
+    raw = mail(start + SMUGGLING, Content_Type=f"message/{kind}; name=page.html")
+    seen = inspect(raw, Limits())
+    assert "mime:executable" in seen.tags and "evil.example" in seen.hosts and seen.digests
+
+
+@pytest.mark.parametrize("name", ["invoice", "invoice.", "invoice 2026", ""])
+@pytest.mark.parametrize("kind", ["application/javascript", "application/hta", "text/vbscript"])
+def test_a_name_without_an_extension_hid_a_program(name: str, kind: str) -> None:
+    """Some programs add the extension of the type to such a name."""
+    assert "mime:executable" in tags(part(f'{NAMED}filename="{name}"' if name else NAMED, kind=kind))
+    assert "mime:executable" not in tags(part(f'{NAMED}filename="invoice.txt"', kind=kind))
+
+
+@pytest.mark.parametrize(
+    "field", ["Content-Base: http://evil.example/", "Content-Location: http://evil\r\n .example/a/b"]
+)
+def test_links_that_a_field_completes_were_missed(field: str) -> None:
+    """Some programs complete the links of a page with the address in these fields of its part."""
+    assert "evil.example" in inspect(part(field, kind="text/html", content=b'<a href="/x">y</a>'), Limits()).hosts
+
+
+def test_a_damaged_mail_in_the_format_of_outlook_had_no_tag() -> None:
+    """Outlook may still open it, and show its attachments."""
+    outlook = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504) + "__properties_version1.0".encode("utf-16-le")
+    assert "mime:unopened-archive" in tags(part(f"{NAMED}filename=x.msg", content=outlook))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+from bridge.matching.match import entries_about, find_address
+from bridge.service.lists.index import ListIndex, traits_of
+from bridge.service.lists.store import GLOBAL, PREDEFINED
 from tests.service.service_kit import CONFIG, EICAR, SOON_S, Lists, attached, mail, service, wait_for
 
 ANNA, BEN, SENDER = "anna@example.org", "ben@example.org", "news@shop.example"
@@ -47,3 +51,30 @@ def test_entries_of_a_tenant_count_for_its_mail_alone(tmp_path: Path) -> None:
         ours = border(ANNA) | {"tenantUid": TENANT}
         wait_for(lambda: running.submit(mail(b"x"), **ours).json["decision"] == "quarantine", SOON_S)
         assert running.submit(mail(b"x"), **border(ANNA)).json["decision"] == "deliver"
+
+
+def test_many_recipients_and_authors_stopped_the_event_loop() -> None:
+    """Every recipient was compared with every parent of every author's domain: 15 s for one mail."""
+    index = ListIndex(PREDEFINED, frozenset())
+    index.add(GLOBAL, "personal-blocked-senders", f"{ANNA} @shop.example")
+    index.add(GLOBAL, "blocked-domains", "other.example")
+    authors = [f"a@{number}.{'a.' * 110}shop.example" for number in range(200)]
+    recipients = [f"r{number}@example.org" for number in range(1000)]
+    start = time.thread_time()
+    assert index.match(None, traits_of(SENDER, authors, None, (), (), recipients)) == []
+    assert time.thread_time() - start < 1
+    assert index.match(None, traits_of("x@y.example", authors, None, (), (), [ANNA])) == ["personal-blocked-senders"]
+
+
+def test_the_entries_about_a_sender_are_those_that_are_looked_up() -> None:
+    for category in ("sender", "domain"):
+        for sender in ("a@b.c.example", "a@example", "", '"a@b"@example.org'):
+            looked_up: list[str] = []
+
+            class Words:
+                def __contains__(self, entry: object, found: list[str] = looked_up) -> bool:
+                    found.append(str(entry))
+                    return False
+
+            assert find_address(category, Words(), sender) is None
+            assert looked_up == list(entries_about(category, sender))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from hashlib import blake2b, sha256
 
 from bridge.mail.envelope import Envelope
-from bridge.mail.header_fields import clean_fields
+from bridge.mail.header_fields import clean_fields_from_top
 from bridge.mail.message import Message
 
 IN_A_THREAD_FROM = 64 * 1024  # bytes; hashing less is cheaper than handing it to a thread
@@ -71,7 +71,7 @@ def attempt_key(sender: str, message: Message) -> str:
 
 def lasting_head(head: bytes) -> bytes:
     """The header section without the Received fields at its top."""
-    fields = clean_fields(head)
+    fields = clean_fields_from_top(head)
     if fields is None:
         return head
     kept, position = [], 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -68,6 +68,7 @@ INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom 
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
+_BASES = frozenset({"content-base", "content-location"})
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 _SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
@@ -205,6 +206,7 @@ class _MailInspector:
                 self.header(part)
                 outermost = False
             self.named(part.titles)
+            self.bases(part)
             if part.content_type.startswith("multipart/"):
                 self.named(part.names)
             else:
@@ -228,7 +230,8 @@ class _MailInspector:
         quoted = list(encodings.quoted_readings(whole))
         try:
             texts = readings.texts(whole)
-            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in (*texts, *quoted)))
+            seen: set[bytes] = set()
+            names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in (*texts, *quoted)))
             names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
@@ -303,7 +306,7 @@ class _MailInspector:
             self.found.tags.add(_INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
-            self.named(part.names)
+            self.message_file(data, part, nesting)
             if nesting == 0 and part.depth:
                 self.quoted_until = part.end
             return  # `walk` yields its parts next
@@ -335,6 +338,20 @@ class _MailInspector:
             self.text(content, 0, len(content), part, nesting)
         if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
+
+    def bases(self, part: Part) -> None:
+        """Fields with the address of a part: programs complete the links in it with their hosts (RFC 2557)."""
+        for name, value in part.fields if self.limits.look_at_urls else ():
+            if name in _BASES:
+                self.links.scan(words.decode_words("".join(value.split())), is_html=False)
+
+    def message_file(self, data: Buffer, part: Part, nesting: int) -> None:
+        """A message with a name is a file as well: programs save it as it is if they do not know its type."""
+        self.named(part.names)
+        names = {name for name in part.names if not recognition.is_mail_name(name)}
+        if names and self.limits.look_at_mime:
+            file = replace(part, content_type="application/octet-stream", names=names, doubts=set())
+            self.attachment(data[part.body : part.end], file, nesting)
 
     def check_lines(self, data: Buffer, part: Part) -> None:
         """In the event loop: not too many lines that may be those of uuencode."""
@@ -411,7 +428,7 @@ class _MailInspector:
         if self.material is not None and nesting == 0:
             self.material.add_file(part.names, part.content_type)
         self.names(part.names or {""}, part.content_type, content)
-        if not part.names:
+        if not any(map(file_types.extension_of, part.names)):
             self.unnamed(content, part)
         if recognition.is_shown(part, content):
             self.text(content, 0, len(content), part, nesting)
@@ -429,10 +446,11 @@ class _MailInspector:
         self.file(content, part.names, nesting)
 
     def unnamed(self, content: bytes, part: Part) -> None:
+        """No name says how to open it, so its type does: some programs add the extension to a name that has none."""
         if file_types.is_program_type(part.content_type):
             self.found.tags.add("mime:executable")
         is_text = part.content_type.startswith("text/")  # whose subject may be about a file
-        if not is_text and not file_types.family_of(content) and not archives.kind_of(content):
+        if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
                 self.named(file_names.titles(subject))
 

@@ -69,7 +69,9 @@ def office_members(content: bytes, budget: Budget) -> Iterator[Member]:
 
 def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     names: dict[str, None] = {}
+    is_damaged = True
     for entry in entries(content, budget):
+        is_damaged = False
         name = entry.name.lower()
         if entry.class_id == _EQUATION_CLASS or name == "equation native":
             yield Member((), None, tags=(EQUATION,))
@@ -85,7 +87,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
             names[entry.content.decode("utf-16-le", "replace")[-255:]] = None
         yield from _of_macros(entry.content, budget)
         yield from _of_stream(entry, name, budget)
-    yield Member(tuple(names)[:1000], None)
+    yield Member(tuple(names)[:1000], None, tags=(UNOPENED,) if is_damaged else ())
 
 
 def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:

@@ -46,7 +46,7 @@ from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
 
 INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
 INLINE_PARTS = 200  # 10 ms; ordinary mail of this size has fewer than ten
-INLINE_DESCRIBED = 8 * 1024  # bytes of all fields that describe parts; in a few mails, they are longer than 2 KiB
+INLINE_NAMING = 10_000  # work for the names of all parts (see `bridge.mime.names`): 10 ms
 MAX_SCORE = 1e9
 
 log = logging.getLogger("bridge.service")
@@ -323,7 +323,7 @@ def limits_of(analyzers: Analyzers, *, archives: bool = True, envelope_from: str
     return Limits(
         bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
         if archives
-        else Bounds(min(mime.max_parts, INLINE_PARTS), mime.max_depth, mime.max_header_size, INLINE_DESCRIBED),
+        else Bounds(min(mime.max_parts, INLINE_PARTS), mime.max_depth, mime.max_header_size, INLINE_NAMING),
         archive_depth=mime.max_archive_depth,
         archive_members=mime.max_archive_members,
         extracted_bytes=mime.max_extracted_size,

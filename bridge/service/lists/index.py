@@ -12,9 +12,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from bridge.mail.address import comparable_address
-from bridge.matching.match import Length, address, find_address, find_network
+from bridge.matching.match import DOMAIN, SENDER, Length, address, entries_about, find_network
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
 
@@ -68,49 +69,56 @@ class ListIndex:
     def match(self, tenant: str | None, traits: Traits) -> list[str]:
         """The names of all lists that match this mail, of the tenant and of the deployment-global scope."""
         found = set()
+        envelope = _Senders((traits.envelope_sender,))
+        every = _Senders((traits.envelope_sender, *traits.header_senders))
         for scope in (GLOBAL, tenant) if tenant else (GLOBAL,):
-            found |= {name for name in self._words.get(scope, {}) if self._matches(scope, name, traits)}
+            for name in self._words.get(scope, {}):
+                # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
+                if self._matches(scope, name, traits, envelope if name in self._allowing else every):
+                    found.add(name)
             found |= {name for name, lengths in self._networks.get(scope, {}).items() if _within(lengths, traits)}
         return sorted(found)
 
-    def _matches(self, scope: str, name: str, traits: Traits) -> bool:
-        # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
-        senders = [traits.envelope_sender]
-        if name not in self._allowing:
-            senders += traits.header_senders
+    def _matches(self, scope: str, name: str, traits: Traits, senders: _Senders) -> bool:
         category, words = self._categories[name], self._words[scope][name]
         match category:
-            case "sender" | "domain":
-                return any(find_address(category, words, sender) for sender in senders)
+            case "sender":
+                return not words.isdisjoint(senders.entries)
+            case "domain":
+                return not words.isdisjoint(senders.domains)
             case "url":
                 return _has_host(words, sorted(self._labels[scope, name]), traits.hosts)
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case "personal":
-                return _all_agree(words, traits.recipients, senders)
+                return _all_agree(words, traits.recipients, senders.entries)
             case _:
                 return False
 
 
-def _all_agree(words: set[str], recipients: Iterable[str], senders: list[str]) -> bool:
-    """Whether every recipient has an entry about one of the senders: one decision applies to all of them."""
-    found = [
-        any(find_address("sender", _SendersOf(words, comparable_address(recipient)), sender) for sender in senders)
-        for recipient in recipients
-    ]
-    return bool(found) and all(found)
+class _Senders:
+    """What lists may say about some senders. Computed once: each may have 200 addresses of more than 100 labels."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self._addresses = addresses
+
+    @cached_property
+    def entries(self) -> dict[str, None]:
+        return dict.fromkeys(entry for each in self._addresses for entry in entries_about(SENDER, each))
+
+    @cached_property
+    def domains(self) -> dict[str, None]:
+        return dict.fromkeys(entry for each in self._addresses for entry in entries_about(DOMAIN, each))
 
 
-class _SendersOf:
-    """The senders that one recipient has entries about, for `in`."""
+def _all_agree(words: set[str], recipients: tuple[str, ...], entries: Iterable[str]) -> bool:
+    """Whether every recipient has one of these entries: one decision applies to all of them.
 
-    __slots__ = ("_recipient", "_words")
-
-    def __init__(self, words: set[str], recipient: str) -> None:
-        self._words, self._recipient = words, recipient
-
-    def __contains__(self, sender: object) -> bool:
-        return f"{self._recipient} {sender}" in self._words
+    Ends with the first who has none: a mail may have thousands of recipients.
+    """
+    return bool(recipients) and all(
+        any(f"{normal} {entry}" in words for entry in entries) for normal in map(comparable_address, recipients)
+    )
 
 
 def _has_host(words: set[str], counts: list[int], hosts: Iterable[str]) -> bool:
