@@ -66,6 +66,8 @@ class Actions:
                     text = "listener %s: %s: the mail server cannot hold mail; %s is deferred"
                     log.warning(text, session.listener, session.peer, tx.id)
                     return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
+                case Action.HOLD if self._relay is None and _has_too_many(tx, result):
+                    return _too_many(record, result)
                 case Action.HOLD if self._relay is None:
                     stamp = self._headers.stamp(tx.id, result, str(why)) + _added(result)
                     return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
@@ -123,10 +125,9 @@ class Actions:
             record.unscanned = unscanned.partition(" ")[0]
         stamp = self._headers.stamp(tx.id, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
+        if _has_too_many(tx, result):
+            return _too_many(record, result)
         if result is not None and result.changes is not None:
-            if changes.too_many(tx.message.head(), result.changes):
-                record.rule = rule_of_refusal(TOO_MANY_FORGED)
-                return Outcome(Action.REJECT, with_id(TOO_MANY_FORGED, tx.id, _ggrid(result)), result)
             stamp += result.changes.add
             if self._relay is None:
                 edits = _edits(tx, result)
@@ -180,6 +181,16 @@ def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | N
             replies = tuple(_with_our_id(reply, tx.id, ggrid) for reply in exc.replies)
     action = Action.REJECT if exc.reply.code >= 500 else Action.TEMPFAIL
     return Outcome(action, _with_our_id(exc.reply, tx.id, ggrid), result, stamp, replies)
+
+
+def _has_too_many(tx: Transaction, result: AnalysisResult | None) -> bool:
+    wanted = None if result is None else result.changes
+    return wanted is not None and changes.too_many(tx.message.head(), wanted)
+
+
+def _too_many(record: Record, result: AnalysisResult | None) -> Outcome:
+    record.rule = rule_of_refusal(TOO_MANY_FORGED)
+    return Outcome(Action.REJECT, with_id(TOO_MANY_FORGED, record.tx.id, _ggrid(result)), result)
 
 
 def _with_our_id(reply: Reply, mail_id: str, ggrid: str) -> Reply:
