@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from bridge.mime.references import unescaped
 from bridge.service.analysis import archives, file_types
 from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.more_archives import UNOPENED
 from bridge.service.analysis.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.pdf_files import ENCRYPTED
 from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_objects, rtf_templates
