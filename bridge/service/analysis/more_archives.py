@@ -125,8 +125,9 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
             if member.broken:
                 yield Member((), None, tags=(UNOPENED,))
         else:
-            if count == 0 and ffi.read_has_encrypted_entries(archive) == 1:
-                yield Member((), None, encrypted=True)
+            if count == 0:  # other programs may find something
+                is_encrypted = ffi.read_has_encrypted_entries(archive) == 1
+                yield Member((), None, encrypted=is_encrypted, tags=(UNOPENED,))
 
 
 @contextmanager
