@@ -101,8 +101,11 @@ def test_an_encrypted_7z_archive_has_the_tag(options: list[str], tmp_path: Path)
 
 
 def test_a_bomb_and_damaged_archives_end_within_the_limits() -> None:
+    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
     bomb = subprocess.run(["zstd", "-q"], input=bytes(4 << 20), capture_output=True, check=True).stdout
     assert inspect(attached(bomb), replace(ALL, extracted_bytes=1 << 20)).limits == {"archive-size"}
+    assert "mime:unopened-archive" in tags(b"070701" + b"\xff" * 200)  # crashed the process
+    assert "mime:unopened-archive" in tags(rar5("a", b"")[:8] + b"\0\0\0\0\x05\x02\x01\xff\x7f\0")
     for whole in (written("7zip"), written("iso9660"), rar5("a.txt", EICAR)):
         for end in range(40, len(whole), len(whole) // 7):
             assert not any(tag.startswith("failed") for tag in tags(whole[:end]))

@@ -112,17 +112,22 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
                 budget.take_work(_MEMBER_WORK)
                 if ffi.entry_filetype(entry) & 0o170000 != 0o040000:
                     own = _stems(names) if kind in SINGLE else _names(ffi, entry)
-                    yield _member(ffi, archive, entry, kind, own, budget)
+                    member, is_over = _member(ffi, archive, entry, kind, own, budget)
+                    yield member
+                    if is_over:
+                        raise BadArchive
         except ArchiveError as exc:
-            member = _unread(ffi, archive, exc, ())
+            member = _unread(ffi, archive if count else None, exc, ())
             if count or not member.broken:
                 yield member
             if count and member.broken:
                 raise BadArchive from None
             if member.broken:
                 yield Member((), None, tags=(UNOPENED,))
-        if count == 0 and ffi.read_has_encrypted_entries(archive) == 1:
-            yield Member((), None, encrypted=True)
+        else:
+            if count == 0:  # other programs may find something
+                is_encrypted = ffi.read_has_encrypted_entries(archive) == 1
+                yield Member((), None, encrypted=is_encrypted, tags=(UNOPENED,))
 
 
 @contextmanager
@@ -145,12 +150,14 @@ def _prepared(kind: str, options: bytes) -> Iterator[tuple[Any, int, int]]:
         ffi.read_free(archive)
 
 
-def _member(ffi: Any, archive: int, entry: int, kind: str, names: tuple[str, ...], budget: Budget) -> Member:
-    """One file. A damaged or encrypted one leaves the others readable, unless the library says otherwise."""
+def _member(
+    ffi: Any, archive: int, entry: int, kind: str, names: tuple[str, ...], budget: Budget
+) -> tuple[Member, bool]:
+    """One file, and whether it is the last that can be read: after a fatal error, libarchive would crash."""
     from libarchive.exception import ArchiveError
 
     if ffi.entry_is_encrypted(entry):
-        return Member(names, None, encrypted=True)
+        return Member(names, None, encrypted=True), False
     buffer = ffi.ctypes.create_string_buffer(_BLOCK)
     pieces: list[bytes] = []
     size = 0
@@ -159,15 +166,19 @@ def _member(ffi: Any, archive: int, entry: int, kind: str, names: tuple[str, ...
             budget.take(length)
             size += length
             if size > MAX_MEMBER:
-                return Member(names, b"".join(pieces), limit="archive-size")
+                return Member(names, b"".join(pieces), limit="archive-size"), False
             pieces.append(ffi.ctypes.string_at(buffer, length))
     except ArchiveError as exc:
-        return _unread(ffi, archive, exc, names, b"".join(pieces) or None)
-    return Member(names, b"".join(pieces), broken=length < 0, is_disputed=kind not in _SEEN_BY_ENGINES)
+        member = _unread(ffi, archive, exc, names, b"".join(pieces) or None)
+        return member, exc.retcode == ffi.ARCHIVE_FATAL
+    return Member(names, b"".join(pieces), broken=length < 0, is_disputed=kind not in _SEEN_BY_ENGINES), False
 
 
-def _unread(ffi: Any, archive: int, exc: Any, names: tuple[str, ...], content: bytes | None = None) -> Member:
-    """Why the library does not read on: only its text tells what it does not support from what is damaged."""
+def _unread(ffi: Any, archive: int | None, exc: Any, names: tuple[str, ...], content: bytes | None = None) -> Member:
+    """Why the library does not read on: only its text tells what it does not support from what is damaged.
+
+    `archive` is None if no format was recognised: asked about such an archive, libarchive crashes.
+    """
     text = str(exc).lower()
     if "encrypt" in text or "passphrase" in text:
         return Member(names, None, encrypted=True)
@@ -175,7 +186,7 @@ def _unread(ffi: Any, archive: int, exc: Any, names: tuple[str, ...], content: b
         return Member(names, content, limit="archive-memory")
     if "support" in text:  # "unsupported", "not supported"
         return Member(names, content, tags=(UNOPENED,))
-    if ffi.read_has_encrypted_entries(archive) == 1:
+    if archive is not None and ffi.read_has_encrypted_entries(archive) == 1:
         return Member(names, None, encrypted=True)
     return Member(names, content, broken=True)
 

@@ -43,7 +43,7 @@ def _read_header(content: bytes, at: int, found: RarFacts) -> int:
     data, at = _number(content, at) if flags & _HAS_DATA else (0, at)
     if kind == _MAIN:
         found.is_volume = bool(_number(content, at)[0] & _VOLUME)
-    if kind == _ENCRYPTION or (kind in (_FILE, _SERVICE) and _has_encryption(content, end - extra, end)):
+    if kind == _ENCRYPTION or (kind in (_FILE, _SERVICE) and _has_encryption(content, max(at, end - extra), end)):
         found.is_encrypted = True
     return max(end, at) + data
 
