@@ -71,11 +71,19 @@ class Exchange:
                     raise DeadlinePassed(None)
                 if not host.dialect.is_ready and request is not STATUS:
                     await self._introduce(host, deadline)
+                request_id = new_id()
+                content = request.to(host, request_id)  # may raise, so before a connection is taken
                 connection = None if again else host.take_idle(now)
                 reused = connection is not None
                 if connection is None:
                     connection = await self._connect(host, deadline)
-                answer = await self._ask_over(connection, reused, host, request, now, deadline, on_slow)
+                trial_s = min(self._connect_timeout_s, (deadline - now) / 2)
+                when_slow = partial(on_slow, host, request, now, trial_s) if on_slow is not None else None
+                slow_at = deadline - trial_s * _SLOW_LEAD
+                # Not bound here: it holds the error, whose traceback holds this frame.
+                answer = await self._answer(
+                    host, connection, reused, connection.ask(content, deadline, request_id, slow_at, when_slow)
+                )
                 if answer is not None:
                     if answer.status < 400 or renewed or not host.dialect.has_forgotten_us(answer):
                         return answer
@@ -85,25 +93,13 @@ class Exchange:
             exc.was_sent = again  # the server closed the idle connection, or the request was its end
             raise
 
-    async def _ask_over(
-        self,
-        connection: ScannerConnection,
-        reused: bool,
-        host: Host,
-        request: Request,
-        now: float,
-        deadline: float,
-        on_slow: OnSlow | None,
+    async def _answer(
+        self, host: Host, connection: ScannerConnection, reused: bool, waiting: asyncio.Future[Answer]
     ) -> Answer | None:
         """None: most likely a reused connection was closed before the request was read, or has lost count of answers.
 
         Raises DeadlinePassed, ScanError.
         """
-        request_id = new_id()
-        trial_s = min(self._connect_timeout_s, (deadline - now) / 2)
-        when_slow = partial(on_slow, host, request, now, trial_s) if on_slow is not None else None
-        content = request.to(host, request_id)
-        waiting = connection.ask(content, deadline, request_id, deadline - trial_s * _SLOW_LEAD, when_slow)
         try:
             answer = await waiting
         except WrongAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, ScanFailed, ScanTimeout, ScanUnavailable
 from bridge.scanner import host
+from bridge.scanner.exchange import Exchange
 from bridge.testing import eventually
 from tests.scanner.fault_server import (
     MAIL,
@@ -353,3 +355,22 @@ async def test_a_cancelled_upload_is_not_finished() -> None:
             await task
         server.gone.set()
     assert 0 < seen < len(LARGE) // 2
+
+
+async def test_a_mail_that_a_host_does_not_take_costs_no_connection() -> None:
+    """The dialect knows the host's limit, and refuses the mail; the idle connection stays for the next one."""
+
+    class TooLarge:
+        tenant_uid = None
+
+        def to(self, host: host.Host, request_id: bytes) -> Iterable[bytes]:
+            raise MessageTooLarge("more than the host accepts")
+
+    async with faults() as server, scanner_of(server) as scanner:
+        await submit(scanner)
+        exchange = Exchange(connect_timeout_s=5.0)
+        for _ in range(3):
+            with pytest.raises(MessageTooLarge):
+                await exchange.ask(scanner.hosts[0], TooLarge(), asyncio.get_running_loop().time() + 10)
+        await submit(scanner)
+        assert server.connections == 1

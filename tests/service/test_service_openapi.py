@@ -82,7 +82,7 @@ def test_every_error_in_the_code_is_documented():
     for path in (ROOT / "bridge" / "service").rglob("*.py"):
         used |= set(re.findall(r"(?:Refused\(\s*\d+,|Failure\()\s*\"(\w+)\"", path.read_text()))
     server = (ROOT / "bridge" / "runtime" / "http_server.py").read_text()
-    used |= (by_server := set(re.findall(r"_refuse\(\d+, \"(\w+)\"", server)))
+    used |= (by_server := set(re.findall(r"\.refuse\(\d+, \"(\w+)\"", server)))
     assert used and by_server
     assert used <= openapi.ERRORS.keys()
 

@@ -33,7 +33,7 @@ def test_rules_become_tags_and_the_score_is_scaled(tmp_path, spamd):
         relay = running.submit(
             mail(), remoteAddress="192.0.2.9", senderHelo="x)\r\nEvil: y", sender="a@b\r\nEvil: z"
         ).json
-        assert relay["tags"] == ["spamassassin:LAB_RELAY"]
+        assert relay["tags"] == ["sender:unaligned", "spamassassin:LAB_RELAY"]
         good = running.submit(mail(b"plugh\r\n", Subject="thanks")).json
         assert (good["decision"], "spamassassin:LAB_GOOD" in good["tags"]) == ("quarantine", True)
         assert running.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:spamassassin"]
