@@ -24,6 +24,7 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.yaml_file import Path_, Tree, Trees
 from bridge.service import settings
+from bridge.service.section import Section
 from bridge.service.settings import PERMISSIONS, ServiceConfig
 
 GUARD = Path("guard", "core", "guard.yml")
@@ -34,12 +35,12 @@ _PLACEHOLDER = re.compile(r"^[^#\n]*https?://[^\s,]*[{}]", re.MULTILINE)
 _REST_API = re.compile(r"^[^#\n]*\brestApi\s*\{", re.MULTILINE)
 
 
-class _NoKeys(settings.Section):
+class _NoKeys(Section):
     """A section that has only to be present."""
 
 
 # The sections of the documented files: the key -> the model of what is below it (of each entry of a list).
-_SECTIONS: dict[type[settings.Section], dict[str, type[settings.Section]]] = {
+_SECTIONS: dict[type[Section], dict[str, type[Section]]] = {
     settings.Guard: {"scanSources": settings.ScanSources},
     settings.ScanSources: {"restApi": _NoKeys},
     settings.Abby: {"serviceProviders": settings.ServiceProviders, "staticApiTokens": settings.StaticApiToken},
@@ -204,7 +205,7 @@ class _Reading:
             if isinstance(abby, dict):
                 self.value["abby"] = {key: value for key, value in abby.items() if key != "serviceProviders"}
 
-    def _known(self, value: Any, model: type[settings.Section], where: Path_, trees: Trees) -> Any:
+    def _known(self, value: Any, model: type[Section], where: Path_, trees: Trees) -> Any:
         """`value` without the keys that `model` does not have."""
         if isinstance(value, list):
             return [self._known(entry, model, (*where, i), trees) for i, entry in enumerate(value)]
@@ -244,7 +245,7 @@ def _kind(value: dict[str, Any], path: Path, kind: str) -> str:
     return matches[0] if len(matches) == 1 else "service"
 
 
-def _home(key: str, model: type[settings.Section]) -> str:
+def _home(key: str, model: type[Section]) -> str:
     """The section below which a key was probably meant to be."""
     homes = {settings.Guard: "scanSources", settings.Abby: "serviceProviders", settings.ServiceProviders: "core"}
     home = homes.get(model, "")

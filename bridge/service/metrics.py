@@ -34,6 +34,12 @@ class ServiceMetrics:
             "scanservice_scan_seconds", "Time from the header of a request to its answer.", buckets=BUCKETS,
             registry=self.registry,
         )  # fmt: skip
+        self._jobs = Counter(
+            "scanservice_jobs", "Jobs that this worker took from the queue, by what became of them.", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        for outcome in ("answered", "dropped", "returned"):
+            self._jobs.labels(outcome)
         for decision in Decision:
             self._decisions.labels(str(decision))
         for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
@@ -53,11 +59,20 @@ class ServiceMetrics:
             self._gauges[name] = Gauge(f"scanservice_{name}", text, registry=self.registry)
         self._gauges[name].set_function(value)
 
+    def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
+        """Whether the last one succeeded, and since when the configuration is in use."""
+        self.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
+        in_use = "Unix time since which the configuration has been in use."
+        self.gauge("config_time_seconds", in_use, lambda: last()[1])
+
     def decided(self, decision: Decision) -> None:
         self._known[decision].inc()
 
     def engine_failed(self, name: str) -> None:
         self._failures.labels(name).inc()
+
+    def job(self, outcome: str) -> None:
+        self._jobs.labels(outcome).inc()
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()

@@ -19,9 +19,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PrivateAttr,
@@ -35,6 +33,8 @@ from pydantic import (
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
+from bridge.service.nats_settings import Nats
+from bridge.service.section import Section, abby_directory, token_path
 
 KiB, MiB = 1024, 1024**2
 REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
@@ -53,10 +53,6 @@ class Timings:
     probe_interval_s: float = 2.0  # between two probes of an excluded core node
     head_s: float = 30.0  # for a request's head
     upload_idle_s: float = 60.0  # the longest pause within an upload
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 AddressField = Annotated[
@@ -120,18 +116,13 @@ class Guard(Section):
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
 
 
-def _abby_directory(info: ValidationInfo) -> Path:
-    """The directory that file names in the section `abby` are relative to."""
-    context = info.context or {}
-    return Path(context.get("abby_directory") or context.get("directory") or "")
-
-
 class Core(Section):
     hosts: list[str] = Field([], description="Base URLs of core nodes; if empty, this process analyzes mail itself.")
     longRequestTimeout: int = Field(  # noqa: N815
         3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )
     caFile: str | None = Field(None, description="CA certificates for the hosts, instead of the system's.")  # noqa: N815
+    nats: Nats | None = Field(None, description="Pass scans on to workers through a queue in NATS, instead of hosts.")
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("hosts", mode="before")
@@ -150,7 +141,9 @@ class Core(Section):
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Core:
-        self._directory = _abby_directory(info)
+        if self.hosts and self.nats is not None:
+            raise ValueError("set either hosts or nats: a scan goes to core nodes or into the queue")
+        self._directory = abby_directory(info)
         return self
 
     @property
@@ -211,7 +204,7 @@ class StaticApiToken(Section):
             raise ValueError("set either token or token_file")
         if not files:
             return {**value, "token": given}
-        found = [token for name in files for token in _tokens_in(str(name), _abby_directory(info))]
+        found = [token for name in files for token in _tokens_in(str(name), abby_directory(info))]
         return {**value, "token": found}
 
     @field_validator("permissions", mode="before")
@@ -246,13 +239,6 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def token_path(name: str, directory: Path) -> Path:
-    """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
-    beside_config = directory / name
-    credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / name
-    return credential if os.path.exists(credential) else beside_config  # noqa: PTH110 (Path.exists may raise)
-
-
 def _tokens_in(name: str, directory: Path) -> list[str]:
     """One per line. Raises ValueError."""
     try:
@@ -268,7 +254,7 @@ def _tokens_in(name: str, directory: Path) -> list[str]:
 
 class Abby(Section):
     serviceProviders: ServiceProviders = ServiceProviders()  # noqa: N815
-    staticApiTokens: list[StaticApiToken] = []  # noqa: N815
+    staticApiTokens: list[StaticApiToken] = Field([])  # noqa: N815
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("staticApiTokens", mode="before")
@@ -291,7 +277,7 @@ class Abby(Section):
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Abby:
-        self._directory = _abby_directory(info)
+        self._directory = abby_directory(info)
         return self
 
     @property
@@ -383,7 +369,7 @@ class Analyzers(Section):
     authentication: Authentication | None = None
     clamav: ClamAv | None = None
     rspamd: Rspamd | None = None
-    plugins: dict[str, Plugin] = {}
+    plugins: dict[str, Plugin] = Field({})
     processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
 
@@ -428,6 +414,14 @@ class Decisions(Section):
         return frozenset(name for name in lists if any(fnmatchcase(f"list:{name}", tag) for tag in patterns))
 
 
+class Worker(Section):
+    """What `scanbridge service worker` has of its own."""
+
+    listen: AddressField | None = Field(
+        None, description="Where a worker answers /livez, /readyz and /metrics; nowhere if absent."
+    )
+
+
 class Records(Section):
     retention: Duration = Field(30 * 86400.0, description="How long analysis records are kept.")
 
@@ -440,10 +434,11 @@ class ServiceConfig(Section):
     guard: Guard = Guard()
     abby: Abby = Abby()
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
-    lists: list[ListDefinition] = []
+    lists: list[ListDefinition] = Field([])
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Field(Decisions(), validate_default=True)
     records: Records = Records()
+    worker: Worker = Worker()
     log_scans: bool = Field(True, description="Log one line per analysis.")
     _directory: Path = PrivateAttr(default=Path())
 

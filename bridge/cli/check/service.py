@@ -27,8 +27,9 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
+from bridge.service.section import token_path
 from bridge.service.server import tls_context
-from bridge.service.settings import StaticApiToken, Timings, token_path
+from bridge.service.settings import StaticApiToken, Timings
 from bridge.service.store import DATABASE_ID, Store
 
 CONNECT_TIMEOUT_S = 5.0
