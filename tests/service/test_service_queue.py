@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from nats.js.errors import NotFoundError
 
 from bridge.service.cluster.queue import NOT_WANTED
-from bridge.service.cluster.wire import WorkerSign, read_job
+from bridge.service.cluster.wire import JobHead, WorkerSign, read_job
 from tests.nats_kit import NatsServer
 from tests.service.cluster_kit import SlowRspamd, in_queue, nats_with_accounts, worker
 from tests.service.service_kit import (
@@ -29,6 +29,7 @@ from tests.service.service_kit import (
     parameters_json,
     service,
     submit_head,
+    until,
     wait_for,
 )
 
@@ -223,10 +224,17 @@ async def _taken(cluster, front, count: int):
         await client.close()
 
 
-def _pretend(cluster, front) -> None:
-    """A sign of life of a worker that does not exist, so that the service accepts mail."""
+def _queued(front, content: bytes) -> Submitting:
+    """A client whose mail is in the queue, although there is no worker: the service is told that there is one."""
     queue = front.server._site._backend
-    front.loop.call_soon_threadsafe(queue.members.worker, WorkerSign("pretended", 1, 0, 10, 10))
+
+    def placed() -> Submitting | None:
+        front.loop.call_soon_threadsafe(queue.members.worker, WorkerSign("pretended", 1, 0, 10, 10))
+        client = Submitting(front, content)
+        wait_for(lambda: client.answer is not None or in_queue(front)[0] == 1)
+        return client if client.answer is None else None
+
+    return until(placed, "a mail in the queue")
 
 
 def test_a_mail_that_kills_workers_is_incomplete(cluster, text, tmp_path):
@@ -237,8 +245,7 @@ def test_a_mail_that_kills_workers_is_incomplete(cluster, text, tmp_path):
             pass
 
     with service(tmp_path, text()) as front:
-        _pretend(cluster, front)
-        client = Submitting(front, mail())
+        client = _queued(front, mail())
         asyncio.run(kill_three())
         with worker(tmp_path, text()):
             answer = client.result().json
@@ -259,8 +266,7 @@ def test_the_first_of_two_answers_counts(cluster, text, tmp_path):
             return said
 
     with service(tmp_path, text()) as front:
-        _pretend(cluster, front)
-        client = Submitting(front, mail())
+        client = _queued(front, mail())
         said = asyncio.run(answer_twice())
         assert client.result().json["decision"] == "bounce"
         assert said[2] == NOT_WANTED or client.answer.json["decision"] == "bounce"
@@ -270,20 +276,22 @@ def test_a_job_of_a_dead_service_is_dropped(cluster, text, tmp_path, rspamd):
     """A service that was killed waits for nothing; its large mail is removed from the object store, too."""
     configuration = text(analyzers=rspamd.analyzers)
 
-    async def orphan() -> None:
-        async with _taken(cluster, dying, 1) as (client, head, names):
-            gone = replace(head, node="gone", ggrid="0" * 8 + head.ggrid[8:])
-            await client.jetstream().publish(names.jobs, gone.to_bytes())
-            source = await client.jetstream().pull_subscribe_bind(names.consumer, names.stream)
-            for message in await source.fetch(2, timeout=10):
-                await message.nak()
+    async def leave_behind() -> None:
+        names, client = front.server._site._backend._names, await cluster.connect()
+        job = JobHead(str(uuid4()), "gone", "2026-11-16", 3, None)
+        store = await client.jetstream().object_store(names.bucket)
+        await store.put(job.ggrid, b"x" * MIB)
+        await client.jetstream().publish(names.jobs, job.to_bytes())
+        source = await client.jetstream().pull_subscribe_bind(names.consumer, names.stream)
+        (message,) = await source.fetch(1, timeout=10)
+        await message.nak()  # it was begun once; it would also be asked for after a wait
+        await client.close()
 
-    with service(tmp_path, configuration) as dying:
-        _pretend(cluster, dying)
-        with _connected_client(dying, attached(b"x" * MIB)):
-            asyncio.run(orphan())
+    with service(tmp_path, configuration) as front:
+        asyncio.run(leave_behind())
+        assert in_queue(front)[1] > 1
         with worker(tmp_path, configuration):
-            wait_for(lambda: in_queue(dying) == (0, 0))
+            wait_for(lambda: in_queue(front) == (0, 0))
         assert not rspamd.mails
 
 
@@ -300,7 +308,7 @@ def test_another_account_can_neither_read_nor_answer(cluster, text, tmp_path):
         async with _taken(cluster, front, 1) as (_, head, names):
             forged = json.dumps({"ggrid": head.ggrid, "decision": "drop"}).encode()
             try:
-                await others.request(names.answers(head.node, head.ggrid), forged, timeout=2)
+                await others.request(names.answers(head.node, head.ggrid), forged, timeout=0.5)
             except TimeoutError:  # they are their own only listener
                 pass
             for stream in (names.stream, f"OBJ_{names.bucket}"):
@@ -311,8 +319,7 @@ def test_another_account_can_neither_read_nor_answer(cluster, text, tmp_path):
         return head.ggrid
 
     with service(tmp_path, text()) as front:
-        _pretend(cluster, front)
-        client = Submitting(front, mail(b"a secret\r\n"))
+        client = _queued(front, mail(b"a secret\r\n"))
         asyncio.run(listen_and_forge())
         with worker(tmp_path, text()):
             assert client.result().json["decision"] == "deliver"

@@ -13,7 +13,13 @@ import pytest
 from tests.requirements import need, unavailable
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
-SERVICES = ["scanbridge.service", "scanbridge@.service", "scanbridge-scanner.service", "scanbridge-console.service"]
+SERVICES = [
+    "scanbridge.service",
+    "scanbridge@.service",
+    "scanbridge-scanner.service",
+    "scanbridge-worker.service",
+    "scanbridge-console.service",
+]
 WORST = 1.2
 
 
@@ -66,7 +72,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(installed: Path) -> None:
     """`systemd-analyze verify` reports nothing about any of them, including instances."""
     need_analyze()
     names = [file.name.replace("@.", "@one.") for file in SYSTEMD.glob("scanbridge*")]
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         if "@" in name:
             template = installed / "etc/systemd/system" / re.sub("@.*[.]", "@.", name)
@@ -109,6 +115,15 @@ def test_the_console_is_as_strict_as_the_bridge() -> None:
     assert console["StateDirectory"] == bridge["StateDirectory"] and console["User"] == ["scanbridge"]
     kinds = ("Protect", "Private", "Restrict", "SystemCall", "Capability", "NoNew", "Lock", "MemoryDeny", "UMask")
     assert [key for key in bridge if key.startswith(kinds) and bridge[key] != console.get(key)] == []
+
+
+def test_a_worker_is_as_strict_as_the_service() -> None:
+    """It does the same work, on other machines."""
+    service, worker = unit("scanbridge-scanner.service")["Service"], unit("scanbridge-worker.service")["Service"]
+    places = {"ExecStart", "LoadCredential", "StateDirectory", "ExecStopPost"}
+    assert {key: value for key, value in service.items() if key not in places} == {
+        key: value for key, value in worker.items() if key not in places
+    }
 
 
 def test_sockets_are_those_of_the_usual_configuration() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import ssl
 import time
@@ -210,7 +211,7 @@ def reason(exc: BaseException) -> str:
     if isinstance(exc, TimeoutError):
         return "no answer"
     if isinstance(exc, OSError):
-        return exc.strerror or type(exc).__name__
+        return (os.strerror(exc.errno) if exc.errno else exc.strerror) or type(exc).__name__
     return str(exc) or type(exc).__name__
 
 
