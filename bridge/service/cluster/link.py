@@ -91,7 +91,7 @@ class Link:
 
     async def _keep(self) -> None:
         servers = list(self._settings.servers)
-        random.shuffle(servers)
+        random.SystemRandom().shuffle(servers)
         while True:
             for server in servers:
                 await self._use(server)
