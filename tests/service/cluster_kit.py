@@ -13,6 +13,7 @@ from typing import Any
 
 import nats
 import trustme
+from nats.js.errors import NotFoundError
 
 from bridge.runtime import yaml_file
 from bridge.service.cluster.site import WorkerSite
@@ -163,13 +164,16 @@ class SlowRspamd:
 
 
 def in_queue(front: Running) -> tuple[int, int]:
-    """Jobs in the stream, and messages in the object store."""
+    """Jobs in the stream, and messages in the object store; -1 before they exist."""
 
     async def ask() -> tuple[int, int]:
         queue = front.server._site._backend
         session = await queue._link.wait(5)
         names = queue._names
-        streams = [await session.stream.stream_info(name) for name in (names.stream, f"OBJ_{names.bucket}")]
+        try:
+            streams = [await session.stream.stream_info(name) for name in (names.stream, f"OBJ_{names.bucket}")]
+        except NotFoundError:
+            return -1, -1
         return streams[0].state.messages, streams[1].state.messages
 
     return front.call(ask())

@@ -288,6 +288,7 @@ def test_a_job_of_a_dead_service_is_dropped(cluster, text, tmp_path, rspamd):
         await client.close()
 
     with service(tmp_path, configuration) as front:
+        wait_for(lambda: in_queue(front) == (0, 0))
         asyncio.run(leave_behind())
         assert in_queue(front)[1] > 1
         with worker(tmp_path, configuration):

@@ -29,7 +29,7 @@ from bridge.service.nats_settings import Nats
 CONNECT_S = 2
 REQUEST_S = 3.0  # for one answer of the servers; longer only while a new leader is elected
 RETRY_S = 0.25
-PING_S = 2  # a server that answers none of three is gone
+PING_S = 1  # a server that answers none of three is gone
 
 NATS_ERRORS = (Error, OSError, TimeoutError)  # of a request; OSError includes ssl.SSLError
 

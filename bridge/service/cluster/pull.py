@@ -11,6 +11,7 @@ import json
 from collections import deque
 
 from nats.aio.msg import Msg
+from nats.errors import Error
 
 from bridge.service.cluster.link import Session
 from bridge.service.cluster.wire import Names
@@ -18,6 +19,7 @@ from bridge.service.cluster.wire import Names
 PULL_S = 3.0  # for which NATS keeps a request; it forgets all of them if a leader dies
 HAND_BACK = b"-NAK"
 _HEARTBEAT = "100"
+_LATER = ("409", "503")  # no leader or no consumer: NATS answers at once
 
 
 class Pulls:
@@ -54,7 +56,10 @@ class Pulls:
         while self._waiting:
             answer = self._waiting.popleft()
             if not answer.done():
-                answer.set_result(message if status is None else None)
+                if status in _LATER:
+                    answer.set_exception(Error(f"no consumer: {status}"))
+                else:
+                    answer.set_result(message if status is None else None)
                 return
         if status is None and message.reply:
             await self._session.publish(message.reply, HAND_BACK)

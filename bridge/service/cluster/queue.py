@@ -23,7 +23,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
-from nats.js.errors import APIError
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.service.analysis.job import AnalysisJob
@@ -43,6 +43,9 @@ PLACE_S = 15.0  # for which the queue may not accept a mail: longer than the ele
 ALONE_S = 3.0  # a worker that is restarted is back within this time
 ANSWER_S = 0.5  # for the workers' roll call
 
+LOOK_S = 8.0  # between two looks whether a job is still in the queue
+CLEANING_ATTEMPTS = 10
+
 WANTED, NOT_WANTED = b"+", b"-"
 
 log = logging.getLogger("bridge.service")
@@ -54,6 +57,7 @@ class _Waiting:
     answer: asyncio.Future[AnalysisResult]
     sequence: int | None = None  # in the stream
     by_reference: bool = False
+    times: int = 0  # that NATS has lost it
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -147,10 +151,25 @@ class NatsQueue:
             self._later(self._clean_up(waiting, answered=answered))
 
     async def _keep_placed(self, waiting: _Waiting) -> None:
-        """Put the job into the queue, and again in every new session. Raises Refused."""
+        """Put the job into the queue, and again in every new session, or if NATS has lost it. Raises Refused."""
         while True:
             session = await self._place(waiting)
-            await session.ended.wait()
+            while not await _ends_within(session, LOOK_S):
+                if await self._is_lost(session, waiting):
+                    log.warning("ggrid=%s is no longer in the queue; sent again", waiting.job.ggrid)
+                    waiting.times += 1
+                    break
+
+    async def _is_lost(self, session: Session, waiting: _Waiting) -> bool:
+        """Servers that keep it in memory may have restarted, or a worker could not give us its answer."""
+        assert waiting.sequence is not None
+        try:
+            found = await session.stream.get_msg(self._names.stream, waiting.sequence)
+        except NotFoundError:
+            return True
+        except NATS_ERRORS:
+            return False
+        return waiting.job.ggrid.encode() not in (found.data or b"")[:HEADROOM]  # a new stream counts from 1 again
 
     async def _place(self, waiting: _Waiting) -> Session:
         last = time.monotonic() + PLACE_S
@@ -171,14 +190,14 @@ class NatsQueue:
             log.warning("ggrid=%s not queued yet: %s", waiting.job.ggrid, problem)
             if time.monotonic() > last:
                 raise _unavailable()
-            await self._wait_and_prepare(session)
+            await self._prepare(session)
+            await asyncio.sleep(0.1)
 
-    async def _wait_and_prepare(self, session: Session) -> None:
-        """Before another attempt: the stream may be without a leader, or gone with a server that kept it in memory."""
+    async def _prepare(self, session: Session) -> None:
+        """The stream may be without a leader, or gone with a server that kept it in memory."""
         with suppress(*NATS_ERRORS):
             async with asyncio.timeout(REQUEST_S):
                 await storage.prepare(session, self._settings, self._names, self._timeout_s)
-        await asyncio.sleep(0.1)
 
     async def _put(self, session: Session, waiting: _Waiting) -> None:
         job = waiting.job
@@ -191,24 +210,32 @@ class NatsQueue:
             waiting.by_reference = True
             await storage.put(session, self._names, job.ggrid, _whole(whole, job))
             body = JobHead(job.ggrid, self._id, job.created, job.mail.size, None).to_bytes()
-        headers = {"Nats-Msg-Id": job.ggrid}
+        headers = {"Nats-Msg-Id": f"{job.ggrid}.{waiting.times}"}
         placed = await session.stream.publish(self._names.jobs, body, stream=self._names.stream, headers=headers)
         waiting.sequence = placed.seq
 
     async def _clean_up(self, waiting: _Waiting, *, answered: bool) -> None:
-        """Of an answered job, only the content is left: the worker has acknowledged the job."""
-        session, ggrid = self._link.session, waiting.job.ggrid
-        if session is None:
-            return  # it disappears with its age
+        """Of an answered job, only the content is left: the worker acknowledges the job."""
+        ggrid = waiting.job.ggrid
         if not answered:
             log.info("ggrid=%s dropped: no one waits for its answer", ggrid)
-            await session.publish(self._names.dropped, ggrid.encode())
+        for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
+            session = await self._link.wait(PAUSE_S)
+            try:
+                if session is not None:
+                    await self._remove(session, waiting, answered=answered)
+                    return
+            except NATS_ERRORS:
+                await asyncio.sleep(1)
+
+    async def _remove(self, session: Session, waiting: _Waiting, *, answered: bool) -> None:
+        if not answered:
+            await session.publish(self._names.dropped, waiting.job.ggrid.encode())
             if waiting.sequence is not None:
-                with suppress(*NATS_ERRORS):
+                with suppress(BadRequestError, NotFoundError):  # it is not there any more
                     await session.stream.delete_msg(self._names.stream, waiting.sequence)
         if waiting.by_reference:
-            with suppress(*NATS_ERRORS):
-                await storage.remove(session, self._names, ggrid)
+            await storage.remove(session, self._names, waiting.job.ggrid)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -222,9 +249,9 @@ class NatsQueue:
         await client.subscribe(names.answers(self._id), cb=self._on_answer)
         await client.subscribe(names.workers, cb=self._on_worker)
         await client.subscribe(names.nodes, cb=self._on_node)
-        await storage.prepare(session, self._settings, names, self._timeout_s)
         self.members.renew()
         await self._call_roll(session)
+        self._later(self._prepare(session))  # it may take long: a new leader is elected
 
     async def _on_answer(self, message: Msg) -> None:
         """A worker's answer, or its question, without content, whether anyone still waits for it."""
@@ -278,6 +305,15 @@ class NatsQueue:
         for waiting in list(self._waiting.values()):
             if time.monotonic() - waiting.begun > ALONE_S and not waiting.answer.done():
                 waiting.answer.set_exception(_no_worker())
+
+
+async def _ends_within(session: Session, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await session.ended.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 _FULL = {10023, 10047, 10054, 10077, 10122}  # insufficient resources, maximum bytes, maximum messages

@@ -28,7 +28,7 @@ from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.cluster import storage
-from bridge.service.cluster.link import NATS_ERRORS, RETRY_S, Link, Session
+from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, RETRY_S, Link, Session
 from bridge.service.cluster.members import SIGN_INTERVAL_S
 from bridge.service.cluster.pull import HAND_BACK, Pulls
 from bridge.service.cluster.queue import NOT_WANTED
@@ -71,6 +71,7 @@ class NatsWorker:
         self._analyses: dict[str, asyncio.Task[AnalysisResult]] = {}
         self._answers: set[asyncio.Task[None]] = set()
         self._pulls: Pulls | None = None  # of the newest session
+        self._preparing: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
         self.busy = 0
 
@@ -94,7 +95,7 @@ class NatsWorker:
             await asyncio.wait(self._answers, timeout=CONFIRM_S)
 
     async def stop(self) -> None:
-        tasks = [*self._slots, *self._answers, *([self._signs] if self._signs else [])]
+        tasks = [*self._slots, *self._answers, *(task for task in (self._signs, self._preparing) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,12 +113,12 @@ class NatsWorker:
     # Signs of life.
 
     async def _begin(self, session: Session) -> None:
-        await storage.prepare(session, self._settings, self._names, self._timeout_s)
         await session.client.subscribe(self._names.roll_call, cb=self._on_roll_call)
         await session.client.subscribe(self._names.dropped, cb=self._on_dropped)
         pulls = Pulls(session, self._names)
         await pulls.start()
         self._pulls = pulls
+        self._prepare(session)
 
     async def _on_roll_call(self, message: Msg) -> None:
         if not self._leaving.is_set() and self._pipeline.ready:
@@ -175,8 +176,21 @@ class NatsWorker:
             leaving.cancel()
             pulling.cancel()
         log.debug("slot: no job: %s", pulling.exception())
+        if self._link.session is not None:
+            self._prepare(self._link.session)
         await self._pause()
         return None
+
+    def _prepare(self, session: Session) -> None:
+        """The stream may not exist yet, or have gone with a server that kept it in memory. One attempt at a time."""
+
+        async def prepare() -> None:
+            with suppress(*NATS_ERRORS):
+                async with asyncio.timeout(REQUEST_S):
+                    await storage.prepare(session, self._settings, self._names, self._timeout_s)
+
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.create_task(prepare())
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):

@@ -123,9 +123,9 @@ class SubmitEmailEndpoint:
             raise Refused(504, "analysis_timeout", "the analysis took longer than longRequestTimeout") from None
         finally:
             disconnected.cancel()
-            if not future.done():
-                future.cancel()
-        if future.cancelled():
+            is_answered = future.done() and not future.cancelled()
+            future.cancel()
+        if not is_answered:
             raise Disconnected
         return future.result()
 
