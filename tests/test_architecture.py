@@ -67,7 +67,7 @@ HOMES: dict[str, set[str]] = {
     "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "nats": {"events"},
+    "nats": {"events", "runtime", "service"},
     "sqlalchemy": {
         *("runtime", "service", "filter", "quarantine", "history", "events", "console", "lists", "feedback"),
         *("digests", "user_pages"),

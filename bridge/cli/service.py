@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: `token` needs none of it
+    from bridge.daemon.service_process import Process
+    from bridge.runtime.endpoints import Endpoint
     from bridge.service.config_files import Loaded
     from bridge.service.keys import KeyRing
 
@@ -37,19 +39,53 @@ def service(context: click.Context, path: Path | None) -> None:
     """Run the scanning service on its own. SIGHUP reloads its configuration."""
     context.obj = path
     if context.invoked_subcommand is None:
-        import uvloop
+        from bridge.daemon.service_process import ServiceProcess
 
-        from bridge.daemon import service_process
+        _run(path or DEFAULT, ServiceProcess)
 
-        early = service_process.EarlySignals()
-        loaded = _load(path or DEFAULT)
-        try:
-            uvloop.run(service_process.run(loaded, path or DEFAULT, say, early))
-        except ConfigError as exc:
-            fail_config(exc)
-        except BridgeError as exc:
-            say_lines(f"scanbridge service: {exc}", err=True)
-            sys.exit(1)
+
+def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
+    import uvloop
+
+    from bridge.daemon import service_process
+
+    early = service_process.EarlySignals()
+    loaded = _load(path)
+    try:
+        uvloop.run(service_process.run(process(path, loaded), say, early))
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        say_lines(f"scanbridge service: {exc}", err=True)
+        sys.exit(1)
+
+
+@service.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("--listen", help="Where it answers /livez, /readyz and /metrics, instead of worker.listen.")
+@click.pass_obj
+def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
+    """Analyze mail from the queue in NATS (serviceProviders.core.nats).
+
+    Start as many workers as you like, on any machine, and stop them at any time: none of them is named in any
+    configuration. SIGTERM finishes the mail in work first; SIGHUP reloads the configuration.
+    """
+    address = _address(listen)
+    try:
+        from bridge.daemon.worker_process import WorkerProcess
+    except ImportError:
+        say("scanbridge service: a worker needs a library: pip install 'scanbridge[nats]'", err=True)
+        sys.exit(EXIT_CONFIG)
+    _run(path or given or DEFAULT, lambda file, loaded: WorkerProcess(file, loaded, address))
+
+
+def _address(listen: str | None) -> Endpoint | None:
+    from bridge.runtime.endpoints import Endpoint
+
+    try:
+        return None if listen is None else Endpoint.parse(listen)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint="--listen") from exc
 
 
 @service.command()

@@ -1,4 +1,4 @@
-"""The process of `scanbridge service`: start, signals, reloads, stop.
+"""The process of `scanbridge service` and of a worker: start, signals, reloads, stop.
 
 SIGHUP reloads the configuration. It may arrive at any time: before the start is complete (the reload then follows
 it), twice, or during the stop (it is ignored then). A configuration that cannot be used is logged, and the service
@@ -12,7 +12,7 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bridge.daemon.reload import Reloader
@@ -23,6 +23,7 @@ from bridge.observe.log_format import set_up_plain_log
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
+from bridge.service.settings import ServiceConfig
 
 log = logging.getLogger("bridge.service")
 
@@ -38,20 +39,19 @@ class EarlySignals:
         self.seen = True
 
 
-async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: EarlySignals) -> None:
-    """Run the service until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
+async def run(process: Process, say: Callable[[str], None], early: EarlySignals) -> None:
+    """Run it until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
     set_up_plain_log()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to a core node
     show_stack_on_abort()
-    process = _Process(path, loaded)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
     await process.start()
-    for address in process.server.addresses:
-        say(f"scanning service listening on {address if address.path else f'{loaded.config.scheme}://{address}'}")
-    _warn(loaded)
+    for line in process.introduction():
+        say(line)
+    _warn(process.loaded)
     reloader = Reloader(process.reload, lambda: process.summary)
     loop.add_signal_handler(signal.SIGHUP, reloader.request)
     if early.seen:
@@ -64,59 +64,96 @@ async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: Ear
     notify("STOPPING=1")
     say("stopping")
     await reloader.close()
-    await process.server.stop()
+    await process.stop()
     feeding.cancel()
 
 
-class _Process:
+class Process:
+    """A process with the service's configuration, which it can load again."""
+
     def __init__(self, path: Path, loaded: Loaded) -> None:
         self._path = path
-        self._loaded = loaded  # what is in use
-        self.server = ServiceServer()
+        self.loaded = loaded  # what is in use
         self.summary = "running"
-        self._reloaded = (True, time.time())
+        self.reloaded = (True, time.time())
 
     async def start(self) -> None:
-        loaded = self._loaded
-        sockets = Sockets()
         try:
-            await self.server.start(loaded.config, sockets.open("service", loaded.config.listen))
+            await self._start()
         except BridgeError as exc:
-            exc.args = (located(loaded, exc),)
+            exc.args = (located(self.loaded, exc),)
             raise
-        sockets.warn_of_idle()
-        self._reloaded = (True, time.time())
-        self.server.show_reloads(lambda: self._reloaded)
+        self.reloaded = (True, time.time())
+
+    async def _start(self) -> None:
+        """Raises BridgeError."""
+        raise NotImplementedError
+
+    def introduction(self) -> Iterator[str]:
+        """What to say once it has started."""
+        raise NotImplementedError
+
+    async def _use(self, config: ServiceConfig) -> None:
+        """Go on with this configuration. Raises BridgeError, and then goes on with the old one."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
 
     async def reload(self) -> None:
         """Never raises: a service that ended here would refuse mail because of a typing error."""
         try:
             loaded = await asyncio.to_thread(load, self._path)
-            await self._use(loaded)
+            await self._change(loaded)
         except BridgeError as exc:
             self._failed(str(exc))
         except Exception as exc:
             log.exception("reload failed")
             self._failed(f"an unexpected error: {type(exc).__name__}")
         else:
-            self._reloaded = (True, time.time())
+            self.reloaded = (True, time.time())
             self.summary = "running"
             log.info("reload succeeded: the new configuration is in effect")
             _warn(loaded)
 
-    async def _use(self, loaded: Loaded) -> None:
-        check_files(self._loaded, loaded)
+    async def _change(self, loaded: Loaded) -> None:
+        check_files(self.loaded, loaded)
         try:
-            await self.server.reload(loaded.config)
+            await self._use(loaded.config)
         except BridgeError as exc:
             raise ConfigError(located(loaded, exc)) from exc
-        self._loaded = loaded
+        self.loaded = loaded
 
     def _failed(self, problem: str) -> None:
-        self._reloaded = (False, self._reloaded[1])
+        self.reloaded = (False, self.reloaded[1])
         self.summary = "running with the old configuration, because the last reload failed"
         for line in problem.splitlines():
             log.error("reload failed, keeping the old configuration: %s", line)
+
+
+class ServiceProcess(Process):
+    """`scanbridge service`"""
+
+    def __init__(self, path: Path, loaded: Loaded) -> None:
+        super().__init__(path, loaded)
+        self._server = ServiceServer()
+
+    async def _start(self) -> None:
+        config, sockets = self.loaded.config, Sockets()
+        await self._server.start(config, sockets.open("service", config.listen))
+        sockets.warn_of_idle()
+        self._server.show_reloads(lambda: self.reloaded)
+
+    def introduction(self) -> Iterator[str]:
+        for address in self._server.addresses:
+            place = address if address.path else f"{self.loaded.config.scheme}://{address}"
+            yield f"scanning service listening on {place}"
+
+    async def _use(self, config: ServiceConfig) -> None:
+        await self._server.reload(config)
+
+    async def stop(self) -> None:
+        await self._server.stop()
 
 
 def located(loaded: Loaded, exc: BridgeError) -> str:

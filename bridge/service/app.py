@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +24,13 @@ from starlette.types import Receive, Scope, Send
 from bridge.api.failure import Failure
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
+from bridge.errors import ConfigError
 from bridge.mail.message import Spool
 from bridge.service import openapi
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
+from bridge.service.cluster.members import Members
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
@@ -43,6 +46,7 @@ from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import Store
 
+MAX_IN_PROCESSING = 10_000  # of a cluster, whose limit changes with its workers
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -72,17 +76,21 @@ class Site:
         self._follower = ListFollower(self._store, self._lists, self._keys, allowing)
         self._records = RecordWriter(self._store, config.records.retention)
         self._engines = engines_of(config.analyzers)
-        self._backend: AnalysisBackend
-        if config.abby.serviceProviders.core.hosts:
-            self._backend = CoreNodes(config, timings, self._store.identity)
-        else:
-            pipeline = Pipeline(config, self._follower, self._records, self._engines, lasting.metrics)
-            self._backend = AnalysisQueue(pipeline, config.guard.mainWorkerCount)
+        self._backend = self._chosen_backend(timings)
         self._app = self._application(timings)
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._stack = AsyncExitStack()
+
+    def _chosen_backend(self, timings: Timings) -> AnalysisBackend:
+        config, core = self.config, self.config.abby.serviceProviders.core
+        if core.hosts:
+            return CoreNodes(config, timings, self._store.identity)
+        if core.nats is not None:
+            return cluster_queue(config, self._store.identity)
+        pipeline = Pipeline(config, self._follower, self._records, self._engines, self._lasting.metrics)
+        return AnalysisQueue(pipeline, config.guard.mainWorkerCount)
 
     async def start(self) -> None:
         """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
@@ -105,8 +113,8 @@ class Site:
     def enter(self) -> None:
         """From now on, requests come here."""
         guard, admission = self.config.guard, self._lasting.admission
-        admission.limit = guard.maxGuardRequestsInProcessing
-        admission.threshold = guard.guardRequestThrottleThreshold
+        limit, threshold = guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold
+        admission.use(limit, threshold, self._backend.limits)
         self._show_metrics()
 
     def _application(self, timings: Timings) -> Starlette:
@@ -118,7 +126,7 @@ class Site:
             tokens,
             self._lasting.admission,
             self._backend,
-            Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
+            Spool((MAX_IN_PROCESSING if core.nats else guard.maxGuardRequestsInProcessing) * MAX_MESSAGE_BYTES),
             self._lasting.metrics,
             enabled=enabled,
             timeout_s=core.longRequestTimeout / 1000,
@@ -154,6 +162,10 @@ class Site:
             "Analysis records lost because the database was unavailable.",
             lambda: self._records.dropped,
         )
+        if isinstance(members := getattr(self._backend, "members", None), Members):
+            metrics.gauge("workers", "Analysis workers that are connected.", lambda: len(members.workers))
+            metrics.gauge("worker_slots", "Concurrent analyses of all workers.", lambda: members.slots)
+            metrics.gauge("worker_busy", "Analyses that workers are carrying out.", lambda: members.busy)
         metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: self._follower.current)
 
     async def idle(self) -> None:
@@ -169,6 +181,18 @@ class Site:
             self._requests -= 1
             if not self._requests:
                 self._idle.set()
+
+
+def cluster_queue(config: ServiceConfig, database: Callable[[], str]) -> AnalysisBackend:
+    """Raises ConfigError, also if the library for NATS is not installed."""
+    try:
+        from bridge.service.cluster.queue import NatsQueue
+    except ImportError as exc:
+        raise ConfigError(NEEDS_NATS) from exc
+    return NatsQueue(config, database)
+
+
+NEEDS_NATS = "abby.serviceProviders.core.nats: needs a library: pip install 'scanbridge[nats]'"
 
 
 def _list_routes(api: ListsApi) -> list[Route]:

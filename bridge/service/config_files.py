@@ -24,7 +24,7 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.yaml_file import Path_, Tree, Trees
 from bridge.service import settings
-from bridge.service.engine_settings import Section
+from bridge.service.section import Section
 from bridge.service.settings import PERMISSIONS, ServiceConfig
 
 GUARD = Path("guard", "core", "guard.yml")

@@ -94,9 +94,11 @@ class CoreNodes:
             await asyncio.gather(self._probe, return_exceptions=True)
         await self._client.aclose()
 
-    @property
-    def ready(self) -> bool:
-        return True  # each node loads the lists itself
+    def refusal(self) -> None:
+        return None  # each node loads the lists itself
+
+    def limits(self) -> None:
+        return None
 
     @property
     def waiting(self) -> int:

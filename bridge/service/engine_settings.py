@@ -13,9 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PrivateAttr,
@@ -28,6 +26,7 @@ from pydantic import (
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
+from bridge.service.section import Section
 from bridge.service.token_files import tokens_in
 
 MiB = 1024**2
@@ -36,10 +35,6 @@ OUR_NAMES = (  # of analyzers and parts of the service, in tags such as `failed:
     *("mime", "urls", "headers", "authentication", "clamav", "rspamd", "icap", "spamassassin", "yara", "phishing"),
     *("lists", "core", "conclusion", "auth", "header", "list", "malware", "spam", "url"),
 )
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 AddressField = Annotated[

@@ -38,6 +38,12 @@ class ServiceMetrics:
             "scanservice_analyzer_seconds", "Time that an engine took for a mail, whether it answered or not.",
             ["analyzer"], buckets=BUCKETS, registry=self.registry,
         )  # fmt: skip
+        self._jobs = Counter(
+            "scanservice_jobs", "Jobs that this worker took from the queue, by what became of them.", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        for outcome in ("answered", "dropped", "returned"):
+            self._jobs.labels(outcome)
         for decision in Decision:
             self._decisions.labels(str(decision))
         for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
@@ -57,6 +63,12 @@ class ServiceMetrics:
             self._gauges[name] = Gauge(f"scanservice_{name}", text, registry=self.registry)
         self._gauges[name].set_function(value)
 
+    def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
+        """Whether the last one succeeded, and since when the configuration is in use."""
+        self.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
+        in_use = "Unix time since which the configuration has been in use."
+        self.gauge("config_time_seconds", in_use, lambda: last()[1])
+
     def decided(self, decision: Decision) -> None:
         self._known[decision].inc()
 
@@ -65,6 +77,9 @@ class ServiceMetrics:
 
     def engine_took(self, name: str, seconds: float) -> None:
         self._engine_seconds.labels(name).observe(seconds)
+
+    def job(self, outcome: str) -> None:
+        self._jobs.labels(outcome).inc()
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()

@@ -53,6 +53,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "internal": (500, "An internal error occurred."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing is reached; see Retry-After."),
+    "no_worker": (503, "No analysis worker is connected (serviceProviders.core.nats); see Retry-After."),
+    "queue_unavailable": (503, "The queue of analyses cannot be reached; see Retry-After."),
     "storage_unavailable": (503, "The lists are not available at the moment; see Retry-After."),
     "not_ready": (503, "/readyz: the service is not ready."),
     "analysis_timeout": (504, "The analysis took longer than longRequestTimeout."),
@@ -64,7 +66,7 @@ _OF_SCANS = frozenset(
     (
         *("invalid_multipart", "missing_part", "duplicate_part", "invalid_parameters", "parameters_too_large"),
         *("not_multipart", "parameters_not_json", "scan_source_disabled"),
-        *("core_unavailable", "analysis_timeout", "storage_full"),
+        *("core_unavailable", "no_worker", "queue_unavailable", "analysis_timeout", "storage_full"),
     )
 )
 _OF_LISTS = frozenset(

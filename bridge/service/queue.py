@@ -14,16 +14,20 @@ from typing import Protocol
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.analysis.pipeline import Pipeline
+from bridge.service.responses import Refused, storage_unavailable
 
 
 class AnalysisBackend(Protocol):
-    """Where analyses run: the queue in this process, or other instances (`core_nodes`)."""
-
-    @property
-    def ready(self) -> bool: ...
+    """Where analyses run: the queue in this process, other instances (`core_nodes`), or workers (`cluster`)."""
 
     @property
     def waiting(self) -> int: ...
+
+    def refusal(self) -> Refused | None:
+        """Why no mail can be analyzed now, if that is already known."""
+
+    def limits(self) -> tuple[int, int] | None:
+        """How many mails may be in processing, and from how many on they are delayed; None: as configured."""
 
     async def start(self) -> None: ...
 
@@ -47,6 +51,12 @@ class AnalysisQueue:
     @property
     def ready(self) -> bool:
         return self._pipeline.ready
+
+    def refusal(self) -> Refused | None:
+        return None if self.ready else storage_unavailable()
+
+    def limits(self) -> None:
+        return None
 
     @property
     def waiting(self) -> int:

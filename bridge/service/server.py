@@ -93,12 +93,8 @@ class ServiceServer:
         task.add_done_callback(self._retired.discard)
 
     def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
-        """As metrics: whether the last one succeeded, and since when the configuration is in use."""
         assert self._lasting is not None
-        metrics = self._lasting.metrics
-        metrics.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
-        in_use = "Unix time since which the configuration has been in use."
-        metrics.gauge("config_time_seconds", in_use, lambda: last()[1])
+        self._lasting.metrics.show_reloads(last)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         if self._http is not None:

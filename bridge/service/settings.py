@@ -38,11 +38,12 @@ from bridge.service.engine_settings import (
     Icap,
     Plugin,
     Rspamd,
-    Section,
     SpamAssassin,
     Yara,
     check_url,
 )
+from bridge.service.nats_settings import Nats
+from bridge.service.section import Section, abby_directory
 from bridge.service.token_files import tokens_in
 
 KiB, MiB = 1024, 1024**2
@@ -117,18 +118,13 @@ class Guard(Section):
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
 
 
-def _abby_directory(info: ValidationInfo) -> Path:
-    """The directory that file names in the section `abby` are relative to."""
-    context = info.context or {}
-    return Path(context.get("abby_directory") or context.get("directory") or "")
-
-
 class Core(Section):
     hosts: list[str] = Field([], description="Base URLs of core nodes; if empty, this process analyzes mail itself.")
     longRequestTimeout: int = Field(  # noqa: N815
         3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )
     caFile: str | None = Field(None, description="CA certificates for the hosts, instead of the system's.")  # noqa: N815
+    nats: Nats | None = Field(None, description="Pass scans on to workers through a queue in NATS, instead of hosts.")
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("hosts", mode="before")
@@ -147,7 +143,9 @@ class Core(Section):
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Core:
-        self._directory = _abby_directory(info)
+        if self.hosts and self.nats is not None:
+            raise ValueError("set either hosts or nats: a scan goes to core nodes or into the queue")
+        self._directory = abby_directory(info)
         return self
 
     @property
@@ -208,7 +206,7 @@ class StaticApiToken(Section):
             raise ValueError("set either token or token_file")
         if not files:
             return {**value, "token": given}
-        found = [token for name in files for token in tokens_in(str(name), _abby_directory(info))]
+        found = [token for name in files for token in tokens_in(str(name), abby_directory(info))]
         return {**value, "token": found}
 
     @field_validator("permissions", mode="before")
@@ -268,7 +266,7 @@ class Abby(Section):
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Abby:
-        self._directory = _abby_directory(info)
+        self._directory = abby_directory(info)
         return self
 
     @property
@@ -415,6 +413,14 @@ class Decisions(Section):
         return frozenset(name for name in lists if any(fnmatchcase(f"list:{name}", tag) for tag in patterns))
 
 
+class Worker(Section):
+    """What `scanbridge service worker` has of its own."""
+
+    listen: AddressField | None = Field(
+        None, description="Where a worker answers /livez, /readyz and /metrics; nowhere if absent."
+    )
+
+
 class Records(Section):
     retention: Duration = Field(30 * 86400.0, description="How long analysis records are kept.")
 
@@ -431,6 +437,7 @@ class ServiceConfig(Section):
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Field(Decisions(), validate_default=True)
     records: Records = Records()
+    worker: Worker = Worker()
     log_scans: bool = Field(True, description="Log one line per analysis.")
     _directory: Path = PrivateAttr(default=Path())
 

@@ -19,6 +19,7 @@ SERVICES = [
     "scanbridge-scanner.service",
     "scanbridge-console.service",
     "scanbridge-digest.service",
+    "scanbridge-worker.service",
 ]
 WORST = 1.2
 
@@ -116,6 +117,15 @@ def test_what_people_reach_is_as_strict_as_the_bridge(name: str) -> None:
     assert console["StateDirectory"] == bridge["StateDirectory"] and console["User"] == ["scanbridge"]
     kinds = ("Protect", "Private", "Restrict", "SystemCall", "Capability", "NoNew", "Lock", "MemoryDeny", "UMask")
     assert [key for key in bridge if key.startswith(kinds) and bridge[key] != console.get(key)] == []
+
+
+def test_a_worker_is_as_strict_as_the_service() -> None:
+    """It does the same work, on other machines."""
+    service, worker = unit("scanbridge-scanner.service")["Service"], unit("scanbridge-worker.service")["Service"]
+    places = {"ExecStart", "LoadCredential", "StateDirectory", "ExecStopPost"}
+    assert {key: value for key, value in service.items() if key not in places} == {
+        key: value for key, value in worker.items() if key not in places
+    }
 
 
 def test_sockets_are_those_of_the_usual_configuration() -> None:

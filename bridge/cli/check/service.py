@@ -17,6 +17,7 @@ from pathlib import Path
 from bridge.api.scanning import SUBMIT_PATH
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
+from bridge.cli.check.queue import check_queue
 from bridge.cli.terminal import hide_log
 from bridge.daemon import certificates
 from bridge.daemon.service_process import located
@@ -210,7 +211,7 @@ def _database(loaded: Loaded) -> Finding:
 
 async def _others(loaded: Loaded) -> list[Finding]:
     """Everything that is reached over the network, or starts processes."""
-    return [*await _core(loaded), *await _analyzers(loaded)]
+    return [*await _core(loaded), *await check_queue(loaded), *await _analyzers(loaded)]
 
 
 async def _core(loaded: Loaded) -> list[Finding]:

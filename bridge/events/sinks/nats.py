@@ -20,6 +20,7 @@ from nats.js.errors import Error as StreamError
 
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results
+from bridge.runtime.nats_client import NatsClient
 
 _ID = "Nats-Msg-Id"
 
@@ -98,7 +99,7 @@ class NatsSink:
             options["user_credentials"] = str(settings.credentials)
         if settings.token is not None:
             options["token"] = settings.token
-        self._client = Client()  # known before it is connected, so that `close` finds it after a failure
+        self._client = NatsClient()  # known before it is connected, so that `close` finds it after a failure
         await self._client.connect(
             list(settings.servers),
             name="scanbridge",

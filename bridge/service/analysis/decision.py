@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import translate
+from typing import Protocol
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mime import ambiguity
-from bridge.service.analysis.job import AnalysisJob, utc_now
+from bridge.service.analysis.job import utc_now
 from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
@@ -124,7 +125,17 @@ def delivered_anyway(settings: Decisions) -> list[str]:
     return [tag for tag, assessment in found.items() if assessment.decision is Decision.DELIVER]
 
 
-def unfinished(job: AnalysisJob, tag: str) -> AnalysisResult:
+class Identified(Protocol):
+    """An analysis, whether or not its mail is at hand."""
+
+    @property
+    def ggrid(self) -> str: ...
+
+    @property
+    def created(self) -> str: ...
+
+
+def unfinished(job: Identified, tag: str) -> AnalysisResult:
     """The result of an analysis that could not be carried out; the mail is never delivered because of it."""
     return AnalysisResult(
         decision=Decision.UNDECIDED,

@@ -15,6 +15,7 @@ The status of the queue follows from the same counts:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bridge.api.scanning import QueueStatus
 from bridge.service.responses import Refused
@@ -25,12 +26,28 @@ RETRY_AFTER_S = 1
 
 class Admission:
     def __init__(self, limit: int, threshold: int, throttle_max_s: float) -> None:
-        self.limit = limit
-        self.threshold = threshold
+        self._configured = limit, threshold
+        self._limits: Callable[[], tuple[int, int] | None] | None = None
         self.throttle_max_s = throttle_max_s
         self.in_processing = 0
         self.refused = 0
         self._finished = asyncio.Event()  # set whenever a request finishes
+
+    def use(self, limit: int, threshold: int, limits: Callable[[], tuple[int, int] | None]) -> None:
+        """From now on these limits apply, unless `limits` knows others, which change with the workers of a cluster."""
+        self._configured = limit, threshold
+        self._limits = None if limits() is None else limits
+
+    @property
+    def limit(self) -> int:
+        return self._current()[0]
+
+    @property
+    def threshold(self) -> int:
+        return self._current()[1]
+
+    def _current(self) -> tuple[int, int]:
+        return self._configured if self._limits is None else self._limits() or self._configured
 
     def enter(self) -> float:
         """Take a slot and return the delay in seconds. Raises Refused at the limit."""

@@ -25,7 +25,7 @@ from bridge.service.auth import StaticTokens
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
-from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
+from bridge.service.responses import Refused, check_plain, refuse, send_json
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
 from bridge.service.settings import Permission
@@ -89,8 +89,8 @@ class SubmitEmailEndpoint:
         self._tokens.check(scope, Permission.SCAN)
         if not self._enabled:
             raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
-        if not self._backend.ready:
-            raise storage_unavailable()
+        if (refused := self._backend.refusal()) is not None:
+            raise refused
         check_plain(scope)
         check_length(scope)
         return self._admission.enter()
@@ -123,9 +123,9 @@ class SubmitEmailEndpoint:
             raise Refused(504, "analysis_timeout", "the analysis took longer than longRequestTimeout") from None
         finally:
             disconnected.cancel()
-            if not future.done():
-                future.cancel()
-        if future.cancelled():
+            is_answered = future.done() and not future.cancelled()
+            future.cancel()
+        if not is_answered:
             raise Disconnected
         return future.result()
 

@@ -15,7 +15,8 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, insert
+from sqlalchemy import Insert, delete
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
 from bridge.api.scanning import AnalysisResult
@@ -106,8 +107,15 @@ class RecordWriter:
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
         with self._store.writing() as connection:
-            connection.execute(insert(analysis), batch)
+            connection.execute(_insert(connection.dialect.name), batch)
             if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
                 self._expired_at = time.monotonic()
                 oldest = datetime.now(UTC) - timedelta(seconds=self._retention_s)
                 connection.execute(delete(analysis).where(analysis.c.completed < oldest.isoformat()))
+
+
+def _insert(dialect: str) -> Insert:
+    """Two workers may have analyzed the same mail, if one of them could not be heard; the first record stays."""
+    if dialect == "postgresql":
+        return postgresql.insert(analysis).on_conflict_do_nothing()
+    return sqlite.insert(analysis).on_conflict_do_nothing()
