@@ -333,7 +333,7 @@ class Config(Section):
     )
     digests: Digests = Field(
         Digests(),
-        description="[Digests and pages for users](../operate/digests.md), sent and served by a process of its own: "
+        description="[Digests and pages for users](../operate/digests.md), sent and served by a separate process: "
         "`scanbridge digest serve`.",
     )
     workers: Workers = Field(

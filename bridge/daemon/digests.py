@@ -28,7 +28,7 @@ Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 def digest_store(conf: Config, state: Path) -> DigestStore:
-    """In SQLite it is a file of its own, so that mail never waits for its locks. Raises ConfigError."""
+    """In SQLite it is a separate file, so that mail never waits for its locks. Raises ConfigError."""
     server = history_place.has_server(conf)
     return DigestStore(history_place.server(conf) if server else Database.file(state / FILE))
 

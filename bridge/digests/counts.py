@@ -1,6 +1,6 @@
 """How many digests were sent since the database was made, and when a run last worked.
 
-Runs are commands and processes of their own, so they count in the database; the daemon reads it for its metrics.
+Runs are separate commands and processes, so they count in the database; the daemon reads it for its metrics.
 """
 
 from __future__ import annotations

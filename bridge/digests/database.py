@@ -1,6 +1,6 @@
 """The tables of the digests: what is held for whom, who was told, what users chose and asked for.
 
-In the state database if that is a server, otherwise in an SQLite file of their own, so that mail never waits for their
+In the state database if that is a server, otherwise in a separate SQLite file, so that mail never waits for their
 locks. The column `place` separates machines that share a database but not their quarantine. The mail itself is in the
 quarantine alone: all rows about mail can be made again from it, but not who was told.
 """

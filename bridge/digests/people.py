@@ -55,7 +55,7 @@ class People:
         return domain_of(address) in self._domains
 
     def person_of(self, recipient: str) -> str | None:
-        """The address of whoever the recipient is; None if digests are not for them. Raises ConfigError."""
+        """The address of the person behind the recipient; None if they get no digests. Raises ConfigError."""
         if not has_certain_domain(recipient, self._domains) or domain_of(recipient) not in self._domains:
             return None
         person = self._owner(comparable_address(recipient))

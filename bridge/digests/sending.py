@@ -40,7 +40,7 @@ _UNCERTAIN = ("4.4.2", "4.4.7")  # the connection was lost, or no answer came in
 
 @dataclass(slots=True)
 class Outbox:
-    """Mail of our own, straight to the next hop."""
+    """Sends our own mail straight to the next hop."""
 
     next_hop: NextHop
     sender: str = ""  # the envelope's; "": the null sender

@@ -1,7 +1,7 @@
 """A NATS client that speaks TLS or nothing, and that says at once if it cannot connect.
 
 A NATS server says in its first line, which is not encrypted, whether it wants TLS. The library believes it, even for
-a `tls://` URL: whoever sits in between could remove that word, and would get the password and everything after it
+a `tls://` URL: an attacker in between could remove that word, and would get the password and everything after it
 (nats-py 2.16). This client goes on only over TLS if the URL says so.
 
 Without `allow_reconnect`, the library still tries a server that refuses connections again and again. This client

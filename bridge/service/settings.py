@@ -414,7 +414,7 @@ class Decisions(Section):
 
 
 class Worker(Section):
-    """What `scanbridge service worker` has of its own."""
+    """What only `scanbridge service worker` has."""
 
     listen: AddressField | None = Field(
         None, description="Where a worker answers /livez, /readyz and /metrics; nowhere if absent."

@@ -1,1 +1,1 @@
-"""Pages for users: their own held mail, at an address of its own."""
+"""Pages on which users see their own held mail, at a separate address."""

@@ -64,7 +64,7 @@ class Copy:
 
 
 async def of_person(call: Call, mail_id: str) -> Copy:
-    """The copies of whoever has signed in. Raises Refused."""
+    """The copies of the user who has signed in. Raises Refused."""
     items = await call.run(call.sources.items.of_mail, call.person, mail_id) if is_id(mail_id) else []
     mail = await _read(call, mail_id) if items else None
     if mail is None:

@@ -84,10 +84,10 @@ def _may_ask(policy: UserPolicy) -> bool:
 
 
 def _machines(conf: Config) -> Iterator[Finding]:
-    """A database that several machines share, but each has a quarantine of its own."""
+    """Several machines share a database, but each has its own quarantine."""
     if history_place.has_server(conf) and conf.quarantine.s3 is None:
         text = (
             "each machine that shares this database tells users about its own quarantine, so they may get one digest "
-            "from each: give each machine a digests.page.public_url of its own, or share the quarantine (quarantine.s3)"
+            "from each: give each machine its own digests.page.public_url, or share the quarantine (quarantine.s3)"
         )
         yield Finding(f"{_WHAT}: several machines", note=text)

@@ -93,7 +93,7 @@ class Digesting:
             await relay.close()
 
     async def send(self, to: str, content: bytes) -> Reply:
-        """One mail of our own. Raises NextHopError."""
+        """Sends one of our own mails. Raises NextHopError."""
         async with self.outbox() as outbox:
             return await outbox.send(to, content)
 
@@ -143,7 +143,7 @@ class Digesting:
         return relay
 
     def _provider(self) -> Provider | None:
-        """The console's, with a way back of its own."""
+        """The console's, with a different way back."""
         if self.conf.console is None or not self.conf.digests.page.sign_in_by_oidc:
             return None
         return console_wiring.provider(self.conf, f"{self.conf.digests.page.base}/sign-in/back")

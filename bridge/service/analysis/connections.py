@@ -1,4 +1,4 @@
-"""Connections to engines that speak a protocol of their own over TCP or a Unix socket.
+"""Connections to engines that speak their own protocol over TCP or a Unix socket.
 
 One home for the rules that all of them follow: at most `count` connections, so that an engine is not flooded;
 a connection is used again only if nothing was left unread, so that no mail gets the answer to another; an answer has

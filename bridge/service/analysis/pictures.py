@@ -1,7 +1,7 @@
 """QR codes in pictures: a link in one is a link of the mail, which no other analyzer sees.
 
 Pillow decodes the picture and zxing-cpp finds the codes, both in the process that inspects archives. A picture is
-decoded only if its header says that it is small enough, reduced where the format allows it, and only so many pixels
+decoded only if its header says that it is small enough, reduced where the format allows it, and only up to a number of pixels
 are read in one mail: the others get a tag. Codes that are drawn as text, as table cells or in SVG are not found.
 """
 
@@ -51,7 +51,7 @@ def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
     except MemoryError:
         yield Member((), None, tags=(NOT_READ,))
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error):
-        return  # a damaged picture; Pillow documents no exception of its own
+        return  # a damaged picture; Pillow documents no exceptions
     except Image.DecompressionBombError:
         yield Member((), None, tags=(NOT_READ,))
 

@@ -40,7 +40,7 @@ class Members:
         self._workers.clear()
 
     def renew(self) -> None:
-        """After a time in which no sign could reach us: whoever was there may still be there."""
+        """After a time in which no sign could reach us: those who were there may still be."""
         now = self._clock()
         self._workers = {id_: (now, sign) for id_, (_, sign) in self._workers.items()}
         self._nodes = {id_: (now, sign) for id_, (_, sign) in self._nodes.items()}

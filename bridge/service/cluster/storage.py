@@ -1,6 +1,6 @@
 """What NATS keeps for us: the stream of jobs, its consumer, and the object store for large mail.
 
-Whoever comes first, API node or worker, creates them. Jobs are in a work queue: a job is removed as soon as a worker
+The API node or worker that comes first creates them. Jobs are in a work queue: a job is removed as soon as a worker
 has acknowledged it, or after `longRequestTimeout`, when no one waits for it any more; the same holds for objects. A
 full stream refuses new jobs and keeps the ones it has.
 

@@ -1,6 +1,6 @@
 """A worker's side of the queue: takes as many jobs as it has slots, analyzes them, and answers.
 
-Every slot asks NATS for one job; NATS gives each job to whoever has asked for the longest time. While a job is in
+Every slot asks NATS for one job; NATS gives each job to the slot that has waited longest. While a job is in
 work, the worker says so every few seconds. If it stops saying so, NATS gives the job to another worker. After each
 analysis, the API node confirms that it has the answer; only then is the job acknowledged, and gone.
 

@@ -115,7 +115,7 @@ def _split(lower: str) -> tuple[str, str]:
         end = _end_of(lower, match.end(), name[1])
         is_small = lower.startswith("font-size", match.start() - 9)
         if is_small and lower.find("font-size", match.end(), end) >= 0:
-            continue  # what is within has a size of its own: common around tables
+            continue  # what is within sets its own size: common around tables
         shown.append(lower[done:start])
         hidden.append(lower[start:end])
         done = end

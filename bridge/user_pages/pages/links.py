@@ -1,4 +1,4 @@
-"""Links of a digest. A GET shows a page with a button, whoever asks: link scanners follow every link. A POST acts.
+"""Links of a digest. A GET only ever shows a page with a button: link scanners follow every link. A POST acts.
 
 Whatever a link is refused for is in the audit log and in the log; the reader learns only that it does not work.
 """
@@ -94,7 +94,7 @@ async def _verified(call: Call, *, is_use: bool) -> Link:
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
         log.warning("link refused: from=%s why=%r", call.address, str(exc))
-        # Whoever tries many is in the log; the audit log has the first ones, so that nobody can fill it.
+        # The log has all attempts; the audit log has only the first ones, so that nobody can fill it.
         if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
             await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None
