@@ -1,8 +1,8 @@
 """QR codes in pictures: a link in one is a link of the mail, which no other analyzer sees.
 
 Pillow decodes the picture and zxing-cpp finds the codes, both in the process that inspects archives. A picture is
-decoded only if its header says that it is small enough, reduced where the format allows it, and only up to a number of pixels
-are read in one mail: the others get a tag. Codes that are drawn as text, as table cells or in SVG are not found.
+decoded only if its header says that it is small enough, and reduced where the format allows it. The pixels of one mail
+are limited; pictures beyond the limit get a tag. Codes that are drawn as text, as table cells or in SVG are not found.
 """
 
 from __future__ import annotations
