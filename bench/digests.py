@@ -161,22 +161,22 @@ def page(options: argparse.Namespace, sink: Sink, runs: list[tuple[float, int, i
     return f"""\
 # Digests, measured
 
-`make bench-digests` makes {options.mails:,} held mails for {options.people:,} people.
+`make bench-digests` creates {options.mails:,} held mails for {options.people:,} people.
 It sends the digests to a next hop that counts recipients.
 Two processes send at the same time, as two machines would.
-Both are killed with `kill -9` three times; the fourth time they finish.
+Both are killed with `kill -9` three times; the fourth time, they finish.
 
-| run | end | digests | time | most memory of a process |
+| run | end | digests | time | peak memory of a process |
 |---|---|---|---|---|
 {rows}
 - People who got a digest: {len(sink.got):,} of {options.people:,}.
 - People who got two: {twice:,}.
-- People whose digest did not arrive, because it was being sent at the moment of a kill: {missing:,}.
-- People whose next digest, a day later at the earliest, lists the same mail again or for the first time: {later:,}.
-  A kill left it unknown whether theirs had arrived.
+- People whose digest did not arrive, because it was being sent when a process was killed: {missing:,}.
+- People whose next digest, a day later at the earliest, lists the same mail, whether or not the first one arrived: {later:,}.
+  The kill left it unknown whether their first digest had arrived.
 - Sent: {sink.size / 1e9:,.2f} GB.
 
-The first run also reads the index of the quarantine, once.
+The first run also reads the quarantine's index once.
 Measured on {day} with {platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores.
 """
 
