@@ -172,7 +172,7 @@ Both are killed with `kill -9` three times; the fourth time, they finish.
 - People who got a digest: {len(sink.got):,} of {options.people:,}.
 - People who got two: {twice:,}.
 - People whose digest did not arrive, because it was being sent when a process was killed: {missing:,}.
-- People whose next digest, a day later at the earliest, lists the same mail, whether or not the first one arrived: {later:,}.
+- People whose next digest, a day later at the earliest, lists the same mail again: {later:,}.
   The kill left it unknown whether their first digest had arrived.
 - Sent: {sink.size / 1e9:,.2f} GB.
 

@@ -133,7 +133,7 @@ def report(whole: Judged, results: dict[str, Judged], thresholds: dict[float, fl
             "",
             f"## All engines, on {len(sample.phishing)} phishing mails and {len(sample.all_ham)} legitimate ones",
             "",
-            "Each source has the same share in this sample, so newsletters, templates and bounces weigh more than above.",
+            "All sources have the same share in this sample: newsletters, templates and bounces weigh more than above.",
             "In such a small sample, 0.1 % and 0.2 % mean that no legitimate mail has a higher score.",
             "The scores of the engines are added to our points, as in the decisions table.",
             "",
