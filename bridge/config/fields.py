@@ -30,7 +30,7 @@ _SECRET = re.compile(r"[0-9a-fA-F]{32,}|(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9_+=-]{40
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, serialize_by_alias=True)
 
 
 def _reader(kind: type[Endpoint] | type[NextHop]) -> BeforeValidator:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import threading
@@ -147,11 +146,8 @@ class LinkKeys:
     def _write(self, keys: tuple[Key, ...]) -> None:
         new = self.path.with_name(f"{self.path.name}.new")
         try:
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "w", encoding="ascii") as file:
-                file.writelines(key.line for key in keys)
-                file.flush()
-                os.fsync(fd)
+            new.unlink(missing_ok=True)  # a rotation that was interrupted left it
+            durable_files.write(new, (key.line.encode("ascii") for key in keys), lambda: None)
             durable_files.give_to_owner(new)
             new.replace(self.path)
             durable_files.sync_directory(self.path.parent)

@@ -114,7 +114,10 @@ class Scanner:
             is_probe = host.begin()
             attempt = Attempt(host, self._loop.time(), host.is_broken, host.silent)
             try:
-                return await self._decision(attempt, submission, deadline)
+                answer = await self._exchange.ask(host, submission, deadline, self._trials.start_if_slow)
+                now = self._loop.time()
+                host.took(now - attempt.began, now)
+                return host.result_of(answer, now, attempt.began)
             except DeadlinePassed as exc:
                 _give_up(attempt, exc.late, keep_late, others_pass=bool(doubts))
             except (NotReached, ScanUnavailable, ScanMalformed, ScanRefused, Saturated) as exc:
@@ -143,14 +146,6 @@ class Scanner:
             raise MessageTooLarge(
                 f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
             )
-
-    async def _decision(self, attempt: Attempt, submission: Submission, deadline: float) -> AnalysisResult:
-        """Raises NotReached, DeadlinePassed, ScanError, Saturated."""
-        host = attempt.host
-        answer = await self._exchange.ask(host, submission, deadline, self._trials.start_if_slow)
-        now = self._loop.time()
-        host.took(now - attempt.began, now)
-        return host.result_of(answer, now, attempt.began)
 
     def _learn_from(
         self, attempt: Attempt, error: NotReached | ScanError | Saturated, tenant: str | None, doubts: list[Doubt]

@@ -249,6 +249,9 @@ END
 
 # Page and first command of every block that is not run. The page has the reason above it.
 NOT_RUN = {
+    ("docs/operate/cluster.md", "scanbridge service check -c service.yml"),
+    ("docs/operate/digests.md", "systemctl enable --now scanbridge-digest"),
+    ("docs/operate/phishing.md", "pip install --editable '.[train]'"),
     ("CONTRIBUTING.md", "make run"),
     ("docs/operate/console.md", "scanbridge console user add ann --role admin"),
     ("docs/operate/console.md", "scanbridge console user list"),

@@ -15,7 +15,7 @@ def read(mail: bytes) -> list[Found] | None:
     """Every object found; None if the mail is held because it cannot be read completely."""
     seen: list[Found] = []
 
-    def see(content: bytes, names: Collection[str], _is_opaque: bool) -> None:
+    def see(content: bytes, names: Collection[str], _is_opaque: bool, _type: str | None) -> None:
         seen.extend(Found(content, name) for name in names or [""])
 
     result = inspect(mail, Limits(), see)

@@ -223,6 +223,6 @@ def test_base64_in_one_long_line_was_not_found(line: bytes) -> None:
     payload = b"PK\x03\x04" + random.Random(2).randbytes(800)
     body = b"Hello,\r\n\r\n" + line % base64.b64encode(payload) + b"\r\nbye\r\n"
     seen: list[bytes] = []
-    found = inspect(HEAD + b"\r\n" + body, Limits(), lambda content, _names, _opaque: seen.append(content))
+    found = inspect(HEAD + b"\r\n" + body, Limits(), lambda content, *_: seen.append(content))
     assert "mime:ambiguous:undeclared-parts" in found.tags
     assert any(payload[400:] in content for content in seen)

@@ -100,7 +100,9 @@ class Limits:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Limits:
         search = Search.from_dict(value["phishing"]) if value["phishing"] else None
-        return cls(**{**value, "bounds": Bounds(**value["bounds"]), "phishing": search})
+        return cls(
+            **{**value, "bounds": Bounds(**value["bounds"]), "phishing": search, "formats": tuple(value["formats"])}
+        )
 
 
 @dataclass(slots=True)
