@@ -80,53 +80,37 @@ class Exchange:
                 trial_s = min(self._connect_timeout_s, (deadline - now) / 2)
                 when_slow = partial(on_slow, host, request, now, trial_s) if on_slow is not None else None
                 slow_at = deadline - trial_s * _SLOW_LEAD
-                # Not bound here: it holds the error, whose traceback holds this frame.
-                answer = await self._answer(
-                    host, connection, reused, connection.ask(content, deadline, request_id, slow_at, when_slow)
-                )
-                if answer is not None:
-                    if answer.status < 400 or renewed or not host.dialect.has_forgotten_us(answer):
-                        return answer
-                    renewed = True
+                waiting = connection.ask(content, deadline, request_id, slow_at, when_slow)
+                try:
+                    answer = await waiting
+                except (WrongAnswer, ConnectionLost, AnswerTooLarge) as exc:
+                    _check_may_repeat(exc, host, reused)
+                except DeadlinePassed:
+                    raise
+                except BaseException:  # cancelled midway: the connection cannot be used again
+                    connection.close()
+                    raise
+                else:
+                    if self._is_for_us(answer, host, connection, reused):
+                        if answer.status < 400 or renewed or not host.dialect.has_forgotten_us(answer):
+                            return answer
+                        renewed = True
+                finally:
+                    connection.forget(waiting)
+                    del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
                 again = True
         except NotReached as exc:
             exc.was_sent = again  # the server closed the idle connection, or the request was its end
             raise
 
-    async def _answer(
-        self, host: Host, connection: ScannerConnection, reused: bool, waiting: asyncio.Future[Answer]
-    ) -> Answer | None:
-        """None: most likely a reused connection was closed before the request was read, or has lost count of answers.
-
-        Raises DeadlinePassed, ScanError.
-        """
-        try:
-            answer = await waiting
-        except WrongAnswer:
-            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
-            if reused:
-                return None
-            raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
-        except ConnectionLost as exc:
-            if reused and not exc.answered:
-                return None
-            raise Lost(f"{host.url}: {exc}", exc.sent_whole) from exc
-        except AnswerTooLarge as exc:
-            raise ScanMalformed(f"{host.url}: the answer is too large") from exc
-        except DeadlinePassed:
-            raise
-        except BaseException:  # cancelled midway: the connection cannot be used again
-            connection.close()
-            raise
-        finally:
-            connection.forget(waiting)
-            del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
+    def _is_for_us(self, answer: Answer, host: Host, connection: ScannerConnection, reused: bool) -> bool:
+        """False if it may belong to an earlier request over this connection, which is closed then."""
         if reused and host.echoes and not answer.is_tied:
             log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
             connection.close()
-            return None
+            return False
         host.give_back(connection, self._loop.time())
-        return answer
+        return True
 
     async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
         limit = self._loop.time() + self._connect_timeout_s
@@ -182,3 +166,20 @@ class Exchange:
             if exc.late is not None:  # an answer to the introduction is not one to the mail
                 exc.late.abandon()
             raise DeadlinePassed(None) from None
+
+
+def _check_may_repeat(error: WrongAnswer | ConnectionLost | AnswerTooLarge, host: Host, reused: bool) -> None:
+    """Returns if a reused connection was most likely closed before the request was read, or has lost count of answers.
+
+    Raises ScanError.
+    """
+    match error:
+        case WrongAnswer():
+            log.warning("scanner %s sent the answer to a different request; connection closed", host.url)
+            if not reused:
+                raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
+        case ConnectionLost():
+            if not reused or error.answered:
+                raise Lost(f"{host.url}: {error}", error.sent_whole) from error
+        case AnswerTooLarge():
+            raise ScanMalformed(f"{host.url}: the answer is too large") from error
