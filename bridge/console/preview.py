@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections import Counter
 from hashlib import sha256
 from html import escape, unescape
 
@@ -41,8 +42,9 @@ _LINK = re.compile(r'<a href="([^"]*)">')
 _TAG = re.compile(r"<(/?)([a-z0-9]+)")
 # They reverse what follows: the address of a link would read as another one.
 _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?")
-_EMPTY = _words("br col hr img wbr")
+_EMPTY = _words("area base br col embed hr img input link meta param source track wbr")
 _MAX_DEPTH = 200
+_MAX_OPEN = 2000  # before cleaning, which takes time by the square of it: 25 ms; end tags may be missing
 _CLASSES = ("link", "address")
 # Pictures keep the text that stands for them.
 _FIRST = {"a": {"href"}, "img": {"alt"}, "td": {"colspan", "rowspan"}, "th": {"colspan", "rowspan"}}
@@ -63,9 +65,10 @@ STYLE_HASH = f"'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"  
 
 def document(html: str) -> str:
     """A whole HTML document."""
-    shown = sanitised(html[:MAX_HTML])
+    is_deep = depth(html[:MAX_HTML]) > _MAX_OPEN
+    shown = "" if is_deep else sanitised(html[:MAX_HTML])
     is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
-    if depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
+    if is_deep or depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
         shown = f"<pre>{escape(visible_lines(html_as_text(html[:MAX_HTML])))[:MAX_SHOWN]}</pre>"
     if len(shown) > MAX_SHOWN:
         shown = _cleaned(shown[:MAX_SHOWN], _SECOND)
@@ -84,12 +87,16 @@ def sanitised(html: str) -> str:
 
 
 def depth(html: str) -> int:
-    """How deep the tags are nested, at most."""
+    """How deep the tags are nested, at most. An end tag ends an element of its own name, or nothing."""
+    is_open: Counter[str] = Counter()
     now = most = 0
-    for slash, name in _TAG.findall(html):
-        if name not in _EMPTY:
-            now += -1 if slash else 1
-            most = max(most, now)
+    for slash, name in _TAG.findall(html.lower()):
+        if name in _EMPTY or (slash and not is_open[name]):
+            continue
+        step = -1 if slash else 1
+        is_open[name] += step
+        now += step
+        most = max(most, now)
     return most
 
 

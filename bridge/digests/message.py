@@ -183,7 +183,7 @@ class DigestMaker:
             kind = Environment if templates is None else SandboxedEnvironment
             self._environments[templates] = kind(
                 loader=ChoiceLoader([*loaders, PrefixLoader({"standard": ours}), ours]),
-                autoescape=lambda name: name is not None and name.endswith(".html"),
+                autoescape=lambda name: name is not None and not name.endswith(".txt"),
                 undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
             )  # fmt: skip
         return self._environments[templates]

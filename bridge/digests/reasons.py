@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from bridge.matching.dangerous_tags import has_danger
 from bridge.quarantine.record import MailRecord
 
 
@@ -27,10 +28,7 @@ _NAMED = (
     (Reason.SPAM, re.compile(r"spam|bulk|rspamd:(?:reject|add-header|rewrite-subject|greylist)|gtube|unsolicited")),
 )
 _HARMLESS = re.compile(r"[:-](?:pass|none|clean|ok)$|not-?spam|no-?virus|^list:allowed")
-# Tags that make a mail more than spam, whatever its verdict says.
-_SUSPICIOUS = re.compile(
-    r"^mime:(?:executable|macro|deceptive-name|double-extension|encrypted-archive)|^incomplete|^failed:"
-)
+_USUAL_IN_SPAM = frozenset({"auth:spf-fail", "auth:dmarc-fail", "auth:dmarc-quarantine"})
 
 
 def reason_of(mail: MailRecord) -> Reason:
@@ -41,7 +39,9 @@ def reason_of(mail: MailRecord) -> Reason:
     words = [tag.lower() for tag in mail.tags if not _HARMLESS.search(tag.lower())]
     for reason, pattern in _NAMED:
         if pattern.search(verdict) or any(map(pattern.search, words)):
-            if reason is Reason.SPAM and any(map(_SUSPICIOUS.search, words)):
+            if reason is Reason.SPAM and has_danger(
+                set(words) - _USUAL_IN_SPAM
+            ):  # more than spam, whatever the verdict
                 return Reason.OTHER
             return reason
     return Reason.OTHER

@@ -12,7 +12,10 @@ from fnmatch import translate
 
 PATTERNS = (
     *("malware:*", "*virus*", "*phish*", "list:blocked-*", "incomplete", "failed:*", "limit:*"),
-    *("mime:*", "clamav:*", "auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-fail", "auth:spf-fail"),
+    *("mime:*", "office:*", "pdf:launch", "pdf:javascript", "pdf:embedded-file"),
+    *("document:encrypted", "picture:qr-link"),
+    *("attachment:builds-*", "attachment:credential-form", "attachment:script", "clamav:*", "icap:*", "yara:*"),
+    *("auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-fail", "auth:spf-fail"),
 )
 _DANGEROUS = re.compile("|".join(map(translate, PATTERNS)), re.IGNORECASE)
 

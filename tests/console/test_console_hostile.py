@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,3 +134,11 @@ def test_the_address_of_a_link_cannot_be_reversed(mark: str) -> None:
     """`moc.knab//:sptth` would read as another address."""
     left = sanitised(f"<p>{mark}<a href='https://evil.example/moc.knab//:sptth'>x</a></p>")
     assert "[https://evil.example/moc.knab//:sptth]" in left and left.startswith("<p>?")
+
+
+@pytest.mark.parametrize("piece", ["<div>", "<div></b>", "<b><p>", "<table><td><div></div>"])
+def test_deep_html_took_half_a_minute(piece: str) -> None:
+    """Cleaning takes time by the square of the depth, so such a mail is shown as text."""
+    began = time.process_time()
+    assert "<pre>" in document(piece * 20_000)
+    assert time.process_time() - began < 5

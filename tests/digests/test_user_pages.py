@@ -364,3 +364,29 @@ def _status(world: Users, request: str) -> int:
     with socket.create_connection(("127.0.0.1", world.served.port), 30) as peer, peer.makefile("rb") as answer:
         peer.sendall(request.encode())
         return int(answer.readline().split()[1])
+
+
+def test_an_old_link_signed_in_the_new_owner_of_the_address(pages: Users) -> None:
+    """Somebody leaves, and the address becomes an alias of another person."""
+    from bridge.digests.links import Act, Link, LinkKeys
+
+    hold(pages.directory, "LEFT1", "boss@a.example", CONTENT.replace(b"hello", b"for the boss alone"))
+    keys = LinkKeys(pages.directory / "state" / "digest-keys")
+    old, new = (
+        keys.sign(Link(Act.ENTER, int(time.time()) + 60, "", address))
+        for address in ("info@a.example", "boss@a.example")
+    )
+    for token, status, sees in ((old, 410, False), (new, 303, True)):
+        browser = pages.served.browser()
+        assert browser.press(f"/l/{token}").status == status
+        assert ("for the boss alone" in browser.get("/").text) is sees
+
+
+def test_every_spelling_of_an_address_had_its_own_number_of_codes(pages: Users) -> None:
+    """A whole domain belongs to one person, who would get them all."""
+    answers = []
+    for number in range(12):
+        browser = pages.served.browser()
+        browser.get("/sign-in")
+        answers.append(browser.post("/sign-in", {"address": f"any{number}@boss.example"}).status)
+    assert 429 in answers

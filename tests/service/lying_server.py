@@ -13,6 +13,7 @@ class LyingServer:
     def __init__(self) -> None:
         self.reply = self.endless = b""
         self.requests: list[bytes] = []
+        self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -23,6 +24,7 @@ class LyingServer:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._serve, args=[client], daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

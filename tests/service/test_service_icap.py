@@ -153,6 +153,17 @@ def test_an_answer_that_nobody_asked_for_is_not_used(liar):
     assert liar.running.submit(mail()).json["tags"] == ["malware:bad"]
 
 
+def test_a_late_second_answer_was_taken_for_the_next_mails(liar):
+    """The server repeats its answer when the next request arrives."""
+    clean, bad = b"ICAP/1.0 204 No\r\n\r\n", b"ICAP/1.0 200 OK\r\nX-Infection-Found: Type=0; Threat=Bad;\r\n\r\n"
+    liar.endless, liar.reply = b"", clean
+    assert liar.running.submit(mail()).json["decision"] == "deliver"
+    connections = liar.connections
+    liar.reply = bad
+    assert liar.running.submit(mail()).json["tags"] == ["malware:bad"]
+    assert liar.connections > connections
+
+
 def test_reqmod_and_header_injection(liar, tmp_path):
     """A service that offers REQMOD only gets uploads; names and types of a mail cannot add lines to a request."""
     liar.options, liar.reply, liar.endless = b"Methods: REQMOD\r\n", b"ICAP/1.0 204 No\r\n\r\n", b""

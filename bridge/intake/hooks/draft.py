@@ -28,9 +28,12 @@ def read(found: Found) -> Question:
     version = facts.text(member(found, "protocol"), "version")
     if version not in (None, VERSION):
         raise BadJson(f"only version {VERSION} of the protocol is supported")
+    stage = facts.text(found, "stage")
+    if not stage:  # everything else may be missing as well, and the mail must not pass unscanned
+        raise BadJson("the stage is missing")
     sender, recipients = facts.envelope(member(found, "envelope"))
     return Question(
-        facts.text(found, "stage") or "",
+        stage,
         facts.client(member(found, "client"), member(found, "queue"), member(found, "auth")),
         facts.tls(member(found, "tls")),
         sender,

@@ -39,6 +39,8 @@ def read(found: Found) -> Question:
         raise BadJson("only version 1 of the protocol is supported")
     sender, recipients = facts.envelope(member(found, "envelope"))
     stage = (facts.text(context, "stage") or "").lower()
+    if not stage:  # everything else may be missing as well, and the mail must not pass unscanned
+        raise BadJson("the stage is missing")
     return Question(
         "" if stage in _EARLY_STAGES else stage,
         facts.client(member(context, "client"), member(context, "queue"), member(context, "sasl")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -146,13 +147,16 @@ class Connections:
     def __init__(self, address: Endpoint, count: int) -> None:
         self._address = address
         self._free = asyncio.Semaphore(count)
-        self._idle: list[Connection] = []
+        self._idle: defaultdict[object, list[Connection]] = defaultdict(list)
 
     @asynccontextmanager
-    async def one(self, *, new: bool = False) -> AsyncIterator[Connection]:
-        """An idle connection, or a `new` one; kept afterwards if the protocol allows it. Raises OSError."""
+    async def one(self, mail: object, *, new: bool = False) -> AsyncIterator[Connection]:
+        """An idle connection of this mail, or a `new` one; kept for it if the protocol allows that. Raises OSError.
+
+        Not kept for other mail: an engine that answers twice would answer for the next one. The caller must `end` it.
+        """
         async with self._free:
-            connection = await self._take(new)
+            connection = await self._take(mail, new)
             try:
                 yield connection
             except BaseException:
@@ -160,18 +164,23 @@ class Connections:
                 raise
             if connection.may_be_reused and connection.is_clean:
                 connection.is_reused = True
-                self._idle.append(connection)
+                self._idle[mail].append(connection)
             else:
                 connection.close()
 
-    async def _take(self, new: bool) -> Connection:
-        while self._idle and not new:
-            connection = self._idle.pop()
+    async def _take(self, mail: object, new: bool) -> Connection:
+        while not new and self._idle.get(mail):
+            connection = self._idle[mail].pop()
             if connection.is_clean:
                 return connection
             connection.close()
         return await connect(self._address)
 
+    def end(self, mail: object) -> None:
+        """Close the connections of this mail."""
+        for connection in self._idle.pop(mail, ()):
+            connection.close()
+
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        for mail in list(self._idle):
+            self.end(mail)

@@ -15,22 +15,16 @@ from bridge.service.analysis.unpacking import Budget, Member
 MAX_NESTED = 6  # documents within documents, besides archives
 
 
-def kind_of(content: bytes, names: Collection[str], formats: Collection[str]) -> str:
-    """The format that reads it; empty if it is none of them, or one that is switched off."""
-    kind = _kind_of(content, names)
-    return kind if kind in formats else ""
-
-
-def _kind_of(content: bytes, names: Collection[str]) -> str:
-    if pictures.is_picture(content):
-        return QR_CODES
-    if pdf_files.is_pdf(content):
-        return PDF
-    if office_files.is_office(content, names):
-        return OFFICE
-    if recognition.is_web_page(content, names):
-        return SCRIPTS if script_files.may_build(content) else ""
-    return ""
+def kinds_of(content: bytes, names: Collection[str], formats: Collection[str]) -> Iterator[str]:
+    """All formats that may read it, because programs go by its name: a page may contain the mark of a PDF document."""
+    if QR_CODES in formats and pictures.is_picture(content):
+        yield QR_CODES
+    if PDF in formats and pdf_files.is_pdf(content):
+        yield PDF
+    if OFFICE in formats and office_files.is_office(content, names):
+        yield OFFICE
+    if SCRIPTS in formats and recognition.is_web_page(content, names) and script_files.may_build(content):
+        yield SCRIPTS
 
 
 def members(content: bytes, kind: str, budget: Budget) -> Iterator[Member]:

@@ -78,7 +78,11 @@ class IcapAnalyzer:
         if len(parts) > self._settings.max_objects:
             raise LimitReached("objects")
         wanted = [part for part in parts if part.size <= self._settings.max_size]
-        tags, problem = await self._scan_all(wanted)
+        key = object()  # of this mail's connections
+        try:
+            tags, problem = await self._scan_all(wanted, key)
+        finally:
+            self._connections.end(key)
         if tags:
             return Findings(tags)  # whatever happened to the other objects
         if problem is not None:
@@ -87,10 +91,10 @@ class IcapAnalyzer:
             raise LimitReached("size")
         return Findings()
 
-    async def _scan_all(self, parts: list[MailPart]) -> tuple[frozenset[str], BaseException | None]:
+    async def _scan_all(self, parts: list[MailPart], key: object) -> tuple[frozenset[str], BaseException | None]:
         """What was found in time, and why something is missing."""
         turns = asyncio.Semaphore(PER_MAIL)
-        tasks = [asyncio.create_task(self._scan(part, turns)) for part in parts]
+        tasks = [asyncio.create_task(self._scan(part, turns, key)) for part in parts]
         try:
             _, late = await asyncio.wait(tasks, timeout=self._settings.timeout) if tasks else ([], set())
         finally:
@@ -101,32 +105,32 @@ class IcapAnalyzer:
         problems = [found for found in results if isinstance(found, BaseException)]
         return tags, TimeoutError() if late else problems[0] if problems else None
 
-    async def _options(self) -> Options:
+    async def _options(self, key: object) -> Options:
         async with self._asking:  # once for all objects that wait for it
             if self._known is None or self._known.until <= time.monotonic():
-                response = await self._exchange(self._head("OPTIONS", []) + b"\r\n", None, None)
+                response = await self._exchange(self._head("OPTIONS", []) + b"\r\n", None, None, key)
                 self._known = read_options(response, time.monotonic())
             return self._known
 
-    async def _scan(self, part: MailPart, turns: asyncio.Semaphore) -> frozenset[str]:
+    async def _scan(self, part: MailPart, turns: asyncio.Semaphore, key: object) -> frozenset[str]:
         async with turns:
-            options = await self._options()
+            options = await self._options(key)
             try:
-                response = await self._exchange(self._request(part, options), part, options)
+                response = await self._exchange(self._request(part, options), part, options, key)
             except Exception:
                 self._known = None  # it may be another server by now
                 raise
             return findings(response, part.sha256)
 
-    async def _exchange(self, head: bytes, part: MailPart | None, options: Options | None) -> Response:
+    async def _exchange(self, head: bytes, part: MailPart | None, options: Options | None, key: object) -> Response:
         """A server may close an idle connection at any time: ask again then."""
-        async with self._connections.one() as connection:
+        async with self._connections.one(key) as connection:
             try:
                 return await _ask(connection, head, part, options)
             except (ConnectionError, BadAnswer):
                 if not connection.is_reused or connection.has_answered:
                     raise
-        async with self._connections.one(new=True) as connection:
+        async with self._connections.one(key, new=True) as connection:
             return await _ask(connection, head, part, options)
 
     def _request(self, part: MailPart, options: Options) -> bytes:

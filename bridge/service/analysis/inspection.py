@@ -504,13 +504,12 @@ class _MailInspector:
         self.found.digests.add(hashlib.sha256(content).hexdigest())
         for number, kind in enumerate(archives.kinds_of(content, names)):
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
-        self.document(content, names, nesting)
+        if self.limits.look_at_mime:
+            for kind in documents.kinds_of(content, names, self.limits.formats):
+                self.document(content, kind, nesting)
 
-    def document(self, content: bytes, names: Collection[str], nesting: int) -> None:
+    def document(self, content: bytes, kind: str, nesting: int) -> None:
         """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
-        kind = documents.kind_of(content, names, self.limits.formats) if self.limits.look_at_mime else ""
-        if not kind:
-            return
         if not self.limits.archives:
             raise NeedsProcess
         if self.documents >= documents.MAX_NESTED:

@@ -57,7 +57,7 @@ def _answer(found: Inspection, objects: _Objects, matcher: Matcher | None) -> An
         value["parts"] = objects.parts.described
         content = b"".join([*objects.parts.contents, content])
     if matcher:
-        value["yara"] = matcher.answer()
+        value["yara"] = matcher.answer(saw_all=not found.limits)
     return value, content
 
 

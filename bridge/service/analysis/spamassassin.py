@@ -37,7 +37,7 @@ class SpamAssassinAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._settings.max_size:
             raise LimitReached("size")
-        async with self._connections.one() as connection:
+        async with self._connections.one(object()) as connection:
             connection.allow(MAX_ANSWER)
             head, body = await connection.answer(self._send(connection, mail), _read(connection))
         return read_answer(head, body, self._settings.spam_score)

@@ -140,11 +140,11 @@ class Matcher:
             if "malware" in match.tags:
                 self._malware.add(match.rule)
 
-    def answer(self) -> dict[str, Any]:
-        """For `YaraAnswer.from_dict`."""
+    def answer(self, *, saw_all: bool) -> dict[str, Any]:
+        """For `YaraAnswer.from_dict`. `saw_all`: the inspection has reached no limit."""
         tags = [f"yara:{rule}" for rule in sorted(self._found)[:MAX_TAGS]]
         tags += [f"malware:yara.{rule.lower()}" for rule in sorted(self._malware)[:MAX_TAGS]]
-        return {"tags": tags, "score": sum(self._found.values()), "is_complete": self._is_complete}
+        return {"tags": tags, "score": sum(self._found.values()), "is_complete": self._is_complete and saw_all}
 
 
 def _number(value: Any, default: float) -> float:

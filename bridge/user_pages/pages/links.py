@@ -14,6 +14,7 @@ from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.languages import language
 from bridge.digests.links import Act, Link, LinkRefused
+from bridge.mail.address import comparable_address
 from bridge.user_pages import copies
 from bridge.user_pages.call import Call
 from bridge.user_pages.pages import held, sign_in
@@ -72,9 +73,10 @@ async def unsubscribe(call: Call) -> Response:
 
 
 async def _enter(call: Call, link: Link) -> Response:
+    """Only as the person that it was sent to: if the address has become an alias, its new owner is somebody else."""
     person = await call.run(call.sources.people.person_of, link.recipient)
-    if person is None:
-        raise copies.not_found(call)
+    if person is None or person != comparable_address(link.recipient):
+        raise _not_working(call, is_expired=True)
     return await sign_in.begin(call, person, "signed in by a link of a digest")
 
 

@@ -49,7 +49,7 @@ async def ask_code(call: Call) -> Response:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
-    await _admit(call, "ask", address)
+    await _admit(call, await _attempt(call, "ask", address))
     sending = call.pages.sending
     if len(sending) < _MAX_SENDING:
         task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
@@ -63,14 +63,15 @@ async def ask_code(call: Call) -> Response:
 
 async def use_code(call: Call) -> Response:
     address, code = call.form.get("address", "").strip()[:_MAX_ADDRESS], call.form.get("code", "")
-    await _admit(call, "code", address)
+    attempt = await _attempt(call, "code", address)
+    await _admit(call, attempt)
     person = await call.run(call.sources.people.person_of, address)
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
     if person is None or not is_right:
         await call.audit("signed in by a code", detail="wrong code", result=audit_log.REFUSED, name=address)
         problem = call.speak("The code is not right, or too old.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
-    await call.run(call.sources.attempts.succeeded, _attempt("code", address), call.address, pages=_PAGES)
+    await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=_PAGES)
     return await begin(call, person, "signed in by a code")
 
 
@@ -129,10 +130,9 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
     return person
 
 
-async def _admit(call: Call, what: str, address: str) -> None:
-    admit = call.sources.attempts.admit
-    name, limit = _attempt(what, address), _MAX_PER_ADDRESS
-    wait_s = await call.run(admit, name, call.address, pages=_PAGES, max_per_address=limit)
+async def _admit(call: Call, attempt: str) -> None:
+    admit, limit = call.sources.attempts.admit, _MAX_PER_ADDRESS
+    wait_s = await call.run(admit, attempt, call.address, pages=_PAGES, max_per_address=limit)
     if wait_s:
         text = call.speak("There were too many attempts. Wait some minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
@@ -153,8 +153,10 @@ async def _send_code(call: Call, address: str) -> None:
         log.warning("user pages: a code could not be sent: to=%s error=%r", call.sources.redact(address), str(exc))
 
 
-def _attempt(what: str, address: str) -> str:
-    return f"{what} {comparable_address(address)}"
+async def _attempt(call: Call, what: str, address: str) -> str:
+    """Counted for the person: all spellings and aliases of an address share one limit."""
+    person = await call.run(call.sources.people.person_of, address)
+    return f"{what} {person or comparable_address(address)}"
 
 
 def _provider(call: Call) -> Provider:

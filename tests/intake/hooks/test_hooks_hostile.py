@@ -126,6 +126,8 @@ HOSTILE = {
     "a long fraction": _request(more=', "x": 0.' + "1" * 1000),
     "many values": _request(more=', "x": [' + "1," * 200_000 + "1]"),
     "no stage": _request().replace(b'"stage"', b'"stag"'),
+    "nothing at all": b"{}",
+    "neither a stage nor content": b'{"envelope": {"from": {"address": "a@example.com"}, "to": []}}',
     "an unknown stage": _request().replace(b'"data"', b'"queue"'),
     "no envelope": b'{"stage": "data", "rawMessage": "QQ=="}',
     "no content": _request("null"),
