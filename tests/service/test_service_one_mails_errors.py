@@ -225,6 +225,8 @@ async def test_one_record_that_cannot_be_stored_does_not_stop_the_others():
 
 
 class _Transaction:
+    dialect = SimpleNamespace(name="sqlite")
+
     def __init__(self, stored: list[Any]) -> None:
         self._stored = stored
 
