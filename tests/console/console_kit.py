@@ -180,18 +180,24 @@ class World:
 
 @contextmanager
 def console_process(config: Path, port: int, **about: str) -> Iterator[ConsoleProcess]:
-    directory = config.parent
-    command = [sys.executable, "-m", "bridge", "console", "-c", str(config)]
-    with (directory / "console.log").open("ab") as log:
+    with page_process(config, ["console"], "console.log", "console at ") as process:
+        yield ConsoleProcess(config.parent, config, port, process, **about)
+
+
+@contextmanager
+def page_process(config: Path, words: list[str], log_name: str, ready: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that serves pages, from the line in its log that says so to its end."""
+    path = config.parent / log_name
+    command = [sys.executable, "-m", "bridge", *words, "-c", str(config)]
+    with path.open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=directory, env=environment(PYTHONPATH=python_path()), stdout=log, stderr=log,
+            command, cwd=config.parent, env=environment(PYTHONPATH=python_path()), stdout=log, stderr=log,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    console = ConsoleProcess(directory, config, port, process, **about)
     try:
-        until(lambda: process.poll() is not None or "console at " in console.log, "the console to answer")
-        assert process.poll() is None, console.log
-        yield console
+        until(lambda: process.poll() is not None or ready in path.read_text(), f"{words[0]} to answer")
+        assert process.poll() is None, path.read_text()
+        yield process
     finally:
         process.terminate()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.console.tokens import form_token
-from bridge.testing import FakeScanner, NextHop, free_port, until
+from bridge.testing import FakeScanner, NextHop, free_port
 from bridge.user_pages.cookies import FORM_COOKIE, SESSION_COOKIE
-from tests.console.console_kit import Answer, python_path
+from tests.console.console_kit import Answer, page_process, python_path
 from tests.console.console_kit import Browser as ConsoleBrowser
 from tests.daemon.process_kit import Bridge, environment, running
 from tests.daemon.process_kit import scanbridge as run_command
@@ -124,24 +123,8 @@ def links(digest: EmailMessage) -> list[str]:
 
 @contextmanager
 def digest_process(directory: Path, port: int) -> Iterator[DigestProcess]:
-    command = [sys.executable, "-m", "bridge", "digest", "serve", "-c", str(directory / "bridge.yml")]
-    with (directory / "digest.log").open("ab") as log:
-        process = subprocess.Popen(
-            command, cwd=directory, env=environment(PYTHONPATH=python_path()), stdout=log, stderr=log,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    served = DigestProcess(directory, port, process)
-    try:
-        until(lambda: process.poll() is not None or "pages for users at " in served.log, "the pages to answer")
-        assert process.poll() is None, served.log
-        yield served
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+    with page_process(directory / "bridge.yml", ["digest", "serve"], "digest.log", "pages for users at ") as process:
+        yield DigestProcess(directory, port, process)
 
 
 @contextmanager
