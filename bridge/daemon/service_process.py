@@ -12,6 +12,7 @@ import logging
 import re
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ async def run(process: Process, say: Callable[[str], None], early: EarlySignals)
     feeding.cancel()
 
 
-class Process:
+class Process(ABC):
     """A process with the service's configuration, which it can load again."""
 
     def __init__(self, path: Path, loaded: Loaded) -> None:
@@ -85,20 +86,20 @@ class Process:
             raise
         self.reloaded = (True, time.time())
 
+    @abstractmethod
     async def _start(self) -> None:
         """Raises BridgeError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def introduction(self) -> Iterator[str]:
         """What to say once it has started."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _use(self, config: ServiceConfig) -> None:
         """Go on with this configuration. Raises BridgeError, and then goes on with the old one."""
-        raise NotImplementedError
 
-    async def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def stop(self) -> None: ...
 
     async def reload(self) -> None:
         """Never raises: a service that ended here would refuse mail because of a typing error."""
