@@ -97,7 +97,7 @@ def memory_of(pid: int) -> int:
 
 
 def send(config: Path, sink: Sink, kill_at: int | None) -> tuple[float, int]:
-    """Seconds and peak memory of one process; all are killed once the sink has so many."""
+    """Seconds and peak memory of one process; all are killed once the sink has received that many."""
     command = [sys.executable, "-m", "bridge", "digest", "send", "--now", "-c", str(config)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     began, peak = time.monotonic(), 0

@@ -63,7 +63,7 @@ class Oidc(Section):
 
 
 class Reached:
-    """Pages at an address of ours or, behind a reverse proxy, at a URL."""
+    """Pages that are reached at a local address or, behind a reverse proxy, at a URL."""
 
     address: Endpoint
     public_url: str | None

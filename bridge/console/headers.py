@@ -36,7 +36,7 @@ PREVIEW_POLICY = (
 )
 
 
-# A digest of ours: mail programs know no style sheets, so its styles are in its tags.
+# A digest: mail programs ignore style sheets, so its styles are in its tags.
 SAMPLE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'; base-uri 'none'; "
     "form-action 'none'"

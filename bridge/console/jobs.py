@@ -43,7 +43,7 @@ class Job:
     words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
     mails: tuple[str, ...]
     due_at: float  # Unix time
-    session: str = ""  # in which it was ordered; "" after its owner has signed out: then nobody can end it any more
+    session: str = ""  # that started it; "" after its owner has signed out: from then on, nobody can end it
     state: State = State.WAITING
     done: int = 0
     failed: int = 0

@@ -87,7 +87,7 @@ def sanitised(html: str) -> str:
 
 
 def depth(html: str) -> int:
-    """How deep the tags are nested, at most. An end tag ends an element of its own name, or nothing."""
+    """How deep the tags are nested, at most. An end tag closes an element of the same name, or nothing."""
     is_open: Counter[str] = Counter()
     now = most = 0
     for slash, name in _TAG.findall(html.lower()):

@@ -35,7 +35,7 @@ class Route:
     is_live: bool = False  # the page asks by itself: that does not keep a session alive
     has_frame: bool = False  # the page shows a preview
     is_preview: bool = False  # content of a mail, with its own security policy
-    is_sample: bool = False  # a mail of ours, with its own styles, for a frame
+    is_sample: bool = False  # a sample digest, with its own styles, for a frame
 
     def __post_init__(self) -> None:
         """A row that contradicts itself is a mistake in the program."""

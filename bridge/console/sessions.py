@@ -97,7 +97,7 @@ class Sessions:
             connection.execute(delete(database.sessions).where(_s.hash == hash_of(token)))
 
     def revoke(self, label: str, person: Person | None = None) -> str:
-        """End the session with this label; with `person`, only if it is one of theirs. Returns its owner, or ""."""
+        """End the session with this label; with `person`, only if it belongs to them. Returns its owner, or ""."""
         chosen = _s.label == label if person is None else and_(_s.label == label, _is_of(person))
         with self._store.writing() as connection:
             row = connection.execute(select(_s.name).where(chosen)).first()

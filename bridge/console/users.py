@@ -35,7 +35,7 @@ class Proven:
     password: str | None = field(default=None, repr=False)  # the hash it was compared with; None: it does not matter
 
     def is_still_true(self, connection: Connection) -> bool:
-        """Whether the user is there, with this role, these tenants and this password; they stay until the end of the
+        """Whether the user exists, with this role, these tenants and this password; they stay until the end of the
         transaction. Comparing a password takes a while, in which the user may have been removed or changed."""
         row = connection.execute(select(database.users).where(_t.name == self.person.name).with_for_update()).first()
         if row is None or self.password not in (None, row.password):

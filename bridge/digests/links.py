@@ -128,14 +128,14 @@ class LinkKeys:
         """Raises LinkRefused, or ConfigError if there are no keys."""
         found = _TOKEN.fullmatch(token)
         if found is None:
-            raise LinkRefused("not a link of ours")
+            raise LinkRefused("not one of our links")
         key = next((key for key in self.keys if key.id == found[2]), None)
         if key is None:
             raise LinkRefused("made with a key that is unknown or was removed", is_expired=True)
         try:
             payload, code = _bytes(found[1]), _bytes(found[3])
         except ValueError:
-            raise LinkRefused("not a link of ours") from None
+            raise LinkRefused("not one of our links") from None
         if not hmac.compare_digest(code, _code(key, payload)):
             raise LinkRefused("the code of the link is wrong")
         act, expires_at, mail, recipient = payload.decode("utf-8", "surrogatepass").split("\n")

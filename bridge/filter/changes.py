@@ -63,7 +63,7 @@ def edits(head: bytes, changes: Changes) -> tuple[FieldEdit, ...]:
 
 
 def too_many(head: bytes, changes: Changes) -> bool:
-    """Whether a sender wrote so many of these fields that they cannot all be removed."""
+    """Whether there are more of these fields than can be removed."""
     return sum(map(len, field_places(head, _names(changes)).values())) > _MAX_EDITS
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from bridge.lists.personal import Change, Kind
 
-_MERGE_AT = 1000  # changes that are kept apart until the sorted array is made anew
+_MERGE_AT = 1000  # changes that are kept apart until the sorted array is built again
 
 
 class PersonalTable:

@@ -359,7 +359,7 @@ class _UnchunkedForOldClients:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        cycle: RequestResponseCycle = send.__self__  # where uvicorn keeps how it frames the answer
+        cycle: RequestResponseCycle = send.__self__  # knows how uvicorn frames the answer
         if scope["http_version"] == "1.1":
 
             async def send_while_open(message: Any) -> None:

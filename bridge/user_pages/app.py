@@ -43,7 +43,7 @@ class Route:
     handler: Handler
     changes: bool = False  # POST with a form token; otherwise GET, which changes nothing
     is_open: bool = False  # nobody needs to have signed in
-    is_one_click: bool = False  # RFC 8058: mail programs send it, without a page of ours
+    is_one_click: bool = False  # RFC 8058: mail programs send it, without one of our pages
     is_preview: bool = False
     has_frame: bool = False
 
@@ -194,7 +194,7 @@ class Guard:
 
 
 def is_one_click(form: Mapping[str, str]) -> bool:
-    """RFC 8058: exactly this, and nothing of ours."""
+    """RFC 8058: exactly this field, and none of our own."""
     return dict(form) == {"List-Unsubscribe": "One-Click"}
 
 

@@ -36,7 +36,7 @@ class UserSources:
     people: People
     maker: DigestMaker
     actions: UserActions
-    send: Callable[[str, bytes], Awaitable[Reply]]  # mail of our own; raises NextHopError
+    send: Callable[[str, bytes], Awaitable[Reply]]  # sends our own mail; raises NextHopError
     console_url: str  # for releasers
     redact: Callable[[str], str] = str  # addresses in the log
     provider: Provider | None = None

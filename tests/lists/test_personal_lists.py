@@ -111,7 +111,7 @@ def test_sender_must_be_an_address_or_a_domain(tmp_path: Path, sender: str) -> N
 
 
 def test_copy_follows_every_change(place: Database) -> None:
-    """The table after each step is the table that is read anew."""
+    """After each step, the table equals one that is read from the start."""
     lists = PersonalLists(place)
     lists.block(ANNA, "a@x.example")
     table, seq = PersonalTable.of(lists.everything()), lists.seq()

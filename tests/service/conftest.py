@@ -155,7 +155,7 @@ def c_icap(clamd):
 
 @contextmanager
 def running_spamd() -> Iterator[ServerProgram]:
-    """With rules of its own, without network."""
+    """With its own rules, without network."""
     need("spamd")
     directory, port = Path(tempfile.mkdtemp(prefix="spamd-")), free_port()
     directory.chmod(0o755)

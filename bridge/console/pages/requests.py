@@ -80,7 +80,7 @@ async def _found(call: Call) -> Request:
     """The request that is meant, if it is of one of the person's tenants."""
     found = await call.run(_requests(call).find, int_or(call.form.get("request", ""), 0))
     if found is None or (call.tenants is not None and found.tenant not in call.tenants):
-        raise Refused(404, "No such request", "There is no such request, or it is not one of those that you may see.")
+        raise Refused(404, "No such request", "There is no such request, or you do not have access to it.")
     return found
 
 

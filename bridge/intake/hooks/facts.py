@@ -43,7 +43,7 @@ def member(found: Found, name: str) -> Found:
 
 
 def text(found: Found, *names: str) -> str | None:
-    """A string, by the first of these names that is there; None if it is missing, null or empty."""
+    """A string, by the first of these names that exists; None if it is missing, null or empty."""
     for name in names:
         given = found.get(name)
         if given is not None:

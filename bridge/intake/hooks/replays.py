@@ -2,7 +2,7 @@
 
 While the first is decided, the second waits for the same answer; afterwards it gets that answer again, for a while. A
 mail is then neither scanned nor quarantined twice. An answer belongs to one registration, one id and the very same
-bytes: another body with the same id is refused. A mail that was only deferred is decided anew. Each worker knows its
+bytes: another body with the same id is refused. A mail that was only deferred is decided again. Each worker knows its
 own requests; what another worker has decided is decided again. If this is wrong, one mail gets another's decision.
 """
 

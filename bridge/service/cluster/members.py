@@ -1,4 +1,4 @@
-"""Who is there: the workers and the other API nodes, by their last sign of life.
+"""The workers and the other API nodes that are running, by their last sign of life.
 
 Pure: knows signs and the clock, no connection. From it follow the limits of the whole cluster: what all workers
 together take, less what the other API nodes have put in.

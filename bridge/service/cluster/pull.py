@@ -1,6 +1,6 @@
 """Jobs for slots: each waiting slot has one request at NATS, and gets one job, whichever request it came for.
 
-The library's own `fetch` loses a job that arrives when no one waits for it any more: another worker would get it only
+The library's own `fetch` loses a job that arrives when no one is waiting for it: another worker would get it only
 after `ACK_WAIT_S`. Here such a job is handed back at once, so a worker can leave within a moment.
 """
 

@@ -38,7 +38,7 @@ from bridge.service.settings import ServiceConfig
 INLINE_BYTES = 512 * 1024  # of a job; above, and above the server's max_payload, it goes by reference
 HEADROOM = 1024  # of a message, for the library's own header fields
 START_S = 3.0  # for the first connection; without it the service starts and reports RED
-PAUSE_S = 5.0  # for which mail waits until NATS is there again
+PAUSE_S = 5.0  # how long mail waits for NATS to return
 PLACE_S = 15.0  # for which the queue may not accept a mail: longer than the election of a leader takes
 ALONE_S = 3.0  # a worker that is restarted is back within this time
 ANSWER_S = 0.5  # for the workers' roll call
@@ -232,7 +232,7 @@ class NatsQueue:
         if not answered:
             await session.publish(self._names.dropped, waiting.job.ggrid.encode())
             if waiting.sequence is not None:
-                with suppress(BadRequestError, NotFoundError):  # it is not there any more
+                with suppress(BadRequestError, NotFoundError):  # it is already gone
                     await session.stream.delete_msg(self._names.stream, waiting.sequence)
         if waiting.by_reference:
             await storage.remove(session, self._names, waiting.job.ggrid)

@@ -1,7 +1,7 @@
 """What NATS keeps for us: the stream of jobs, its consumer, and the object store for large mail.
 
 The API node or worker that comes first creates them. Jobs are in a work queue: a job is removed as soon as a worker
-has acknowledged it, or after `longRequestTimeout`, when no one waits for it any more; the same holds for objects. A
+has acknowledged it, or after `longRequestTimeout`, when no one is waiting for it; the same holds for objects. A
 full stream refuses new jobs and keeps the ones it has.
 
 Large mail is in JetStream's object store rather than in S3: the same servers, account, TLS and credentials, a limit

@@ -26,7 +26,7 @@ _NODE = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 class Malformed(Exception):
-    """The message is none of ours."""
+    """The message is not one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Names:
 
     @property
     def dropped(self) -> str:
-        """Where API nodes say that no one waits for an analysis any more."""
+        """Where API nodes say that no one is waiting for an analysis."""
         return f"{self.prefix}.dropped.{self.database}"
 
     def answers(self, node: str, ggrid: str = "*") -> str:

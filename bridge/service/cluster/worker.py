@@ -257,7 +257,7 @@ class NatsWorker:
                 await storage.remove(session, self._names, head.ggrid)
 
     async def _result(self, head: JobHead, rest: memoryview, message: Msg) -> AnalysisResult | None:
-        """None if no one waits for it any more."""
+        """None if no one is waiting for it."""
         mail = StoredMail(self._spool)
         try:
             if _attempt(message) > ATTEMPTS:

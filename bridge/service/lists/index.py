@@ -114,7 +114,7 @@ class _Senders:
 def _all_agree(words: set[str], recipients: tuple[str, ...], entries: Iterable[str]) -> bool:
     """Whether every recipient has one of these entries: one decision applies to all of them.
 
-    Ends with the first who has none: a mail may have thousands of recipients.
+    Ends with the first recipient without one: a mail may have thousands of recipients.
     """
     return bool(recipients) and all(
         any(f"{normal} {entry}" in words for entry in entries) for normal in map(comparable_address, recipients)

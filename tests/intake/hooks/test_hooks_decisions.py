@@ -168,7 +168,7 @@ def test_the_same_request_is_decided_once(bridge: RunningBridge, server: MailSer
         assert other.action(facts(MAIL + b"another\r\n"), "same")[0] == "discard"  # another registration
 
 
-def test_a_deferred_mail_is_decided_anew(bridge: RunningBridge, server: MailServer) -> None:
+def test_a_deferred_mail_is_decided_again(bridge: RunningBridge, server: MailServer) -> None:
     """The same request id does not keep a mail from being scanned later."""
     bridge.scanner.reply = answer(200, result("undecided"))
     assert server.action(facts(), "later") == ("reject", (451, "4.7.1"))

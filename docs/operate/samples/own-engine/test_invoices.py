@@ -1,4 +1,4 @@
-"""Run it with pytest: the engine is called as the service calls it, in a process of its own."""
+"""Run it with pytest: the engine is called as the service calls it, in a separate process."""
 
 from bridge.service.engine_kit import mail_with, try_awkward_mails, try_engine
 
