@@ -12,13 +12,20 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-long test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture console-pictures bench bench-service bench-history bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+PACKAGE_EXTRAS := all
+LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
+.PHONY: help lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
 	@exec $(BIN)/scanbridge run --demo
+
+cluster: $(DEV_READY)           ## start a whole cluster on this machine: NATS, PostgreSQL, HAProxy, bridges, workers (deploy/cluster)
+	deploy/test-servers.sh
+	@exec $(BIN)/python -m deploy.cluster.up $(or $(DIR),build/cluster)
 
 # The tests start hundreds of programs, and without bytecode each would compile everything again.
 test test-long: export PYTHONDONTWRITEBYTECODE =
@@ -33,6 +40,10 @@ test-long: $(DEV_READY)         ## run the long tests: what `make test` tests, w
 test-faults: $(DEV_READY)       ## run the long fault test, MINUTES=20; the result goes into docs/evidence/trials.md
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.faults.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
+
+test-cluster: $(DEV_READY)      ## kill, freeze, fill and cut off the nodes of a cluster, MINUTES=20; the result goes into docs/evidence/cluster.md
+	deploy/test-servers.sh
+	$(BIN)/python -m tests.cluster.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(DEV_READY)              ## fuzz the parsers, SECONDS=60 for each target; ONLY="..." selects some
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -75,6 +86,12 @@ dist: $(DEV_READY)              ## build wheel and source archive in dist/
 packages: $(DEV_READY)          ## build Debian and RPM packages in dist/; ARCH=amd64 for another processor
 	$(BIN)/python deploy/package/build.py $(if $(ARCH),--arch $(ARCH))
 
+release: $(DEV_READY)           ## build all packages with checksums in dist/, signed with MINISIGN_KEY=FILE or GPG_KEY=ID (docs/develop/release.md)
+	$(BIN)/python -m tools.release $(if $(TAG),--tag '$(TAG)') $(if $(MINISIGN_KEY),--minisign-key '$(MINISIGN_KEY)') $(if $(GPG_KEY),--gpg-key '$(GPG_KEY)')
+
+release-check: $(DEV_READY)     ## check whether this commit may be released, ONLY="docs sbom"; the result goes into docs/evidence/release-check.md
+	$(BIN)/python -m tools.release_check $(ONLY)
+
 dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python -m tools.draw_dashboard
@@ -91,6 +108,12 @@ bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence
 
 bench-service: $(DEV_READY)     ## measure the scanning service
 	$(BIN)/python bench/service.py
+
+bench-queue: $(DEV_READY)       ## measure what the queue in NATS costs; the result goes into docs/evidence/queue.md
+	$(BIN)/python bench/queue_cost.py --out docs/evidence/queue.md
+
+bench-connections: $(DEV_READY) ## measure the state of fifty bridges in one PostgreSQL; the result goes into docs/understand/scale.md
+	$(BIN)/python bench/connections.py --write
 
 bench-history: $(DEV_READY)      ## fill a history with ten million mails and search it; the result goes into docs/evidence/history.md
 	$(BIN)/python bench/history.py --out docs/evidence/history.md
@@ -123,6 +146,14 @@ evaluate: $(DEV_READY)          ## measure the detection of phishing with the ma
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
 	deploy/test-servers.sh
 	$(BIN)/python -m tools.evaluate $(CORPUS) $(if $(SAMPLE),--sample $(SAMPLE))
+
+lock: $(DEV_READY)              ## lock the libraries with hashes, and list them with their licences: requirements/
+	$(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(PACKAGE_EXTRAS),--extra $(extra)) $(LOCK_OPTIONS) -o requirements/packages.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(LOCK_OPTIONS) -c requirements/packages.lock -o requirements/development.lock
+	$(BIN)/python -m tools.sbom
+
+audit: $(DEV_READY)             ## look for known holes in the locked libraries; needs pypi.org
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements/packages.lock
 
 clean:                          ## remove everything the other commands created
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist build/site

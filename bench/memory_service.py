@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.service.settings import Analyzers
+from bridge.service.analyzer_settings import Analyzers
 from tests.service.service_kit import CONFIG, ServiceProcess, attached, mail, zipped
 from tests.service.test_service_inspection import MIB, many_members, many_parts, nested_multipart, nested_zips, zip_bomb
 

@@ -37,6 +37,7 @@ admin: {{address: "127.0.0.1:{admin}"}}
 workers: {workers}
 state_directory: {directory}
 lists: {{url: "http://127.0.0.1:1", api_key_file: token, refresh: 1d}}
+{more}
 """
 BLOCKING = ", lists: {block: [sender, network]}"  # the listener checks two lists at MAIL
 
@@ -75,9 +76,11 @@ def ours(
     memory: str = "256KiB",
     entries: int = 0,
     rspamd: str | None = None,
+    more: str = "",
 ) -> Callable[[Ports, Path], Command]:
     """Our complete bridge: policy, metrics, log, admission. With `discard` nothing is relayed, as with the peers.
 
+    `more` is added to the configuration.
     With `rspamd`, the scanner is asked in rspamd's words, below this path.
     With `entries`, MAIL is checked against a list of that many senders and one of that many networks, without a match.
     """
@@ -104,6 +107,7 @@ def ours(
                 memory=memory,
                 directory=scratch / "state",
                 blocking=BLOCKING if entries else "",
+                more=more,
             )
         )
         return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
@@ -174,6 +178,8 @@ PEERS = {
     for peer in (
         Peer("scanbridge", "smtp", ours("smtp")),
         Peer("scanbridge, relaying", "smtp", ours("smtp", deliver="relay")),
+        Peer("scanbridge, no history", "smtp", ours("smtp", more="history: {enabled: false}")),
+        Peer("scanbridge, events", "smtp", ours("smtp", more="events: [{name: f, type: file, path: events.jsonl}]")),
         Peer("scanbridge, 2 workers", "smtp", ours("smtp", workers=2)),
         Peer("scanbridge, spooling", "smtp", ours("smtp", memory="64KiB")),
         Peer("naive", "smtp", _naive, warm_up_s=3.0),

@@ -29,13 +29,14 @@ from peers import HERE, MISSING, PEERS, Peer, build, ours
 
 KiB, MiB = 1024, 1024 * 1024
 SMTP = ("scanbridge", "naive", "Haraka", "nodemailer", "C")
+FEATURES = ("scanbridge, no history", "scanbridge, events")  # what each of them costs
 RSPAMD = ("scanbridge milter to rspamd", "scanbridge milter to rspamd, which closes")  # rspamd 3.4 does close
 MILTER = ("scanbridge milter", *RSPAMD, "rspamd proxy", "pymilter")
 
 # By name: description, load, peers. Slow peers get fewer mails, because CPU time per mail is what counts.
 WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
-    "kept": ("4 KiB, persistent connections", Work(6_000), (*SMTP, "scanbridge, relaying")),
-    "each": ("4 KiB, one mail per connection", Work(4_000, per_connection=1), SMTP),
+    "kept": ("4 KiB, persistent connections", Work(6_000), (*SMTP, "scanbridge, relaying", *FEATURES)),
+    "each": ("4 KiB, one mail per connection", Work(4_000, per_connection=1), (*SMTP, *FEATURES)),
     "100k": ("100 KiB, persistent connections", Work(1_500, size=100 * KiB), SMTP),
     "10m": ("10 MiB", Work(24, sessions=4, size=10 * MiB), SMTP),
     "milter": ("milter, 4 KiB, persistent connections", Work(6_000), MILTER),
@@ -121,6 +122,14 @@ def goals(found: Results, direct: Latency, postfix: dict[str, Latency]) -> list[
         ("CPU, milter, 4 KiB, rspamd's dialect : rspamd's proxy", cpu("milter", RSPAMD[0], "rspamd proxy"), 2.0),
         ("CPU, milter, 4 KiB : pymilter", cpu("milter", "scanbridge milter", "pymilter"), 0.5),
         ("CPU, relaying : not relaying", cpu("kept", "scanbridge, relaying", "scanbridge"), 1.6),
+        *(
+            (f"CPU, {text}, {feature}", cpu(work, *names), 1.05)
+            for work, text in (("kept", "4 KiB, persistent"), ("each", "4 KiB, one per connection"))
+            for names, feature in (
+                (("scanbridge", FEATURES[0]), "with history : without"),
+                ((FEATURES[1], "scanbridge"), "with a file of events : without"),
+            )
+        ),
         *(
             (f"CPU, 2 workers : one, {text}", cpu(work, "scanbridge, 2 workers", "scanbridge"), 1.1)
             for work, text in (

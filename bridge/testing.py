@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Submission:
     fields: dict[str, str]  # header fields of the request
 
 
-class _Listener:
+class _Listener(ABC):
     """Listens on loopback, on a port that the kernel chooses."""
 
     limit: ClassVar[int] = 2**16  # bytes read ahead
@@ -107,8 +108,8 @@ class _Listener:
         if self._server is not None:
             self._server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None: ...
 
 
 _Reply = bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -291,10 +292,13 @@ async def _read_content(reader: asyncio.StreamReader) -> bytes:
 
 
 class SmtpClient:
-    """Sends exactly the given bytes to 127.0.0.1 and reads whole replies. A context manager."""
+    """Sends exactly the given bytes and reads whole replies. A context manager."""
 
-    def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
+    def __init__(
+        self, port: int, source: str = "127.0.0.1", timeout_s: float = 30.0, host: str = "127.0.0.1"
+    ) -> None:  # fmt: skip
+        """`source` is "" for a host that is not on loopback."""
+        self.sock = socket.create_connection((host, port), timeout_s, (source, 0))
         self._read = b""
 
     def send(self, data: bytes) -> None:

@@ -22,6 +22,7 @@ spamd        spamd
 rspamd       rspamd
 redis-server redis-server
 spamd        spamd
+dnsmasq      dnsmasq-base
 mmdebstrap   mmdebstrap
 curl         curl
 jq           jq
@@ -43,6 +44,10 @@ sslscan      sslscan
 man          man-db
 mandoc       mandoc
 rpm          rpm
+minisign     minisign
+gpg          gpg
+gpg-agent    gpg-agent
+gpgconf      gpgconf
 zsh          zsh
 fish         fish
 ripmime      ripmime
@@ -58,6 +63,7 @@ chromium     chromium
 /usr/lib/dovecot/imap dovecot-imapd
 /usr/share/perl5/MIME/Parser.pm libmime-tools-perl
 /usr/share/perl5/Email/MIME.pm libemail-mime-perl
+/usr/share/perl5/Mail/AuthenticationResults.pm libmail-authenticationresults-perl
 /usr/share/rubygems-integration/all/specifications/mail-*.gemspec ruby-mail
 /usr/lib/*/girepository-1.0/GMime-3.0.typelib gir1.2-gmime-3.0
 /usr/lib/*/girepository-1.0/Camel-1.2.typelib gir1.2-camel-1.2

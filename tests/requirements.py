@@ -22,6 +22,7 @@ import pytest
 # The Debian package of each program, where its name differs.
 PACKAGES = {
     "clamd": "clamav-daemon",
+    "dnsmasq": "dnsmasq-base",
     "go": "golang-go",
     "initdb": "postgresql",
     "ip": "iproute2",

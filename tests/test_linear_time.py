@@ -134,6 +134,60 @@ def test_no_pattern_takes_quadratic_time(name: str) -> None:
             assert is_linear(work, short, long), (beginning, piece, end)
 
 
+def moves_too_far(tree: Any) -> bool:
+    """Whether a group that is repeated possessively contains a repeat that something follows.
+
+    Python before 3.11.5 does not go back to where the last, incomplete round began: `(?:[0-9]{1,3},){3,}+[0-9]` did
+    not match `1,2,3,4`.
+    """
+    for kind, argument in tree:
+        inner = [branch for branch in _flat(argument) if isinstance(branch, parser.SubPattern)]
+        if str(kind) == "POSSESSIVE_REPEAT" and any(has_repeat(list(body)[:-1]) for body in map(_body, inner)):
+            return True
+        if any(map(moves_too_far, inner)):
+            return True
+    return False
+
+
+def _flat(argument: Any) -> Iterator[Any]:
+    for inner in argument if isinstance(argument, (list, tuple)) else (argument,):
+        yield from inner if isinstance(inner, list) else [inner]
+
+
+def _body(tree: Any) -> Any:
+    """Without the parentheses around it."""
+    while len(tree) == 1 and str(tree[0][0]) == "SUBPATTERN":
+        tree = tree[0][1][3]
+    return tree
+
+
+def has_repeat(tree: Any) -> bool:
+    return any(
+        str(kind).endswith("REPEAT")
+        or any(isinstance(inner, parser.SubPattern) and has_repeat(inner) for inner in _flat(argument))
+        for kind, argument in tree
+    )
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_pattern_relies_on_what_old_python_matches_wrongly(name: str) -> None:
+    pattern, _ = PATTERNS[name]
+    assert not moves_too_far(parser.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_wrong"),
+    [
+        (r"(?:[0-9]{1,3},){3,}+[0-9]", True),
+        (r"((?:\r?\n[ \t][^\n]*+)*+)", True),
+        (r"(?:(?:\r\n|\n)[ \t][^\n]*+)*+", False),
+        (r"[0-9]{3,}+(?:ab?c)+", False),
+    ],
+)
+def test_the_check_itself(pattern: str, is_wrong: bool) -> None:
+    assert moves_too_far(parser.parse(pattern)) is is_wrong
+
+
 UNITS = [
     *("name", "name=", 'name="', 'name="\\"', "; name=a.b", "name*1=", "filename*1*=utf-8''%41.", "name ", "name=(a."),
     *("=?", "=?a?q?", "=?a?x?b", "=?utf-8?b?QQ==?= ", "=?gb2312?q?=ff?=", "%ff", 'boundary="'),

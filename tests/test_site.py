@@ -6,9 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+
+from tests.console.browser_kit import NARROW, chromium
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,6 +50,7 @@ def test_a_page_without_navigation_and_a_broken_link_fail(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("docs", "deploy", "tools", *(f"tests/{page.parent.name}" for page in ROOT.glob("tests/*/README.md"))):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "bridge/console/static", tmp_path / "bridge/console/static")
     (tmp_path / "docs" / "hidden.md").write_text(
         "# Hidden\n\n[gone](gone.md) [no such place](understand/flow.md#nowhere)\n"
     )
@@ -68,3 +74,22 @@ def test_lists_and_tables_are_rendered(site):
         prose = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", text, flags=re.DOTALL)
         left = re.findall(r"```|^\|.*\|$|^- .*$|\]\([^)]*\)|<p>(?:[-|]|\d+\.) .*", prose, re.MULTILINE)
         assert not left, name
+
+
+def test_a_reader_searches_and_leafs_through_the_site(site):
+    """In a browser: the search finds a page, and on a narrow screen the list of pages does not hide the page."""
+    serve = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with chromium() as browser, ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        context = browser.new_context(base_url=f"http://127.0.0.1:{server.server_port}", viewport=NARROW)
+        page = context.new_page()
+        page.goto("/")
+        assert not page.get_by_role("link", name="Runbooks", exact=True).is_visible()
+        page.get_by_text("Pages", exact=True).click()
+        page.get_by_role("navigation").get_by_text("Operate", exact=True).click()
+        page.get_by_role("link", name="Runbooks", exact=True).click()
+        assert page.get_by_role("heading", level=1).inner_text().startswith("Runbooks")
+        page.get_by_role("searchbox").fill("Standard Webhooks")
+        page.get_by_role("searchbox").press("Enter")
+        page.locator("#mkdocs-search-results").get_by_text("webhook").first.wait_for(timeout=60_000)
+        server.shutdown()

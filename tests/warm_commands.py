@@ -28,20 +28,20 @@ _READ_AT_START = ("PYTHON", "LC_", "LANG")
 
 class WarmCommands:
     def __init__(self) -> None:
-        self._place = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
-        command = [sys.executable, str(_SERVER), self._place]
+        self.place = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
+        command = [sys.executable, str(_SERVER), self.place]
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, "PYTHONPATH": path}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         atexit.register(self._process.kill)
-        until(lambda: os.path.exists(self._place) or self._process.poll() is not None, "the commands to be imported")
+        until(lambda: os.path.exists(self.place) or self._process.poll() is not None, "the commands to be imported")
         assert self._process.poll() is None, f"{command} has ended"
 
     def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
         with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            until(lambda: server.connect_ex(self._place) == 0, "the server of commands")
+            until(lambda: server.connect_ex(self.place) == 0, "the server of commands")
             server.settimeout(_LIMIT_S)
             text = json.dumps([words, str(cwd), env]).encode()
             with open(os.devnull, "rb") as nothing:

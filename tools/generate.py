@@ -112,46 +112,46 @@ def pages() -> dict[Path, str]:
 def configuration() -> str:
     schema = json_schema()
     parts = [CONFIGURATION, "## The file\n", _table(schema, schema["definitions"])]
-    for name, section in _sections(schema):
+    for name, section in sections(schema):
         parts += [f"## {name}\n", _table(section, schema["definitions"])]
     parts += [_actions(), _profiles(), _embedded()]
     return "\n".join(parts)
 
 
-def _sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Every section once, in the order of the file; a shared section comes after its first user."""
     definitions, seen = schema["definitions"], set()
-    names = [(key, name) for key, value in schema["properties"].items() for name in _references(value)]
+    names = [(key, name) for key, value in schema["properties"].items() for name in references(value)]
     for key, name in names:
         section = definitions[name]
-        if name in seen or not _properties(section):
+        if name in seen or not properties(section):
             continue
         seen.add(name)
         yield key, section
-        for child in _properties(section).values():
-            names += [(f"{key}: {TITLES.get(inner, inner.lower())}", inner) for inner in _references(child)]
+        for child in properties(section).values():
+            names += [(f"{key}: {TITLES.get(inner, inner.lower())}", inner) for inner in references(child)]
 
 
-def _references(value: Any) -> list[str]:
+def references(value: Any) -> list[str]:
     """The names of the sections that a key refers to."""
     if isinstance(value, list):
-        return [name for item in value for name in _references(item)]
+        return [name for item in value for name in references(item)]
     if not isinstance(value, dict):
         return []
     own = [value["$ref"].rpartition("/")[2]] if "$ref" in value else []
-    return own + [name for key, item in value.items() if key != "default" for name in _references(item)]
+    return own + [name for key, item in value.items() if key != "default" for name in references(item)]
 
 
-def _properties(section: Schema) -> Schema:
+def properties(section: Schema) -> Schema:
     """The keys of a section. An outcome may also be a single word; its section is the other choice."""
     for choice in [section, *section.get("anyOf", [])]:
         if "properties" in choice:
-            properties: Schema = choice["properties"]
-            return properties
+            found: Schema = choice["properties"]
+            return found
     return {}
 
 
-def _required(section: Schema) -> dict[str, str]:
+def required_of(section: Schema) -> dict[str, str]:
     """The required keys, and how the table says so."""
     choices = section.get("anyOf", []) + section.get("oneOf", [])
     words = {key: "**one of them**" for choice in choices for key in choice.get("required", [])}
@@ -161,10 +161,10 @@ def _required(section: Schema) -> dict[str, str]:
 
 def _table(section: Schema, definitions: Schema) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for key, value in _properties(section).items():
-        default = _required(section).get(key) or _default(value)
+    for key, value in properties(section).items():
+        default = required_of(section).get(key) or default_of(value)
         description = value.get("description", "").replace("|", "\\|")
-        lines.append(f"| `{key}` | {_type(value, definitions)} | {default} | {description or _see(key)} |")
+        lines.append(f"| `{key}` | {type_of(value, definitions)} | {default} | {description or _see(key)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +172,7 @@ def _see(key: str) -> str:
     return f"see [{key}](#{key})"
 
 
-def _default(value: Schema) -> str:
+def default_of(value: Schema) -> str:
     default = value.get("default")
     if default is None or default == "":
         return "-"
@@ -185,21 +185,21 @@ def _default(value: Schema) -> str:
     return f"`{default}`"
 
 
-def _type(value: Schema, definitions: Schema) -> str:
+def type_of(value: Schema, definitions: Schema) -> str:
     choices = [choice for choice in value.get("anyOf", []) if choice.get("type") != "null"]
     if choices:
-        return " or ".join(_type(choice, definitions) for choice in choices)
+        return " or ".join(type_of(choice, definitions) for choice in choices)
     if "allOf" in value:
-        return _type(value["allOf"][0], definitions)
+        return type_of(value["allOf"][0], definitions)
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         return _choice(definitions[name]["enum"]) if "enum" in definitions[name] else _section_type(name)
     if "enum" in value:
         return _choice(value["enum"])
     if value.get("type") == "array":
-        return f"list of {_type(value['items'], definitions)}".replace("section", "sections")
+        return f"list of {type_of(value['items'], definitions)}".replace("section", "sections")
     if value.get("type") == "object":
-        return f"name: {_type(value['additionalProperties'], definitions)}"
+        return f"name: {type_of(value['additionalProperties'], definitions)}"
     return _plain_type(value)
 
 
@@ -268,13 +268,18 @@ def _embedded() -> str:
 # The metrics
 
 
-def metrics() -> str:
+def every_metric() -> Metrics:
+    """All metrics of the bridge, with one sample of each combination of labels that is known in advance."""
     every = Metrics(["name"])
     every.start_lists("name", ["name"])
     every.start_events(["name"], map(str, EventType))
     every.next_hop_mails.start(["name"], RESULTS)
     every.digests.read = lambda: [((result,), 0.0) for result in DIGESTS]
-    lines = [_metric(family) for family in every.collect()]
+    return every
+
+
+def metrics() -> str:
+    lines = [_metric(family) for family in every_metric().collect()]
     buckets = ", ".join(f"{bucket:g}" for bucket in BUCKETS)
     return METRICS + "\n".join(lines) + f"\n\nBuckets of the histograms, in seconds: {buckets}.\n"
 

@@ -15,7 +15,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-SHOWN = ["*.md", "LICENSE", "docs/**/*", "deploy/**/*", "tests/*/README.md", "tests/*/*/README.md"]
+SHOWN = [
+    "*.md",
+    "LICENSE",
+    "docs/**/*",
+    "deploy/**/*",
+    "tests/interfaces/*.txt",
+    "tests/*/README.md",
+    "tests/*/*/README.md",
+]
+LOOK = ("console.css", "icon.svg")  # of the console
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"^<!--.*?-->$", re.MULTILINE | re.DOTALL)
 # A line of text directly followed by a list or table.
@@ -37,6 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted({path for pattern in SHOWN for path in ROOT.glob(pattern)}):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
             pages.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    for name in LOOK:
+        pages.append(File.generated(config, name, abs_src_path=str(ROOT / "bridge/console/static" / name)))
     return Files(pages)
 
 

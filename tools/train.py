@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize, sparse
 
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from bridge.service.detection import model as models
 from bridge.service.detection.phishing import Search
 from bridge.service.detection.signals import WORD_BITS, Signals

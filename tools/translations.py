@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "bridge"
 LOCALE = ROOT / "digests" / "locale"
 FOLDERS = (ROOT / "digests", ROOT / "user_pages")
+SHARED = (ROOT / "console" / "checks.py", ROOT / "console" / "queues.py")  # the console itself is in English
 _ONE = re.compile(r"""(?:\b_|\bspeak|\bsay|\bN_)\(\s*"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 _MANY = re.compile(r"""ngettext\(\s*"((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 
@@ -21,11 +22,10 @@ _MANY = re.compile(r"""ngettext\(\s*"((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)\""
 def texts() -> set[str]:
     """Everything that is to be translated; of plurals, the singular."""
     found: set[str] = set()
-    for folder in FOLDERS:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in (".py", ".html", ".txt"):
-                content = path.read_text("utf-8")
-                found |= set(_ONE.findall(content)) | {one for one, _ in _MANY.findall(content)}
+    for path in (*SHARED, *(path for folder in FOLDERS for path in sorted(folder.rglob("*")))):
+        if path.suffix in (".py", ".html", ".txt"):
+            content = path.read_text("utf-8")
+            found |= set(_ONE.findall(content)) | {one for one, _ in _MANY.findall(content)}
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from bridge.api.changes import Changes
 from bridge.api.json_answer import read_json
 from bridge.runtime.value import value
+from bridge.runtime.visible_text import visible
 
 SUBMIT_PATH = "/v1/messageQueue/submitEmail"
 STATUS_PATH = "/v1/admin/status"
@@ -21,6 +22,8 @@ STATUS_PATH = "/v1/admin/status"
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # a larger mail gets HTTP 413
 DEFAULT_IN_PROCESSING = 20  # maxGuardRequestsInProcessing, if mainWorkerCount is unset
 DEFAULT_PORT = 9081
+MAX_REASONS = 6  # sentences in a result
+MAX_REASON = 300  # characters of each
 
 
 class Decision(StrEnum):
@@ -133,8 +136,10 @@ class AnalysisResult:
     created: str = ""
     completed: str = ""
     changes: Changes | None = None  # never read from this interface's own answers
+    reasons: tuple[str, ...] = ()  # sentences for people, an extension; names in them were chosen by the mail's sender
 
     def to_dict(self) -> dict[str, Any]:
+        reasons = {"reasons": list(self.reasons)} if self.reasons else {}
         return {
             "ggrid": self.ggrid,
             "created": self.created,
@@ -142,6 +147,7 @@ class AnalysisResult:
             "decision": str(self.decision),
             "verdict": self.verdict,
             "tags": list(self.tags),
+            **reasons,
         }
 
     @classmethod
@@ -167,7 +173,14 @@ class AnalysisResult:
             tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
             created if isinstance(created, str) else "",
             completed if isinstance(completed, str) else "",
+            reasons=readable_reasons(value["reasons"]) if "reasons" in value else (),
         )
+
+
+def readable_reasons(given: object) -> tuple[str, ...]:
+    """At most a few short lines of printable text, whatever a service or a file contains."""
+    texts = [text for text in given if isinstance(text, str)] if isinstance(given, list | tuple) else []
+    return tuple(visible(text[: 2 * MAX_REASON])[:MAX_REASON] for text in texts[:MAX_REASONS])
 
 
 _DECISIONS, _UNDECIDED = {d.value: d for d in Decision}, Decision.UNDECIDED

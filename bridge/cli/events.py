@@ -127,7 +127,7 @@ def _dead_line(entry: Entry) -> str:
 def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
     """The ids, or None for all."""
     if bool(ids) == everything:
-        raise click.UsageError("give the ids of events, or --all")
+        raise click.UsageError("give event ids, or --all")
     return None if everything else list(ids)
 
 

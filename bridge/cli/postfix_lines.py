@@ -19,7 +19,8 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.suggestion import did_you_mean
 
 if TYPE_CHECKING:
-    from bridge.config.model import Config, Listener
+    from bridge.config.listener import Listener
+    from bridge.config.model import Config
     from bridge.runtime.endpoints import NextHop
 
 MODES = ("proxy", "milter", "content-filter")
@@ -59,7 +60,7 @@ def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
         "name": listener.name,
         "deadline": f"{listener.deadline:g}s",
         "wait": f"{wait_s}s",
-        "slots": conf.admission.max_in_processing,
+        "slots": conf.admission.share_of(conf.admission.max_in_processing),
         "front_size": front_size(conf),
         "size": conf.limits.max_message_size + HEADERS_BYTES,
         "mailboxes": _mailboxes(conf.limits.max_message_size + HEADERS_BYTES) + _addresses(conf),

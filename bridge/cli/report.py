@@ -80,13 +80,14 @@ def _mail(session: Session, content: bytes) -> ReportedMail:
     """Without our header fields, and with our id if the history knows this mail."""
     from bridge.cli.mail_file import as_sent
     from bridge.cli.reporting import ReportedMail
-    from bridge.filter.headers import HeaderEditor, message_id
+    from bridge.daemon.wiring import header_editor
+    from bridge.filter.headers import message_id
 
     content = as_sent(content)
     head, end, body = content.partition(b"\r\n\r\n")
     head += b"\r\n" if end else b""
     own_id = _field(head, f"{session.config.headers.prefix}Id")
-    stripped = HeaderEditor(session.config.headers.prefix, "").strip(head) or head
+    stripped = header_editor(session.config).strip(head) or head
     plain = stripped + (b"\r\n" + body if end else body)
     return ReportedMail.of_file(plain, _known_id(session, own_id, message_id(head, head.lower())))
 

@@ -1,8 +1,8 @@
-"""One report with everything that follows from it: rspamd learns, an address gets the mail, the history and the event
-sinks are told, and it is counted.
+"""One report with everything that follows from it: rspamd and the scanning service learn, an address gets the mail,
+the history and the event sinks are told, and it is counted.
 
-Used by `scanbridge report`, by the console and by the users' pages. Everything blocks; pages use a thread. rspamd comes
-first: if something after it fails, the person may report the mail again, and rspamd ignores what it has learned.
+Used by `scanbridge report`, by the console and by the users' pages. Everything blocks; pages use a thread. Learning
+comes first: if something after it fails, the person may report the mail again, and it is not learned twice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
-from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
-from bridge.feedback.report import Reported, ReportKind, ReportState
+from bridge.feedback.learners import Learners
+from bridge.feedback.learning import LearningUnavailable
+from bridge.feedback.report import LearnableMail, Reported, ReportKind, ReportState
 from bridge.feedback.store import ReportStore
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -51,6 +52,7 @@ class ReportedMail:
     listener: str = ""
     tenant: str = ""
     ggrid: str = ""
+    client: str = ""
 
     @classmethod
     def of_file(cls, content: bytes, mail_id: str = "") -> ReportedMail:
@@ -64,10 +66,10 @@ class ReportedMail:
 
 
 class Reporter:
-    def __init__(self, session: Session, store: ReportStore, learning: Learning | None, to: str | None) -> None:
+    def __init__(self, session: Session, store: ReportStore, learners: Learners | None, to: str | None) -> None:
         self._session = session
         self._store = store
-        self._learning = learning
+        self._learners = learners
         self._to = to
 
     @classmethod
@@ -81,12 +83,12 @@ class Reporter:
         """Raises ConfigError."""
         conf, state = session.config, session.state
         store = feedback_wiring.report_store(conf, state)
-        return cls(session, store, feedback_wiring.learning(conf), feedback_wiring.report_to(conf))
+        return cls(session, store, feedback_wiring.learners(conf), feedback_wiring.report_to(conf))
 
     def close(self) -> None:
         self._store.close()
-        if self._learning is not None:
-            self._learning.close()
+        if self._learners is not None:
+            self._learners.close()
 
     def report(self, kind: ReportKind, mail: MailRecord, by: str, content: bytes | None = None) -> Reported:
         """A mail in the quarantine; `content` is the mail without what we put above it, if the caller has it."""
@@ -101,8 +103,9 @@ class Reporter:
         ggrid = str(mail.facts.get("ggrid") or "")
         envelope = mail.envelope
         found = ReportedMail(
-            mail.id, content, mail.id, envelope.sender, envelope.addresses, mail.listener, mail.tenant, ggrid
-        )  # fmt: skip
+            *(mail.id, content, mail.id, envelope.sender, envelope.addresses, mail.listener, mail.tenant, ggrid),
+            client=mail.client.address or "",
+        )
         return self.report_mail(kind, found, by)
 
     def report_mail(self, kind: ReportKind, mail: ReportedMail, by: str) -> Reported:
@@ -129,18 +132,16 @@ class Reporter:
 
     def _learn(self, kind: ReportKind, mail: ReportedMail, by: str) -> tuple[ReportState, str]:
         """Raises TooManyWaiting, ReportsFailed."""
-        if self._learning is None:
+        if self._learners is None:
             return ReportState.NOTED, ""
+        learnable = LearnableMail(
+            *(mail.content, by, mail.sender, mail.recipients, mail.client, mail.tenant, mail.ggrid),
+        )
         try:
-            is_new = self._learning.learn(kind, mail.content)
-        except LearningRefused as exc:
-            return ReportState.REFUSED, str(exc)
+            return self._learners.learn(kind, learnable)
         except LearningUnavailable as exc:
-            self._store.wait(mail.key, by, mail.content)
-            return ReportState.WAITING, f"rspamd will learn it later ({exc})"
-        if not is_new:
-            return ReportState.KNOWN, "rspamd already knew it"
-        return ReportState.LEARNED, "learned by rspamd"
+            self._store.wait(mail.key, by, mail.content, learnable.about())
+            return ReportState.WAITING, f"{self._learners.names} will learn it later ({exc})"
 
     def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
         """Raises BridgeError."""

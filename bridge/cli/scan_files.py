@@ -44,6 +44,7 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
 def _shown(file: Path, result: AnalysisResult) -> str:
     tags = ",".join(result.tags) or "-"
     shown = f"{file}: {result.decision} verdict={result.verdict or '-'} tags={tags} ggrid={result.ggrid}"
+    shown += f' why="{"; ".join(result.reasons)}"' if result.reasons else ""
     return f"{shown} changes={_changes(result.changes)}" if result.changes else shown
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.service_learning import learning
+from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_store, own_config
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
@@ -22,9 +24,6 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs: `token` need
     from bridge.service.config_files import Loaded
     from bridge.service.keys import KeyRing
 
-DEFAULT = Path("service.yml")
-_CONFIG = "Configuration of the service: its file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
-
 
 @click.group(invoke_without_command=True, cls=Group)
 @click.option(
@@ -32,7 +31,7 @@ _CONFIG = "Configuration of the service: its file, or a directory with guard/cor
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    help=f"{_CONFIG}  [default: service.yml]",
+    help=f"{CONFIG_HELP}  [default: service.yml]",
 )
 @click.pass_context
 def service(context: click.Context, path: Path | None) -> None:
@@ -50,7 +49,7 @@ def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
     from bridge.daemon import service_process
 
     early = service_process.EarlySignals()
-    loaded = _load(path)
+    loaded = load_or_exit(path)
     try:
         uvloop.run(service_process.run(process(path, loaded), say, early))
     except ConfigError as exc:
@@ -61,7 +60,7 @@ def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
 
 
 @service.command()
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
 @click.option("--listen", help="Where it answers /livez, /readyz and /metrics, instead of worker.listen.")
 @click.pass_obj
 def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
@@ -89,7 +88,7 @@ def _address(listen: str | None) -> Endpoint | None:
 
 
 @service.command()
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
 @click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @click.pass_obj
@@ -102,7 +101,7 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
     """
     from bridge.cli.check.service import check_service, lines_of
 
-    findings = check_service(_load(path or given or DEFAULT))
+    findings = check_service(load_or_exit(path or given or DEFAULT))
     problems = sum(finding.state == "problem" for finding in findings)
     if as_json:
         say_json({"ok": not problems, "findings": [finding.to_dict() for finding in findings]}, indent=2)
@@ -128,7 +127,7 @@ def token(name: str) -> None:
 
 @service.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
 @click.option("--from", "sender", default="", help="Envelope sender. Default: unknown.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.pass_obj
@@ -143,7 +142,7 @@ def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_j
     from bridge.service.settings import ServiceConfig
 
     chosen = path or given or (DEFAULT if DEFAULT.exists() else None)
-    config = _load(chosen).config if chosen else ServiceConfig()
+    config = load_or_exit(chosen).config if chosen else ServiceConfig()
     try:
         found = explained(file.read_bytes(), config, sender)
     except ConfigError as exc:
@@ -158,7 +157,7 @@ def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_j
             say(line)
 
 
-_own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=_CONFIG)
+service.add_command(learning)
 
 
 @service.group()
@@ -168,7 +167,7 @@ def apikey() -> None:
 
 @apikey.command("create")
 @click.argument("name")
-@_own_config
+@own_config
 @click.pass_obj
 def create_key(path: Path | None, name: str, own: Path | None) -> None:
     """Create a key and print it. It is shown only once."""
@@ -178,7 +177,7 @@ def create_key(path: Path | None, name: str, own: Path | None) -> None:
 
 
 @apikey.command("list")
-@_own_config
+@own_config
 @click.pass_obj
 def list_keys(path: Path | None, own: Path | None) -> None:
     """List the names of all keys, never the keys themselves."""
@@ -190,7 +189,7 @@ def list_keys(path: Path | None, own: Path | None) -> None:
 
 @apikey.command("revoke")
 @click.argument("name")
-@_own_config
+@own_config
 @click.pass_obj
 def revoke_key(path: Path | None, name: str, own: Path | None) -> None:
     """Revoke a key. A running service refuses it within a second."""
@@ -202,41 +201,6 @@ def revoke_key(path: Path | None, name: str, own: Path | None) -> None:
 @contextmanager
 def _keys(path: Path | None) -> Iterator[KeyRing]:
     from bridge.service.keys import KeyRing
-    from bridge.service.store import Store
 
-    store = Store(_database(path))
-    try:
-        store.open()
+    with opened_store(path) as store:
         yield KeyRing(store)
-    except BridgeError as exc:
-        say_lines(f"scanbridge service: {exc}", err=True)
-        sys.exit(1)
-    finally:
-        store.close()
-
-
-def _database(path: Path | None) -> str:
-    """The configured one; without a configuration, that of the service embedded in `scanbridge run --demo`."""
-    if path is None and not DEFAULT.exists():
-        from bridge.daemon import config_file, resources
-        from bridge.service import settings
-
-        state = resources.state_directory(None, config_file.DEMO)
-        if not state.exists():
-            say(
-                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run --demo`",
-                err=True,
-            )
-            sys.exit(EXIT_CONFIG)
-        say(f"using the keys of the embedded service in {state}", err=True)
-        return settings.embedded_database(state)
-    return _load(path or DEFAULT).config.database_url
-
-
-def _load(path: Path) -> Loaded:
-    from bridge.service.config_files import load
-
-    try:
-        return load(path)
-    except ConfigError as exc:
-        fail_config(exc)

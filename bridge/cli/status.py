@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import admin_address, config_option, load_or_exit
+from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
+if TYPE_CHECKING:
+    from bridge.observe.cluster_view import ClusterView
+
 
 @click.command(cls=Command)
 @config_option
+@click.option("--cluster", "whole", is_flag=True, help="Show all nodes listed under `cluster` in the configuration.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(path: Path | None, as_json: bool) -> None:
+def status(path: Path | None, whole: bool, as_json: bool) -> None:
     """Show the daemon's health, problems first.
 
     Exit code 0: mail is accepted, scanned and delivered (there may be warnings). 1: it is not, or no daemon answers.
+    With --cluster: 0 if every node answers and is working.
     """
     from bridge.observe.admin_client import ask
 
+    if whole:
+        _show_cluster(path, as_json)
     address = admin_address(path)
     state = ask(address)
     if state is None:
@@ -36,6 +43,32 @@ def status(path: Path | None, as_json: bool) -> None:
     else:
         say_lines(table(state))
     sys.exit(0 if state["ready"] and not state.get("problems") else 1)
+
+
+def _show_cluster(path: Path | None, as_json: bool) -> NoReturn:
+    from bridge.observe import cluster_view
+
+    named = load_or_exit(path).cluster
+    if not named.bridges:
+        say("the configuration names no other nodes; add their admin addresses as cluster.bridges", err=True)
+        sys.exit(EXIT_CONFIG)
+    view = cluster_view.look(named.bridges, named.workers)
+    if as_json:
+        say_json(view.to_dict(), indent=2)
+    else:
+        say_lines(cluster_table(view))
+    sys.exit(0 if view.is_well else 1)
+
+
+def cluster_table(view: ClusterView) -> str:
+    """All nodes as text: those that need attention, then the totals, then one line per node."""
+    lines = [f"{node.kind} {node.address} {node.summary}" for node in view.nodes if not node.is_reached]
+    lines += [f"{node.kind} {node.address}: {node.problem}" for node in view.nodes if node.problem]
+    lines += [f"WARNING: {text}" for text in view.warnings]
+    lines += [f"WARNING: {node.kind} {node.address}: {text}" for node in view.nodes for text in node.warnings]
+    lines.append(f"cluster        {view.summary()}")
+    lines += [f"{node.kind:<15}{node.address}: {node.summary}" for node in view.nodes]
+    return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
 
 def table(state: dict[str, Any]) -> str:
@@ -76,7 +109,7 @@ def _scanner(host: dict[str, Any]) -> str:
     if host.get("problem"):
         status = "down" if status == "unknown" else "not scanning"
     elif not host.get("tried", True):
-        status += ", no mail scanned yet"
+        status += ", no mail scanned with this configuration yet"
     dialect = host.get("dialect", "email-scanning")
     name = host["url"] if dialect == "email-scanning" else f"{host['url']} ({dialect})"
     text = f"{name}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"

@@ -47,7 +47,7 @@ class Oidc(Section):
         "of these groups is refused.",
     )
     label: str = Field(
-        "single sign-on", min_length=1, max_length=60, description="What the button on the sign-in page says."
+        "single sign-on", min_length=1, max_length=60, description="Label of the button on the sign-in page."
     )
 
     @field_validator("issuer")
@@ -105,6 +105,12 @@ class Console(Reached, Section):
     )
     session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
     session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
+    undo_period: Duration = Field(
+        10.0, ge=1, le=60, description="How long an action on mail is delayed so that it can be undone."
+    )
+    form_timeout: Duration = Field(
+        20.0, ge=1, le=300, description="Maximum time to receive a form without a file; a slower one is refused."
+    )
     audit_retention: Duration = Field(365 * 86400.0, ge=86400, description="How long the audit log is kept.")
     report_to: str | None = Field(
         None,

@@ -99,7 +99,7 @@ class UserPage(Reached, Section):
     )
     trusted_proxies: list[Network] = Field(
         ["127.0.0.0/8", "::1/128"],
-        description="Networks of reverse proxies, whose X-Forwarded-For is believed if `public_url` is set.",
+        description="Networks of reverse proxies whose X-Forwarded-For is trusted if `public_url` is set.",
     )
     session_idle: Duration = Field(1800.0, ge=60, description="A session ends after this time without use.")
     session_max: Duration = Field(8 * 3600.0, ge=60, description="A session ends after this time in any case.")
@@ -159,8 +159,8 @@ class Digests(Section):
     recipient_delimiter: str = Field(
         "",
         pattern=r"^[-+_.=]?$",
-        description="The mail server's delimiter for address extensions: with `+`, mail to jane+shop@example.org is "
-        "jane@example.org's. Default: none.",
+        description="The mail server's delimiter for address extensions: with `+`, mail to jane+shop@example.org "
+        "belongs to jane@example.org. Default: none.",
     )
     notify: list[MailAddress] = Field(
         [], description="Addresses that are told when a user's request waits for a releaser."
@@ -177,7 +177,7 @@ class Digests(Section):
         description="Directory with templates that replace ours: `digest.txt`, `digest.html`, `digest-subject.txt`.",
     )
     max_listed: int = Field(
-        50, ge=1, le=500, description="How many mails a digest lists at most; the others are on the page."
+        50, ge=1, le=500, description="Maximum number of mails listed in a digest; the page shows the others."
     )
     page: UserPage = Field(UserPage(), description="The pages for users.")
     users: UserPolicy = Field(UserPolicy(), description="What users may do.")

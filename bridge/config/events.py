@@ -139,7 +139,7 @@ class EventSink(Section):
                 "use https://, or set allow_plain_http: true"
             )
         if self.address is not None and (self.address.path or self.address.systemd or not self.address.port):
-            raise ValueError("the address of a syslog server is host:port or [IPv6]:port")
+            raise ValueError("the address of a syslog server must be host:port or [IPv6]:port")
         if self.type == "syslog" and self.ca_file and not self.tls:
             raise ValueError("ca_file has no meaning without tls: true")
         if self.credentials_file and self.token_file:
@@ -151,7 +151,7 @@ class EventSink(Section):
     def _servers(cls, servers: list[str]) -> list[str]:
         for server in servers:
             if not re.fullmatch(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", server):
-                raise ValueError("a server is nats://host:port or tls://host:port, without user name or password")
+                raise ValueError("a server must be nats://host:port or tls://host:port, without user name or password")
         return servers
 
 

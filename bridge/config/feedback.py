@@ -21,6 +21,9 @@ class Learning(Section):
     )
     ca_file: str | None = Field(None, description=CA_FILE)
     timeout: Duration = Field(10.0, gt=0, le=300, description="Maximum time for one mail.")
+    retry_interval: Duration = Field(
+        30.0, ge=1, le=3600, description="How often waiting mail is tried again while rspamd cannot be reached."
+    )
     max_size: Size = Field(10 * _MIB, ge=1, le=50 * _MIB, description="Larger mail is not learned.")
 
     @field_validator("url")
@@ -38,6 +41,11 @@ class Feedback(Section):
         "Default: `console.report_to`.",
     )
     rspamd: Learning | None = Field(None, description="Have this rspamd learn reported mail.")
+    scanner: bool | None = Field(
+        None,
+        description="Have the included scanning service, at `scanner.urls`, learn from reported mail; its token needs "
+        "the permission `feedback`. Default: only if the service is embedded.",
+    )
     retention: Duration = Field(
         90 * 86400.0,
         ge=86400,

@@ -78,7 +78,7 @@ def _tenant(value: Any) -> str:
     try:
         return str(UUID(value))
     except (ValueError, TypeError, AttributeError):
-        raise ValueError("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+        raise ValueError("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
 
 
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
@@ -154,7 +154,7 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
     if _OPERATION.search(parts.path):
-        raise ValueError("a base URL ends before /v1 or /api: write https://host:port, the rest is added")
+        raise ValueError("a base URL must end before /v1 or /api: write https://host:port, the rest is added")
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
         raise ValueError(
             "http:// to a host other than loopback sends the secret unencrypted; "

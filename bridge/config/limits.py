@@ -37,11 +37,21 @@ class Admission(Section):
         ge=1,
         description="Maximum size of all mails in processing together. Further mail is answered with 451 4.3.2.",
     )
+    shared_by: int = Field(
+        1,
+        ge=1,
+        description="Number of bridges that share the scanner. Each divides its `max_in_processing` and "
+        "`throttle_threshold` by this number, so that all of them can have the same file.",
+    )
     limit: Literal["fixed", "adaptive"] = Field(
         "fixed",
         description="`fixed`: `max_in_processing` is the limit. `adaptive`: the limit follows the scanner's latency "
         "and never exceeds `max_in_processing`.",
     )
+
+    def share_of(self, limit: int) -> int:
+        """This bridge's part of a limit: rounded down, so that all parts together do not exceed it, but at least 1."""
+        return max(1, limit // self.shared_by)
 
 
 class Limits(Section):

@@ -1,7 +1,8 @@
 """The operator's configuration: every key, its type, its default and what it is for.
 
 `docs/reference/configuration.md` and `scanbridge config schema` are generated from these models, so a description
-here is the documentation. Nothing here opens a socket. Files named here are read by `daemon`, which
+here is the documentation. This file has the whole, what must fit together in it, and the small sections; each large
+section has its own file beside it. Nothing here opens a socket. Files named here are read by `daemon`, which
 knows where they are (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
 """
 
@@ -24,6 +25,7 @@ from pydantic import (
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.api import Api
+from bridge.config.cluster import Cluster
 from bridge.config.console import Console
 from bridge.config.digests import Digests
 from bridge.config.events import EventSinks
@@ -34,191 +36,24 @@ from bridge.config.fields import (
     DatabaseUrl,
     DomainField,
     HostName,
-    Network,
     Section,
     TenantUid,
     domain_places,
     refuse_same_domain,
 )
 from bridge.config.history import History
-from bridge.config.hooks import Hooks
 from bridge.config.limits import Admission, Limits, Spool
-from bridge.config.lists import DoorLists, Lists
+from bridge.config.listener import Listener
+from bridge.config.lists import Lists
 from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
 from bridge.config.personal import PersonalLists
 from bridge.config.policy import Policy
-from bridge.config.profiles import DEFAULT_PROFILE, PROFILES, kind_of
+from bridge.config.profiles import PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.config.scanner import DEFAULT_DIALECT, Scanner
-from bridge.runtime import units, yaml_file
-from bridge.runtime.suggestion import did_you_mean
+from bridge.runtime import yaml_file
 from bridge.runtime.units import Duration
-
-
-class Tls(Section):
-    cert_file: str = Field(description="Certificate chain (PEM).")
-    key_file: str = Field(description="Private key of `cert_file` (PEM).")
-    required: bool = Field(False, description="Require STARTTLS: MAIL is refused with 530 until TLS is in use.")
-
-
-def _no_default(schema: dict[str, Any]) -> None:
-    """The default depends on other keys, so the schema for editors must not state one."""
-    schema.pop("default", None)
-
-
-class Listener(Section):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the listener in logs and metrics.")
-    protocol: Literal["smtp", "lmtp", "milter", "mta-hooks"] = Field(
-        "smtp",
-        description="Protocol that the mail server speaks to us. "
-        "[`mta-hooks`](../operate/mta-hooks.md) is experimental.",
-    )
-    address: AddressField = Field(description="Where to listen: host:port, [IPv6]:port, unix:/path or systemd:NAME.")
-    profile: str = Field(
-        "",
-        json_schema_extra=_no_default,
-        description="The mail server in front of us, which sets the defaults of `deadline` and `policy`. One of "
-        + ", ".join(f"`{p}`" for p in PROFILES)
-        + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter, `mta-hooks` for MTA Hooks.",
-    )
-    deadline: Duration = Field(
-        0.0,
-        json_schema_extra=_no_default,
-        description="Maximum time from the end of a mail's content to our reply. Default: set by the profile.",
-    )
-    trusted_clients: list[Network] = Field(
-        [],
-        validate_default=True,
-        json_schema_extra=_no_default,
-        description="Networks of the mail servers that may send mail through us. Their XFORWARD and XCLIENT are "
-        "trusted. Default: this machine. Required if the address is not loopback.",
-    )
-    hooks: Hooks | None = Field(None, validate_default=True, description="Required for MTA Hooks.")
-    tls: Tls | None = Field(
-        None,
-        validate_default=True,
-        description="Offer STARTTLS with this certificate. MTA Hooks: speak HTTPS with it.",
-    )
-    proxy_protocol: bool = Field(False, description="Expect a PROXY protocol header (v1 or v2) on every connection.")
-    client_header: str | None = Field(
-        None,
-        pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
-        description="Header field in which a mail server without XFORWARD names its client at the top of each mail: "
-        "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field of this "
-        "name is trusted, and all of them are removed. The mail server must add it to every mail: see "
-        "[the client's address](../operate/client-address.md).",
-    )
-    refuse_ambiguous_mime: bool = Field(
-        False,
-        description="Refuse mail whose MIME structure mail programs may read differently, with 554 5.6.0 and without a "
-        "scan, for [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2. Some real mail has them; "
-        "`mode: shadow` shows what would be refused.",
-    )
-    hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
-        [],
-        description="ESMTP extensions that are neither announced nor accepted. Meant for those that the next hop "
-        "lacks: the mail server in front then converts the mail (8BITMIME), reports its delivery (DSN) or refuses it "
-        "(SMTPUTF8) itself.",
-    )
-    unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of the unix socket.")
-    unix_owner: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="Owner of the unix socket, `user` or `user:group`. Default: the user scanbridge runs as. Requires "
-        "the privilege to change owners.",
-    )
-    policy: Policy = Field(Policy(), description="Overrides of the general `policy` for this listener.")
-    lists: DoorLists | None = Field(None, description="Lists that are enforced before a mail's content is received.")
-    mode: Literal["enforce", "shadow"] = Field(
-        "enforce",
-        description="`shadow`: mail is scanned and relayed; what `enforce` would have done is only logged and counted.",
-    )
-    shadow_percent: float = Field(
-        0.0, ge=0, le=100, description="With `mode: enforce`, the percentage of mail that is treated as in shadow mode."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, value: Any) -> Any:
-        """Fill in the profile, and the profile's deadline."""
-        if not isinstance(value, dict):
-            return value
-        name = value.get("profile") or DEFAULT_PROFILE.get(value.get("protocol", "smtp"), "")
-        if name not in PROFILES:
-            return value
-        return {"deadline": units.show_duration(PROFILES[name].deadline_s), **value, "profile": name}
-
-    @field_validator("profile")
-    @classmethod
-    def _profile(cls, name: str, info: ValidationInfo) -> str:
-        profile, protocol = PROFILES.get(name), info.data.get("protocol", "smtp")
-        if profile is None:
-            raise ValueError(
-                f"unknown profile; available profiles: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
-            )
-        if profile.protocol != kind_of(protocol):
-            raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
-        return name
-
-    @field_validator("tls", "proxy_protocol", "client_header", "hide_extensions")
-    @classmethod
-    def _not_for_milter(cls, value: Tls | bool | str | list[str] | None, info: ValidationInfo) -> Any:
-        protocol, is_tls = info.data.get("protocol"), info.field_name == "tls"
-        if value and protocol == "milter":
-            raise ValueError("a milter listener cannot have tls, proxy_protocol, client_header or hide_extensions")
-        if value and protocol == "mta-hooks" and not is_tls:
-            raise ValueError("an mta-hooks listener cannot have proxy_protocol, client_header or hide_extensions")
-        address = info.data.get("address")
-        is_plain = not value and protocol == "mta-hooks" and is_tls
-        if is_plain and address is not None and not (address.is_local or address.systemd):
-            raise ValueError(f"{address} can be reached from other machines, so the token and the mail need tls")
-        return value
-
-    @field_validator("hooks")
-    @classmethod
-    def _for_hooks(cls, hooks: Hooks | None, info: ValidationInfo) -> Hooks | None:
-        speaks = info.data.get("protocol") == "mta-hooks"
-        if speaks and hooks is None:
-            raise ValueError("an mta-hooks listener needs a token: set hooks.token_file")
-        if hooks is not None and not speaks and "protocol" in info.data:
-            raise ValueError("only an mta-hooks listener has hooks")
-        return hooks
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether we pass the mail to a next hop; otherwise the mail server in front delivers it."""
-        return self.protocol in ("smtp", "lmtp")
-
-    @field_validator("lists")
-    @classmethod
-    def _before_the_queue(cls, lists: DoorLists | None, info: ValidationInfo) -> DoorLists | None:
-        """After the queue, a refusal becomes a bounce to a sender that may be forged."""
-        profile = PROFILES.get(info.data.get("profile", ""))
-        if lists and profile and profile.is_after_queue and (lists.block or lists.block_recipients):
-            raise ValueError(
-                f"a refusal would become a bounce, because {info.data['profile']} runs after the queue; "
-                "refuse at a listener before the queue, or leave it to the scan"
-            )
-        return lists
-
-    @field_validator("deadline")
-    @classmethod
-    def _deadline(cls, value: float) -> float:
-        if value < 1.0:
-            raise ValueError("must be at least 1s")
-        return value
-
-    @field_validator("trusted_clients")
-    @classmethod
-    def _trusted(cls, networks: list[str], info: ValidationInfo) -> list[str]:
-        address = info.data.get("address")
-        if not networks and address is not None and not (address.is_local or address.systemd):
-            raise ValueError(
-                f"{address} can be reached from other machines: name the mail servers that may use it, "
-                "or listen on 127.0.0.1"
-            )
-        return networks or ["127.0.0.0/8", "::1/128"]
 
 
 class LateDecisions(Section):
@@ -262,6 +97,14 @@ class Headers(Section):
         description="Prefix of the header fields that we add. Fields with this prefix in incoming mail are removed.",
     )
     received: bool = Field(True, description="Add a Received header field.")
+    authserv_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$",
+        description="Name under which we write the scanner's SPF, DKIM and DMARC results into an "
+        "Authentication-Results field, usually the domain or the mail server's host name. Fields with this name in "
+        "incoming mail are removed ([Authentication-Results](../operate/authentication-results.md)). Default: none, "
+        "and such fields are neither written nor removed.",
+    )
 
 
 class Admin(Section):
@@ -327,6 +170,7 @@ class Config(Section):
     personal_lists: PersonalLists = PersonalLists()
     feedback: Feedback = Feedback()
     admin: Admin = Admin()
+    cluster: Cluster = Cluster()
     api: Api = Api()
     console: Console | None = Field(
         None, description="The [web console](../operate/console.md), a separate process: `scanbridge console`."
@@ -494,6 +338,8 @@ class Config(Section):
         scanner = info.data.get("scanner")
         if embedded and scanner is not None and scanner.dialect != DEFAULT_DIALECT:
             raise ValueError(f"the embedded service does not speak {scanner.dialect}: remove scanner.dialect")
+        if embedded and scanner is not None and scanner.discovery is not None:
+            raise ValueError("the embedded service is on this machine: remove scanner.discovery")
         return embedded
 
     @model_validator(mode="after")

@@ -63,15 +63,15 @@ class Policy(Section):
     undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="The service answers no mail, for any reason. Each of the next four keys overrides it for one "
-        "reason. A mail that is itself the reason, while other mail is answered, is a case of `failed`.",
+        description="The service gives no answer for any mail, whatever the reason. Each of the next four keys "
+        "overrides this for one reason. If other mail is answered, and only this mail is not, `failed` applies.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"
     )
     deadline: PolicyEntry | None = Field(None, description=f"The scan took too long. {_LIKE_UNAVAILABLE}")
     refused: PolicyEntry | None = Field(
-        None, description=f"The scanner refuses our requests, mostly because of a wrong token. {_LIKE_UNAVAILABLE}"
+        None, description=f"The scanner refuses our requests, usually because of a wrong token. {_LIKE_UNAVAILABLE}"
     )
     nonsense: PolicyEntry | None = Field(
         None, description=f"The scanner's answer cannot be understood. {_LIKE_UNAVAILABLE}"

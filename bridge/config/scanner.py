@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import re
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from bridge.api.scanning import Decision
-from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, SecretFile, Section, TenantUid, base_url
+from bridge.config.fields import (
+    ALLOW_PLAIN_HTTP,
+    CA_FILE,
+    FILE_LOOKUP,
+    AddressField,
+    SecretFile,
+    Section,
+    TenantUid,
+    base_url,
+)
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
 
 DialectName = Literal["email-scanning", "rspamd", "mta-hooks"]
@@ -39,6 +50,32 @@ class Rspamd(Section):
         return actions
 
 
+class Discovery(Section):
+    records: Literal["addresses", "srv"] = Field(
+        description="`addresses`: each A and AAAA record of the names in `urls` is a host. `srv`: each target of their "
+        "SRV records is a host, with its port, priority and weight.",
+    )
+    nameservers: list[AddressField] = Field(
+        [], description="Name servers, `127.0.0.1:8600`. Default: those of the system, in `/etc/resolv.conf`."
+    )
+    min_interval: Duration = Field(5.0, ge=0.1, description="Minimum time between lookups, whatever the TTL.")
+    max_interval: Duration = Field(60.0, ge=0.1, description="Maximum time between lookups.")
+
+    @field_validator("nameservers")
+    @classmethod
+    def _are_addresses(cls, servers: list[Endpoint]) -> list[Endpoint]:
+        if not all(server.is_ip and server.port for server in servers):
+            raise ValueError("a name server must be an IP address and a port, such as 127.0.0.1:53")
+        return servers
+
+    @field_validator("max_interval")
+    @classmethod
+    def _order(cls, longest: float, info: ValidationInfo) -> float:
+        if longest < info.data.get("min_interval", 0.0):
+            raise ValueError("max_interval must not be shorter than min_interval")
+        return longest
+
+
 def _no_default(schema: dict[str, Any]) -> None:
     """Whether the key is required depends on the dialect, so the schema for editors must not state a default."""
     schema.pop("default", None)
@@ -54,6 +91,11 @@ class Scanner(Section):
     urls: list[str] = Field(
         min_length=1,
         description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
+    )
+    discovery: Discovery | None = Field(
+        None,
+        description="Regularly look up the hosts behind the names in `urls` in the DNS. See "
+        "[scanners that come and go](../operate/second-scanner.md#scanners-that-come-and-go).",
     )
     token_file: SecretFile | None = Field(
         None,
@@ -95,8 +137,21 @@ class Scanner(Section):
         found = [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
         for url in found if operation is not None else ():
             if operation is not None and (end := operation.search(url)):
-                raise ValueError(f"a base URL ends before {end[0]}: write https://host:port, the rest is added")
+                raise ValueError(f"a base URL must end before {end[0]}: write https://host:port, the rest is added")
         return found
+
+    @field_validator("discovery")
+    @classmethod
+    def _names(cls, discovery: Discovery | None, info: ValidationInfo) -> Discovery | None:
+        for url in info.data.get("urls", ()) if discovery is not None else ():
+            parts = urlsplit(url)
+            if Endpoint(parts.hostname or "").is_ip:
+                raise ValueError("urls must contain names, not addresses, to be looked up in the DNS")
+            if discovery is not None and discovery.records == "srv" and parts.port is not None:
+                raise ValueError("with SRV records, a URL must not have a port: https://_scan._tcp.example.org")
+            if parts.scheme == "http" and not info.data.get("allow_plain_http"):  # `localhost`, too, is looked up
+                raise ValueError("the DNS may name any host: use https://, or set allow_plain_http: true")
+        return discovery
 
     @field_validator("token_file")
     @classmethod

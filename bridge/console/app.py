@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
+from bridge.console.jobs import Jobs
 from bridge.console.live import Live
 from bridge.console.pages import quarantine
 from bridge.console.render import Renderer
@@ -21,7 +22,9 @@ from bridge.console.sources import Sources
 
 def create_console(sources: Sources) -> Console:
     words = tuple(sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS)))
-    return Console(sources, Renderer(sources.console.root_path), Live(sources.admin), audit_words=words)
+    conf = sources.console
+    live = Live(sources.admin, sources.config.cluster)
+    return Console(sources, Renderer(conf.root_path), live, Jobs(conf.undo_period), audit_words=words)
 
 
 def create_app(console: Console) -> ASGIApp:

@@ -19,18 +19,23 @@ from starlette.types import Message
 
 from bridge.console.audit import is_storable
 from bridge.errors import BridgeError
+from bridge.runtime.marked_text import N_
 
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
-_FORM_S, _FILE_S = 20.0, 300.0  # for the whole form: a slow sender occupies a connection
 
 
 class Refused(BridgeError):
-    """Ends a request with a page that says why. `text` is shown to the reader."""
+    """Ends a request with a page that says why. `text` is shown to the reader, with the values in it.
 
-    def __init__(self, status: int, title: str, text: str, retry_after_s: int = 0) -> None:
-        super().__init__(text)
-        self.status, self.title, self.text, self.retry_after_s = status, title, text, retry_after_s
+    The pages for users translate `title` and `template`.
+    """
+
+    def __init__(self, status: int, title: str, text: str, retry_after_s: int = 0, **values: object) -> None:
+        self.template, self.values = text, values
+        self.status, self.title, self.retry_after_s = status, title, retry_after_s
+        self.text = text % values if values else text
+        super().__init__(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +58,39 @@ def check_host(request: Request, origins: Collection[str]) -> None:
     """A name that is not ours may be another site's, which was made to point at this address."""
     hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
     if not any(hosts == [origin.partition("://")[2]] for origin in origins):
-        text = "These pages are not available under this host name. Use the one in the setting public_url."
-        raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Wrong address", text)
+        text = N_("These pages are not available under this host name. Use the one in the setting public_url.")
+        raise Refused(HTTPStatus.MISDIRECTED_REQUEST, N_("Wrong address"), text)
 
 
 def check_origin(request: Request, origins: Collection[str]) -> None:
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     is_ours = origin is not None and origin.lower() in origins
     if (origin is not None and not is_ours) or (site is not None and site != _SAME_SITE):
-        raise Refused(403, "Not from this page", "The form was sent by another site, so nothing was done.")
+        raise Refused(403, N_("Not from this page"), N_("The form was sent by another site, so nothing was done."))
     if origin is None and site is None:
-        text = "The browser did not say which page sent the form, so nothing was done."
-        raise Refused(403, "Not from this page", text)
+        text = N_("The browser did not say which page sent the form, so nothing was done.")
+        raise Refused(403, N_("Not from this page"), text)
 
 
-async def read_form(request: Request, limit: int, max_files: int = 0) -> Form:
-    """Raises Refused."""
+async def read_form(request: Request, limit: int, limit_s: float, max_files: int = 0) -> Form:
+    """The whole form has to arrive within `limit_s`: a slow sender occupies a connection. Raises Refused."""
     if int_or(request.headers.get("content-length", ""), 0) > limit:
         raise _too_large(limit)
     counted = Request(request.scope, _limited(request.receive, limit))
-    limit_s = _FILE_S if max_files else _FORM_S
     try:
         async with asyncio.timeout(limit_s):
             form = await counted.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
     except TimeoutError:
-        raise Refused(408, "Too slow", f"The form did not arrive within {limit_s:.0f} seconds.") from None
+        text = N_("The form did not arrive within %(seconds)d seconds.")
+        raise Refused(408, N_("Too slow"), text, seconds=limit_s) from None
     except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
-        raise Refused(400, "Not a form", "The form cannot be read.") from exc
+        raise Refused(400, N_("Not a form"), N_("The form cannot be read.")) from exc
     texts = {
         name: [value for value in form.getlist(name) if isinstance(value, str)]
         for name in form.keys()  # noqa: SIM118
     }
     if not all(is_storable(value) for values in texts.values() for value in values):
-        raise Refused(400, "Not a form", "The form contains characters that are not text.")
+        raise Refused(400, N_("Not a form"), N_("The form contains characters that are not text."))
     return Form(texts, {name: value for name, value in form.items() if isinstance(value, UploadFile)})
 
 
@@ -122,7 +127,7 @@ def int_or(text: str, other: int) -> int:
 
 
 def _too_large(limit: int) -> Refused:
-    return Refused(413, "Too large", f"At most {limit:,} bytes can be sent here.")
+    return Refused(413, N_("Too large"), N_("At most %(limit)s bytes can be sent here."), limit=f"{limit:,}")
 
 
 def _limited(receive, limit: int):  # type: ignore[no-untyped-def]

@@ -22,7 +22,7 @@ class Console:
     sources: Sources
     renderer: Renderer
     live: Live
-    jobs: Jobs = field(default_factory=Jobs)
+    jobs: Jobs
     queues: Queues = field(default_factory=Queues)
     commands: Commands = field(default_factory=Commands)
     uploads: Uploads = field(default_factory=Uploads)

@@ -37,6 +37,7 @@ SESSION_COOKIE = "__Host-scanbridge"
 FORM_COOKIE = "__Host-scanbridge-form"  # before the sign-in, for the form token
 _MAX_ENTRIES = 200
 _NEAR_S = 86_400.0
+_FILE_S = 300.0  # for a form with a file
 
 
 @dataclass(slots=True)
@@ -148,7 +149,9 @@ class Guard:
     # The form
 
     async def _read_form(self, call: Call) -> None:
-        form = await read_form(call.request, self.route.max_bytes, self.route.max_files)
+        route = self.route
+        limit_s = _FILE_S if route.max_files else call.sources.console.form_timeout
+        form = await read_form(call.request, route.max_bytes, limit_s, route.max_files)
         call.form_lists, call.files = form.texts, form.files
         call.form = {name: values[-1] for name, values in call.form_lists.items() if values}
 

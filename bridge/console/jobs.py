@@ -1,9 +1,8 @@
-"""Actions that wait ten seconds, so that they can be undone, and then run in the background.
+"""Actions that wait for some seconds, so that they can be undone, and then run in the background.
 
-A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job was
-due, nothing is done, and the audit log says so: the mail is still in the quarantine. The same if somebody else ends the
-session that the job was ordered in, or the user is removed. Jobs are not kept anywhere but in memory, and there are few
-of them.
+A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job is due,
+nothing is done, and the audit log says so: the mail is still in the quarantine. The same happens if somebody else ends
+the session that requested the job, or the user is removed. Jobs are kept only in memory, and there are few of them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from bridge.console.tokens import new_token
 
 log = logging.getLogger(__name__)
 
-UNDO_S = 10.0
 _SHOWN_S = 600.0  # how long a finished job is shown
 _MAX_OF_PERSON = 30
 _MAX_OVER = 30  # finished ones of a person
@@ -80,7 +78,8 @@ class TooManyJobs(Exception):
 
 
 class Jobs:
-    def __init__(self) -> None:
+    def __init__(self, undo_s: float) -> None:
+        self.undo_s = undo_s
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_stopping = False
@@ -95,14 +94,14 @@ class Jobs:
         dropped: OnDropped,
         see: str = "",
     ) -> Job:
-        """Do `work` after ten seconds, unless it is undone; `dropped` is called if the console stops first.
+        """Do `work` after `undo_s`, unless it is undone; `dropped` is called if the console stops first.
 
         Must run in the event loop. Raises TooManyJobs.
         """
         self._forget()
         if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
             raise TooManyJobs
-        job = Job(new_token()[:22], owner, words, mails, time.time() + UNDO_S, session, see=see)
+        job = Job(new_token()[:22], owner, words, mails, time.time() + self.undo_s, session, see=see)
         self._jobs[job.id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, work, dropped))
         return job

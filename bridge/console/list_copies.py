@@ -140,7 +140,7 @@ class Reading:
     is_complete: ClassVar[bool] = False
 
     def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
-        """Of the copies that exist."""
+        """A page of the entries that have been read so far."""
         own = [entry for entry in self.first if wanted.lower() in entry.entry.lower()]
         return [*self.changes.found(wanted), *(one for one in own if not self.changes.has(one.entry))][:limit], 0
 

@@ -17,12 +17,15 @@ from typing import Any
 
 from anyio import to_thread
 
+from bridge.config.cluster import Cluster
+from bridge.observe.cluster_view import ClusterView, look
 from bridge.observe.sample import Sample, between, take
 from bridge.runtime.endpoints import Endpoint
 
 INTERVAL_S = 2.0
 _KEPT = 90  # samples: three minutes
 _RATE_S = 30.0  # rates are averages over this time
+_NODES_FRESH_S = 8.0  # all nodes are asked again after this time
 _FRESH_S = 1.5  # a newer sample is not taken again for another visitor
 
 
@@ -38,10 +41,13 @@ class Picture:
 @dataclass(slots=True)
 class Live:
     address: Endpoint
+    cluster: Cluster = field(default_factory=Cluster)  # the nodes to ask, if there are any
     watchers: int = 0
     _samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: Picture | None = None
+    _nodes: ClusterView | None = None
+    _nodes_at: float = float("-inf")
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def now(self) -> Picture:
@@ -50,6 +56,16 @@ class Live:
             if self._last is None or time.monotonic() - self._last.at > _FRESH_S:
                 self._last = self._drawn(await to_thread.run_sync(take, self.address))
             return self._last
+
+    async def nodes(self) -> ClusterView | None:
+        """All nodes of the cluster, as of a few seconds ago; None if the configuration names none."""
+        if not self.cluster.bridges:
+            return None
+        async with self._taking:
+            if time.monotonic() - self._nodes_at > _NODES_FRESH_S:
+                self._nodes = await to_thread.run_sync(look, self.cluster.bridges, self.cluster.workers)
+                self._nodes_at = time.monotonic()
+            return self._nodes
 
     async def watch(self) -> AsyncIterator[Picture]:
         """One picture after the other, until `stop`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 
 from bridge.console.checks import Refused
+from bridge.runtime.marked_text import N_
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class Queue:
     def place(self) -> Iterator[None]:
         """Raises Refused if too many are already waiting."""
         if self.waiting >= self.max_waiting:
-            raise Refused(503, "Busy", "Too many people are using this at the moment. Try again.", 5)
+            raise Refused(503, N_("Busy"), N_("Too many people are using this at the moment. Try again."), 5)
         self.waiting += 1
         try:
             yield

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bridge.config import model
+from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.daemon import certificates, feedback_wiring, hooks_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.personal_wiring import personal_filter
-from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
 from bridge.intake.early_refusal import EarlyRefusal
@@ -52,11 +51,11 @@ class Components:
         self.certificate_expiry = certificates.expiry_by_name(wiring.certificate_files(conf))
         self._used_tokens = wiring.used_tokens(conf, core.state)
         self._released_mail = ReleasedMail(wiring.release_tokens(conf, core.state), self._used_tokens)
-        self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
+        self._headers = wiring.header_editor(conf)
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # raises now if the API key cannot be read
         self.event_plans = event_plans(conf, core.state)
-        if (learning := feedback_wiring.learning(conf)) is not None:  # raises now if its password cannot be read
+        if (learning := feedback_wiring.learners(conf)) is not None:  # raises now if its password cannot be read
             learning.close()
         self.plans = [self._plan(listener) for listener in conf.listeners]
         core.metrics.next_hop_mails.start([hop.name for hop in self.hops], RESULTS)
@@ -72,7 +71,7 @@ class Components:
         self.hops.append(hop)
         return hop
 
-    def _plan(self, listener: model.Listener) -> ListenerPlan:
+    def _plan(self, listener: Listener) -> ListenerPlan:
         settings: Settings
         if listener.protocol == "mta-hooks":
             settings = hooks_wiring.hooks_settings(
@@ -87,7 +86,7 @@ class Components:
             settings = wiring.smtp_settings(self.config, listener)
         return ListenerPlan(listener, settings, self._filter(listener), self._core)
 
-    def _filter(self, listener: model.Listener) -> Filter:
+    def _filter(self, listener: Listener) -> Filter:
         core = self._core
         return Filter(
             wiring.filter_settings(self.config, listener),
@@ -123,7 +122,7 @@ class Components:
 class ListenerPlan:
     """What a listener will be, before any running server is changed."""
 
-    def __init__(self, listener: model.Listener, settings: Settings, filter_: Filter, core: Core) -> None:
+    def __init__(self, listener: Listener, settings: Settings, filter_: Filter, core: Core) -> None:
         self.listener = listener
         self._settings = settings
         self._filter = filter_
@@ -148,11 +147,11 @@ class ListenerPlan:
         counts: dict[str, Any] = {
             "on_refused": on_refused,
             "on_saturated": on_saturated,
+            "on_cancelled": lambda refusal: self._core.note_refusal(name, refusal),
             "on_limit": lambda limit: count(metrics.limits_hit, name, limit),
         }
         if isinstance(self._settings, MilterSettings):
             return MilterServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
-        counts["on_cancelled"] = lambda refusal: self._core.note_refusal(name, refusal)
         if isinstance(self._settings, HooksSettings):
             return HooksServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
         return SmtpServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)

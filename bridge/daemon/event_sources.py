@@ -45,7 +45,10 @@ class Changes:
 
     def _scanner(self) -> list[Event]:
         found = []
-        for host in self._running.scanner.hosts:
+        hosts = self._running.scanner.hosts
+        current = {host.url for host in hosts}
+        self._hosts = {url: state for url, state in self._hosts.items() if url in current}  # others left the DNS
+        for host in hosts:
             state, problem = state_of(host)
             before = self._hosts.get(host.url)
             if state is None or state is before:

@@ -1,4 +1,4 @@
-"""Feedback in the daemon: has rspamd learn what it could not learn when it was reported, and counts what was learned.
+"""Feedback in the daemon: retries mail that could not be learned when it was reported, and counts what was learned.
 
 Reports are made by other processes (`scanbridge report`, the console), so the numbers come from their database. The
 first worker does all of it.
@@ -16,8 +16,8 @@ from typing import Any
 from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, history_place
 from bridge.errors import BridgeError
-from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
-from bridge.feedback.report import ReportKind, ReportState
+from bridge.feedback.learning import LearningUnavailable
+from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.store import ReportStore, Totals, Waiting
 from bridge.history.entry import LaterEvent
 from bridge.observe.metrics import Metrics
@@ -25,7 +25,7 @@ from bridge.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
-_RETRY_S = 30.0
+_RETRY_S = 30.0  # without feedback.rspamd, which may have been removed by mistake
 _COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
@@ -53,10 +53,10 @@ class Feedback:
                 try:
                     await asyncio.to_thread(self._work, config(), self._state)
                 except BridgeError as exc:
-                    self._fail(str(exc))
+                    self._fail(config(), str(exc))
                 except Exception:  # the next turn may succeed
                     log.exception("feedback: unexpected error")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(min(_LOOK_S, _retry_s(config())))
 
     def close(self) -> None:
         if self._store is not None:
@@ -91,9 +91,9 @@ class Feedback:
             self.totals = store.totals()
 
     def _learn_waiting(self, conf: Config, state: Path, store: ReportStore) -> None:
-        learning = feedback_wiring.learning(conf)
-        if learning is None:
-            self._fail("feedback.rspamd is no longer configured")
+        learners = feedback_wiring.learners(conf)
+        if learners is None:
+            self._fail(conf, "neither feedback.rspamd nor feedback.scanner is configured any more")
             return
         place = None
         try:
@@ -102,35 +102,32 @@ class Feedback:
                 if found is None:
                     break
                 waiting, place = found
-                result = _learn(learning, waiting)
+                mail = LearnableMail.waiting(waiting.content, waiting.person, waiting.about)
+                result, text = learners.learn(waiting.kind, mail)
+                if result is ReportState.REFUSED:
+                    log.info("feedback: %s: %s", waiting.mail, text)
                 store.finish(waiting.mail, waiting.person, waiting.kind, result)
                 _note(conf, state, waiting, result)
             self._recover()
         except LearningUnavailable as exc:
-            self._fail(str(exc))
+            self._fail(conf, str(exc))
         finally:
-            learning.close()
+            learners.close()
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, conf: Config, problem: str) -> None:
         if problem != self.problem:
             log.warning("feedback: reported mail is waiting to be learned: %s", problem)
         self.problem = problem
-        self._not_before = time.monotonic() + _RETRY_S
+        self._not_before = time.monotonic() + _retry_s(conf)
 
     def _recover(self) -> None:
         if self.problem:
-            log.info("feedback: reported mail is being learned again")
+            log.info("feedback: learning from reported mail has resumed")
         self.problem = ""
 
 
-def _learn(learning: Learning, waiting: Waiting) -> ReportState:
-    """Raises LearningUnavailable."""
-    try:
-        is_new = learning.learn(waiting.kind, waiting.content)
-    except LearningRefused as exc:
-        log.info("feedback: %s: %s", waiting.mail, exc)
-        return ReportState.REFUSED
-    return ReportState.LEARNED if is_new else ReportState.KNOWN
+def _retry_s(conf: Config) -> float:
+    return conf.feedback.rspamd.retry_interval if conf.feedback.rspamd else _RETRY_S
 
 
 def _note(conf: Config, state: Path, waiting: Waiting, result: ReportState) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.config.model import Config
+from bridge.config.scanner import DEFAULT_DIALECT
 from bridge.daemon import history_place, resources, wiring
+from bridge.errors import ConfigError
+from bridge.feedback.learners import Learners
 from bridge.feedback.learning import Learning, LearningSettings
+from bridge.feedback.scanner_learning import ScannerLearning, ScannerLearningSettings
 from bridge.feedback.store import FILE, ReportStore
 from bridge.runtime.database import Database
 
@@ -18,8 +22,27 @@ def report_store(conf: Config, state: Path) -> ReportStore:
     return ReportStore(place, conf.feedback.retention)
 
 
-def learning(conf: Config) -> Learning | None:
-    """None if there is no rspamd that learns. Raises ConfigError."""
+def learners(conf: Config) -> Learners | None:
+    """None if nothing learns. Raises ConfigError."""
+    rspamd, scanner = _rspamd(conf), _scanner(conf)
+    return Learners(rspamd, scanner) if rspamd is not None or scanner is not None else None
+
+
+def _scanner(conf: Config) -> ScannerLearning | None:
+    """The included service; by default only if it is embedded, because other services do not know our extension."""
+    wanted = conf.embedded_service if conf.feedback.scanner is None else conf.feedback.scanner
+    if not wanted:
+        return None
+    if conf.scanner.dialect != DEFAULT_DIALECT:
+        raise ConfigError(f"feedback.scanner: needs `dialect: {DEFAULT_DIALECT}`, the one of the included service")
+    if conf.scanner.discovery is not None and conf.scanner.discovery.records == "srv":  # the names have no addresses
+        raise ConfigError("feedback.scanner: cannot find the service by SRV records: use `records: addresses`")
+    known = wiring.scanner_settings(conf, wiring.token(conf))
+    settings = ScannerLearningSettings(known.urls, known.token, known.tls, tenant_uid=known.tenant_uid)
+    return ScannerLearning(settings)
+
+
+def _rspamd(conf: Config) -> Learning | None:
     rspamd = conf.feedback.rspamd
     if rspamd is None:
         return None

@@ -79,6 +79,8 @@ def _connect_scanner(metrics: Metrics, running: Running) -> None:
     ]
     metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in running.scanner.hosts]
     metrics.scanner_info.read = lambda: [((host.url, host.dialect.name), 1) for host in running.scanner.hosts]
+    metrics.discovery_hosts.read = lambda: [((name.url,), len(name.places)) for name in running.scanner.discoveries]
+    metrics.discovery_failing.read = lambda: [((name.url,), bool(name.problem)) for name in running.scanner.discoveries]
     metrics.certificate_expiry.read = lambda: _certificate_expiry(running)
 
 

@@ -61,6 +61,7 @@ def assess(state: dict[str, Any], conf: Config) -> Health:
     if state["quarantine_problem"]:
         problems.append(f"NOT QUARANTINING: {state['quarantine_problem']}; mail for the quarantine is being deferred")
     warnings += _hosts(state["scanner"]) if not scanner else []
+    warnings += _discovery(state.get("discovery", ()))
     warnings += _others(state, conf)
     return Health(tuple(problems), tuple(warnings), bool(state["phase"]) or stops_scan or stops_delivery)
 
@@ -72,6 +73,11 @@ def _scanner(hosts: Sequence[dict[str, Any]], conf: Config) -> tuple[list[str], 
     """The problem if no host scans mail, and whether all mail is then deferred or rejected."""
     if any(not host["problem"] for host in hosts):
         return [], False
+    if not hosts:
+        actions = _actions(conf, "unreachable")
+        return [f"NOT SCANNING: no scanner host has been found in the DNS; {_consequence(actions)}"], (
+            actions <= _BLOCKING
+        )
     reasons = dict.fromkeys(_reason(host) for host in hosts)
     actions = set().union(*(_actions(conf, host["case"]) for host in hosts))
     return [f"NOT SCANNING: {', '.join(reasons)}; {_consequence(actions)}"], actions <= _BLOCKING
@@ -108,6 +114,12 @@ def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"{_reason(host)}; the other scanner hosts get its mail"
         elif host.get("status_problem"):
             yield f"scanner {host['url']} does not report its status: {host['status_problem']}"
+
+
+def _discovery(names: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for name in names:
+        if name["problem"]:
+            yield f"scanner.discovery: {name['url']}: {name['problem']}; keeping {name['hosts']} hosts"
 
 
 # The next hops
@@ -157,7 +169,12 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
     """`recent` is ordered by time, and has no outcome that is too old."""
     reasons = [str(reason) for _, reason, _ in recent]
     if len(reasons) >= _ENOUGH and all(reasons):
-        yield f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, the last one with error={reasons[-1]}"
+        minutes = int((time.monotonic() - recent[-1][0]) / 60)
+        age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since: it may be over
+        yield (
+            f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, "
+            f"the last one{age} with error={reasons[-1]}"
+        )
 
 
 def _rejected(recent: Sequence[Sequence[Any]]) -> Iterator[str]:

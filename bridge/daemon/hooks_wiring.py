@@ -6,13 +6,13 @@ import hashlib
 import ipaddress
 from pathlib import Path
 
-from bridge.config import model
+from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.intake.hooks.context import HooksSettings
 
 
-def hooks_settings(conf: Config, listener: model.Listener, token: str, ended: Path) -> HooksSettings:
+def hooks_settings(conf: Config, listener: Listener, token: str, ended: Path) -> HooksSettings:
     """Raises ConfigError."""
     assert listener.hooks is not None
     limits, hooks = conf.limits, listener.hooks
@@ -37,7 +37,7 @@ def hooks_settings(conf: Config, listener: model.Listener, token: str, ended: Pa
     )
 
 
-def read_token(conf: Config, listener: model.Listener) -> str:
+def read_token(conf: Config, listener: Listener) -> str:
     """Raises ConfigError."""
     assert listener.hooks is not None
     path = resources.locate(listener.hooks.token_file, conf.directory)

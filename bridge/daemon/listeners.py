@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import chain
 
-from bridge.config import model
+from bridge.config.listener import Listener
 from bridge.daemon.components import ListenerKey, ListenerPlan, Server
 from bridge.daemon.workers.worker_context import WorkerContext
 
@@ -62,7 +62,7 @@ class Listeners:
             undo.pop_all()
         return opened
 
-    def _open(self, listener: model.Listener) -> list[socket.socket]:
+    def _open(self, listener: Listener) -> list[socket.socket]:
         return self._sockets.open(listener.name, listener.address, listener.unix_mode, listener.unix_owner)
 
     def adopt(self, plans: Iterable[ListenerPlan], opened: Mapping[ListenerKey, Server]) -> list[Server]:

@@ -42,8 +42,11 @@ class PrivateService:
 
 
 @asynccontextmanager
-async def private_service(path: Path) -> AsyncIterator[PrivateService]:
-    """Runs while the block does. Raises ConfigError, or BridgeError if it cannot start."""
+async def private_service(path: Path, profile: str = "") -> AsyncIterator[PrivateService]:
+    """Runs for the duration of the block, with this profile of the phishing model, else the one in the file.
+
+    Raises ConfigError, or BridgeError if it cannot start.
+    """
     load(path)  # its mistakes are ours to report, before a process is started
     token = secrets.token_hex(32)
     with bind(Endpoint("127.0.0.1", 0)) as sock:
@@ -57,7 +60,7 @@ async def private_service(path: Path) -> AsyncIterator[PrivateService]:
             pass_fds=(sock.fileno(),),
             start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the process
         )
-        job = {"path": str(path), "token": token, "socket": sock.fileno()}
+        job = {"path": str(path), "token": token, "socket": sock.fileno(), "profile": profile}
     try:
         yield PrivateService(url, token, await _started(process, job))
     finally:
@@ -96,16 +99,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     job = json.loads(sys.stdin.buffer.readline())
     with tempfile.TemporaryDirectory(prefix="scanbridge-service-") as directory:
-        asyncio.run(_serve(Path(job["path"]), job["token"], socket.socket(fileno=job["socket"]), Path(directory)))
+        asyncio.run(_serve(job, socket.socket(fileno=job["socket"]), Path(directory)))
 
 
-async def _serve(path: Path, token: str, sock: socket.socket, directory: Path) -> None:
+async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)  # readable: the parent has closed it
     server = ServiceServer()
     try:
-        loaded = load(path).config
-        config = settings.private(loaded, address_of(sock), token, directory)
+        loaded = load(Path(job["path"])).config
+        config = settings.private(loaded, address_of(sock), job["token"], directory, job["profile"])
         note = await asyncio.to_thread(_copy_lists, loaded.database_url, config.database_url)
         await server.start(config, [sock])
     except BridgeError as exc:

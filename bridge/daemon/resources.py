@@ -12,7 +12,7 @@ import secrets
 import ssl
 from pathlib import Path
 
-from bridge.config import model
+from bridge.config.listener import Tls
 from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
 from bridge.runtime import durable_files
@@ -128,7 +128,7 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
     return context
 
 
-def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
+def listener_tls(tls: Tls, directory: Path, key: str) -> ssl.SSLContext:
     """For incoming connections."""
     context = server_context()
     _load_chain(context, locate(tls.cert_file, directory), locate(tls.key_file, directory), f"{key}.cert_file")

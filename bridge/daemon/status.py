@@ -20,6 +20,7 @@ from bridge.daemon.shutdown import Shutdown
 from bridge.observe.metrics import SATURATION, Metrics
 from bridge.relay.monitored import MonitoredRelay
 from bridge.scanner.client import Host
+from bridge.scanner.discovery import Discovery
 
 
 class Status:
@@ -77,6 +78,7 @@ class Status:
             "events": core.events.state(),
             "events_problem": core.events.problem,
             "scanner": [_scanner(host) for host in running.scanner.hosts],
+            "discovery": [_discovered(name) for name in running.scanner.discoveries],
             "next_hops": merged_hops([self._next_hop(hop) for hop in running.components.hops]),
         }
 
@@ -102,6 +104,16 @@ class Status:
         recent = self._running.core.recent
         is_recent = time.monotonic() - recent.quarantine_at < RECENT_S
         return self._upkeep.problem or (recent.quarantine_problem if is_recent else "")
+
+
+def _discovered(name: Discovery) -> dict[str, Any]:
+    age_s = name.age_s
+    return {
+        "url": name.url,
+        "hosts": len(name.places),
+        "problem": name.problem,
+        "age_s": None if age_s is None else round(age_s),
+    }
 
 
 def _scanner(host: Host) -> dict[str, Any]:

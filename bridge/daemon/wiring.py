@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
-from bridge.config import model
-from bridge.config.model import Config
+from bridge.config.listener import Listener
+from bridge.config.model import Config, Tenant
 from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
@@ -28,6 +28,7 @@ from bridge.filter import rule_names
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
+from bridge.filter.headers import HeaderEditor
 from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
@@ -56,6 +57,7 @@ from bridge.runtime import durable_files
 from bridge.runtime.database import Database
 from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.scanner.client import Scanner, ScannerSettings
+from bridge.scanner.discovery import DiscoverySettings
 
 if TYPE_CHECKING:
     from bridge.observe.tracing import Tracing
@@ -67,6 +69,11 @@ _RELEASE_KEY = "quarantine.release_key_file"
 def hostname(conf: Config) -> str:
     """Our name. `gethostname`, because `getfqdn` may wait for DNS."""
     return conf.hostname or socket.gethostname()
+
+
+def header_editor(conf: Config) -> HeaderEditor:
+    headers = conf.headers
+    return HeaderEditor(headers.prefix, hostname(conf), headers.received, headers.authserv_id)
 
 
 def longest_stop_s(conf: Config) -> float:
@@ -87,7 +94,16 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         max_request_bytes=MAX_MESSAGE_BYTES if scanner.size_limit_counts == "request" else None,
         tenant_uid=scanner.tenant_uid,
         dialect=dialect(conf),
+        discovery=_discovery(conf),
     )
+
+
+def _discovery(conf: Config) -> DiscoverySettings | None:
+    given = conf.scanner.discovery
+    if given is None:
+        return None
+    servers = tuple((server.host, server.port) for server in given.nameservers)
+    return DiscoverySettings(given.records, servers, given.min_interval, given.max_interval)
 
 
 def scanner(conf: Config) -> Scanner:
@@ -102,8 +118,10 @@ def token(conf: Config) -> str:
 
 
 def admission_settings(conf: Config) -> AdmissionSettings:
+    """This bridge's share of the limits."""
     admission = conf.admission
-    return AdmissionSettings(admission.max_in_processing, admission.throttle_threshold, admission.throttle_max_delay)
+    limit, threshold = map(admission.share_of, (admission.max_in_processing, admission.throttle_threshold))
+    return AdmissionSettings(limit, threshold, admission.throttle_max_delay)
 
 
 def spool_settings(conf: Config) -> tuple[int, int, str | None]:
@@ -299,7 +317,7 @@ def redaction(conf: Config) -> Redaction:
 # The filter and what it uses
 
 
-def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
+def filter_settings(conf: Config, listener: Listener) -> FilterSettings:
     return FilterSettings(
         deadline_s=listener.deadline,
         policy=_policy(conf, listener),
@@ -313,13 +331,13 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     )
 
 
-def _keeps_refused(conf: Config, listener: model.Listener) -> bool:
+def _keeps_refused(conf: Config, listener: Listener) -> bool:
     """Whether content that we refuse is quarantined: after a queue, unless the operator wants bounces."""
     rejects = conf.policy_for(listener).entry_for(Case.BOUNCE.value).action is Action.REJECT
     return PROFILES[listener.profile].is_after_queue and not rejects
 
 
-def envelope_lists(conf: Config, listener: model.Listener, copies: Copies) -> EnvelopeLists | None:
+def envelope_lists(conf: Config, listener: Listener, copies: Copies) -> EnvelopeLists | None:
     """The lists that this listener enforces; None if it names none."""
     lists = listener.lists
     if lists is None or conf.lists is None or not lists.names:
@@ -365,10 +383,11 @@ def _late_store(conf: Config, state: Path) -> LateStore:
 
 
 def limit(conf: Config) -> AdaptiveLimit | None:
-    return AdaptiveLimit(conf.admission.max_in_processing) if conf.admission.limit == "adaptive" else None
+    admission = conf.admission
+    return AdaptiveLimit(admission.share_of(admission.max_in_processing)) if admission.limit == "adaptive" else None
 
 
-def _policy(conf: Config, listener: model.Listener, tenant: model.Tenant | None = None) -> Policy:
+def _policy(conf: Config, listener: Listener, tenant: Tenant | None = None) -> Policy:
     policy = conf.policy_for(listener, tenant)
     return {case: _rule(policy.entry_for(case.value), _rule_name(conf, listener, tenant, case)) for case in Case}
 
@@ -377,7 +396,7 @@ def _rule(entry: PolicyEntry, name: str) -> Rule:
     return Rule(entry.action, entry.code, entry.text, entry.keep_copy, name)
 
 
-def _rule_name(conf: Config, listener: model.Listener, tenant: model.Tenant | None, case: Case) -> str:
+def _rule_name(conf: Config, listener: Listener, tenant: Tenant | None, case: Case) -> str:
     """Where the entry of this case is set; the most specific place comes first."""
     key = conf.policy_for(listener, tenant).key_for(case.value)
     if tenant is not None and key in tenant.policy.model_fields_set:
@@ -408,7 +427,7 @@ def _kinds(conf: Config) -> Kinds:
     return Kinds(by_domain, (conf.scanner.tenant_uid, 0))
 
 
-def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
+def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
     assert listener.protocol in ("smtp", "lmtp")
     limits = conf.limits
     return SmtpSettings(
@@ -441,7 +460,7 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
     )
 
 
-def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
+def milter_settings(conf: Config, listener: Listener) -> MilterSettings:
     if listener.tls is not None or listener.proxy_protocol:
         raise ConfigError(f"{listener.name}: a milter listener cannot have tls or proxy_protocol")
     return MilterSettings(

@@ -1,9 +1,10 @@
-"""Items: which held mail is whose, and whether they were told.
+"""Items: which held mail belongs to whom, and whether they have been notified.
 
-The quarantine's index is read in the order of time, from where the last reading ended, with an overlap for mail that
-was indexed late, and once a day from its beginning. An item is claimed before its digest is sent and confirmed
-afterwards. A claim that was never confirmed is of a process that died: nobody knows whether its digest arrived, so it
-is not repeated at once; its items are in the person's next digest, at the earliest a day later.
+The quarantine's index is read in order of time, from where the last run stopped, with an overlap for mail that was
+indexed late; and from its beginning once a day, and when the configuration says that addresses belong to other people
+than before. An item is claimed before its digest is sent and confirmed afterwards. A claim that was never confirmed
+belongs to a process that died: its digest may have arrived, so it is not repeated at once; its items are in the
+person's next digest, at the earliest a day later. A clock that was wrong and is set back delays nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from bridge.digests import database
 from bridge.digests.database import DigestStore
@@ -26,8 +40,9 @@ REFUSED_S = 7 * 86400.0  # an address that does not exist is not tried again for
 _OVERLAP_S = 3600.0
 _WHOLE_S = 86400.0  # how often the whole index is read
 _PAGE = 1000
+_LISTED_PAGE = 500  # items read at a time to write one digest
 _RETRY_S = 300.0
-_MAX_RETRY_S = 6 * 3600.0
+MAX_RETRY_S = 6 * 3600.0
 _LOCK = 0xD16E572  # in PostgreSQL, one claim at a time
 _i, _p, _s = database.items.c, database.people.c, database.state.c
 
@@ -63,16 +78,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """All items that a person has not been notified of, claimed by one run."""
+
     person: Person  # as it was before
     at: float
-    items: list[Item]  # the newest first
-    total: int
 
 
 class Items:
     def __init__(self, store: DigestStore, place: str) -> None:
         self._store = store
         self._place = place
+        self._applied = ""  # fingerprint of the address owners that this process has stored
 
     # From the quarantine
 
@@ -88,9 +104,9 @@ class Items:
 
         `is_quick`: only what followed the last reading, for a page that somebody waits for.
         """
-        now, count = time.time(), 0
-        at, mail = self._cursor()
-        is_whole = not is_quick and now - self._number("whole") > _WHOLE_S
+        now, count, whose = time.time(), 0, people.fingerprint()
+        at, mail = min(self._state("cursor"), (now, ""))  # a mail may be from a time when the clock was wrong
+        is_whole = not is_quick and (self._is_moved(whose) or not 0 <= now - self._state("whole")[0] <= _WHOLE_S)
         after = (0.0, "") if is_whole else (at, mail) if is_quick else (max(0.0, at - _OVERLAP_S), "")
         while arrivals := quarantine.arrivals(after, _PAGE):
             after = (arrivals[-1].kept_at, arrivals[-1].id)
@@ -99,7 +115,13 @@ class Items:
         if is_whole:
             with self._store.writing(_LOCK) as connection:
                 self._set(connection, "whole", now)
+                self._set(connection, "people", now, whose)
+            self._applied = whose
         return count
+
+    def _is_moved(self, whose: str) -> bool:
+        """Whether addresses have changed owner since the index was read. Two configurations do not alternate."""
+        return whose not in (self._applied, self._state("people")[1])
 
     def forget(self, older_than: float) -> int:
         """Delete the items of mail that was held before this time, and is gone."""
@@ -108,34 +130,42 @@ class Items:
             return connection.execute(delete(database.items).where(old)).rowcount
 
     def _rows(self, arrivals: list[Arrival], quarantine: Quarantine, people: People) -> list[dict[str, object]]:
-        rows = []
-        for arrival in arrivals:
-            for recipient in _recipients(arrival, quarantine):
-                person = people.person_of(recipient)
-                if person is not None:
-                    rows.append(
-                        {
-                            "place": self._place, "mail": arrival.id, "recipient": recipient, "person": person,
-                            "kept_at": arrival.kept_at, "sent_at": 0.0, "hidden": 0,
-                        }
-                    )  # fmt: skip
-        return rows
+        """The person is "" for recipients who get no digests."""
+        return [
+            {
+                "place": self._place, "mail": arrival.id, "recipient": recipient,
+                "person": people.person_of(recipient) or "", "kept_at": arrival.kept_at, "sent_at": 0.0, "hidden": 0,
+            }
+            for arrival in arrivals
+            for recipient in _recipients(arrival, quarantine)
+        ]  # fmt: skip
 
     def _add(self, rows: list[dict[str, object]], cursor: tuple[float, str] | None) -> int:
-        """New ones only; those that are known keep what is known about them."""
+        """Add new items; for known ones, update only the owner."""
         if not rows and cursor is None:
             return 0
         with self._store.writing(_LOCK) as connection:
             ids = sorted({str(row["mail"]) for row in rows})
-            known = select(_i.mail, _i.recipient).where(_i.place == self._place, _i.mail.in_(ids))
-            have = {(row.mail, row.recipient) for row in connection.execute(known)} if ids else set()
-            fresh = {(row["mail"], row["recipient"]): row for row in rows}
-            new = [row for key, row in fresh.items() if key not in have]
+            known = select(_i.mail, _i.recipient, _i.person).where(_i.place == self._place, _i.mail.in_(ids))
+            have = {(row.mail, row.recipient): row.person for row in connection.execute(known)} if ids else {}
+            found = {(row["mail"], row["recipient"]): row for row in rows}
+            new = [row for key, row in found.items() if key not in have and row["person"]]
             if new:
                 connection.execute(insert(database.items), new)
+            self._move(connection, [row for key, row in found.items() if have.get(key, row["person"]) != row["person"]])
             if cursor is not None:
                 self._set(connection, "cursor", *cursor)
         return len(new)
+
+    def _move(self, connection: Connection, rows: list[dict[str, object]]) -> None:
+        """Change the owner of items. The new owner, if there is one, has not been notified of them yet."""
+        if not rows:
+            return
+        chosen = and_(_i.place == self._place, _i.mail == bindparam("m"), _i.recipient == bindparam("r"))
+        values = [{"m": row["mail"], "r": row["recipient"], "p": row["person"]} for row in rows]
+        untold = update(database.items).where(chosen, _i.person != "", bindparam("p") != "")
+        connection.execute(untold.values(sent_at=0.0), values)
+        connection.execute(update(database.items).where(chosen).values(person=bindparam("p")), values)
 
     # Who is told
 
@@ -159,18 +189,40 @@ class Items:
             people = self._people(connection, [row.person for row in rows])
         return [Waiting(people.get(row.person, Person(row.person)), row.oldest, row.number) for row in rows]
 
-    def claim(self, person: Person, now: float, limit: int) -> Claim | None:
+    def claim(self, person: Person, now: float) -> Claim | None:
         """Take the person's new items, if nobody else has since `person` was read."""
         with self._store.writing(_LOCK) as connection:
             current = self._people(connection, [person.address]).get(person.address, Person(person.address))
             if current.last_at != person.last_at:
                 return None
-            mine = and_(_i.place == self._place, _i.person == person.address, _i.sent_at <= 0, _i.hidden == 0)
-            found = select(_i.mail, _i.recipient, _i.kept_at).where(mine).order_by(_i.kept_at.desc(), _i.mail)
-            rows = connection.execute(found.limit(limit)).all()
-            done = connection.execute(update(database.items).where(mine).values(sent_at=-now))
+            mine = and_(self._is_new(now), _i.person == person.address)
+            connection.execute(update(database.items).where(mine).values(sent_at=-now))
             self._put(connection, current, last_at=now)
-        return Claim(current, now, [Item(*row) for row in rows], done.rowcount)
+        return Claim(current, now)
+
+    def claimed(self, claim: Claim) -> Iterator[list[Item]]:
+        """What was claimed, in pages, the newest first."""
+        return self._pages(and_(self._of(claim.person.address), _i.sent_at == -claim.at))
+
+    def new_of(self, person: str, now: float) -> Iterator[list[Item]]:
+        """What a digest would be about now, in pages, the newest first."""
+        return self._pages(and_(self._is_new(now), _i.person == person))
+
+    def _pages(self, chosen: ColumnElement[bool]) -> Iterator[list[Item]]:
+        before = None
+        while page := self._page(chosen, before, _LISTED_PAGE):
+            yield page
+            before = page[-1]
+
+    def _page(self, chosen: ColumnElement[bool], before: Item | None, limit: int) -> list[Item]:
+        """The newest first; a person may have a mail more than once."""
+        wanted = select(_i.mail, _i.recipient, _i.kept_at).where(chosen)
+        if before is not None:
+            position = tuple_(_i.kept_at, _i.mail, _i.recipient)
+            wanted = wanted.where(position < (before.kept_at, before.mail, before.recipient))
+        wanted = wanted.order_by(_i.kept_at.desc(), _i.mail.desc(), _i.recipient.desc()).limit(limit)
+        with self._store.reading() as connection:
+            return [Item(*row) for row in connection.execute(wanted)]
 
     def confirm(self, claim: Claim) -> None:
         """Their digest was sent, or there was nothing to tell."""
@@ -182,9 +234,11 @@ class Items:
 
     def retry(self, claim: Claim) -> None:
         """It could not be sent, and nothing was: another try later."""
-        pause_s = min(_RETRY_S * 2.0**claim.person.tries, _MAX_RETRY_S)
-        values = {"retry_at": claim.at + pause_s, "tries": min(claim.person.tries + 1, 20)}
-        self._settle(claim, 0.0, last_at=claim.person.last_at, **values)
+        self._settle(claim, 0.0, last_at=claim.person.last_at, **_pause(claim))
+
+    def postpone(self, claim: Claim) -> None:
+        """The digest was refused, not the recipient: the next one due lists the same mail."""
+        self._settle(claim, 0.0, **_pause(claim))
 
     def _settle(self, claim: Claim, sent_at: float, **values: float) -> None:
         mine = and_(_i.place == self._place, _i.person == claim.person.address, _i.sent_at == -claim.at)
@@ -195,22 +249,9 @@ class Items:
 
     # What is whose
 
-    def of(self, person: str, *, before: tuple[float, str] | None = None, limit: int = 50) -> list[Item]:
+    def of(self, person: str, *, before: Item | None = None, limit: int = 50) -> list[Item]:
         """A person's held mail, the newest first."""
-        mine = self._of(person)
-        if before is not None:
-            at, mail = before
-            mine = and_(mine, or_(_i.kept_at < at, and_(_i.kept_at == at, _i.mail < mail)))
-        wanted = select(_i.mail, _i.recipient, _i.kept_at).where(mine).order_by(_i.kept_at.desc(), _i.mail.desc())
-        with self._store.reading() as connection:
-            return [Item(*row) for row in connection.execute(wanted.limit(limit))]
-
-    def new_of(self, person: str, limit: int) -> list[Item]:
-        """What the person was not told about."""
-        wanted = select(_i.mail, _i.recipient, _i.kept_at).where(self._of(person), _i.sent_at <= 0)
-        with self._store.reading() as connection:
-            rows = connection.execute(wanted.order_by(_i.kept_at.desc(), _i.mail).limit(limit))
-            return [Item(*row) for row in rows]
+        return self._page(self._of(person), before, limit)
 
     def of_mail(self, person: str, mail: str) -> list[Item]:
         """The person's copies of one mail: several if it came to several of their addresses."""
@@ -271,17 +312,12 @@ class Items:
 
     def _is_new(self, now: float) -> ColumnElement[bool]:
         unsure = and_(_i.sent_at < 0, _i.sent_at > -(now - UNSURE_S))
-        return and_(_i.place == self._place, _i.hidden == 0, or_(_i.sent_at == 0, unsure))
+        return and_(_i.place == self._place, _i.person != "", _i.hidden == 0, or_(_i.sent_at == 0, unsure))
 
-    def _cursor(self) -> tuple[float, str]:
+    def _state(self, name: str) -> tuple[float, str]:
         with self._store.reading() as connection:
-            row = connection.execute(select(database.state).where(_s.place == self._place, _s.name == "cursor")).first()
+            row = connection.execute(select(database.state).where(_s.place == self._place, _s.name == name)).first()
         return (row.number, row.text) if row is not None else (0.0, "")
-
-    def _number(self, name: str) -> float:
-        with self._store.reading() as connection:
-            found = connection.execute(select(_s.number).where(_s.place == self._place, _s.name == name)).scalar()
-        return float(found or 0.0)
 
     def _set(self, connection: Connection, name: str, number: float, text: str = "") -> None:
         row = and_(_s.place == self._place, _s.name == name)
@@ -296,6 +332,12 @@ def _recipients(arrival: Arrival, quarantine: Quarantine) -> list[str]:
         records = quarantine.records([arrival.id])
         return list({comparable_address(each) for mail in records for each in mail.envelope.addresses})
     return [address.rpartition(" ")[2] for address in arrival.addresses]
+
+
+def _pause(claim: Claim) -> dict[str, float]:
+    """The delay doubles after each failure."""
+    pause_s = min(_RETRY_S * 2.0**claim.person.tries, MAX_RETRY_S)
+    return {"retry_at": claim.at + pause_s, "tries": min(claim.person.tries + 1, 20)}
 
 
 def _person(row: Row[tuple[object, ...]]) -> Person:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gettext
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from importlib import resources
 from zoneinfo import ZoneInfo
 
 DOMAIN = "users"
+_WANTED = re.compile(r"([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,100})?(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
 NAMES = {"en": "English", "de": "Deutsch", "fr": "Français", "es": "Español"}  # each in its own words
 
 
@@ -41,12 +43,12 @@ def language(code: str) -> Language:
 
 
 def preferred(header: str, offered: Sequence[str]) -> str:
-    """The language that the browser asks for (Accept-Language), or the first that is offered."""
-    wanted = []
+    """The language that the browser asks for (Accept-Language, RFC 9110 12.5.4), or the first that is offered."""
+    weights: dict[str, float] = {}
     for entry in header[:500].split(","):
-        name, _, weight = entry.strip().partition(";q=")
-        try:
-            wanted.append((-float(weight or 1), name.strip().lower().partition("-")[0]))
-        except ValueError:
-            continue
-    return next((name for _, name in sorted(wanted, key=lambda pair: pair[0]) if name in offered), offered[0])
+        found = _WANTED.fullmatch(entry.strip())
+        if found is not None:
+            name = found[1].lower()
+            weights[name] = max(weights.get(name, 0.0), float(found[2] or 1))
+    wanted = [name for name, weight in weights.items() if weight > 0 and name in offered]
+    return max(wanted, key=lambda name: weights[name], default=offered[0])

@@ -143,6 +143,13 @@ class LinkKeys:
             raise LinkRefused("the link has expired", is_expired=True)
         return Link(Act(act), int(expires_at), mail, recipient)
 
+    def has_made(self, token: str) -> bool:
+        """Whether we signed this token, even if it has expired. Raises ConfigError."""
+        try:
+            return bool(token) and self.verify(token, 0.0) is not None
+        except LinkRefused:
+            return False
+
     def _write(self, keys: tuple[Key, ...]) -> None:
         new = self.path.with_name(f"{self.path.name}.new")
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from binascii import b2a_qp
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -26,24 +25,24 @@ from jinja2 import (
     PackageLoader,
     PrefixLoader,
     StrictUndefined,
-    TemplateError,
 )
 from jinja2.sandbox import SandboxedEnvironment
 
-from bridge.digests.items import Claim, Item
+from bridge.digests.items import Item, Person
 from bridge.digests.languages import Language, language
 from bridge.digests.links import Act, Link, LinkKeys
+from bridge.digests.listing import Listing
 from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.settings import DigestSettings, TenantSettings
 from bridge.errors import ConfigError
-from bridge.mail.address import comparable_address, domain_of
+from bridge.mail.address import domain_of
 from bridge.mail.transaction import new_id
-from bridge.quarantine.record import RELEASED, MailRecord
+from bridge.quarantine.record import MailRecord
 from bridge.runtime.visible_text import visible
 
 MAX_SUBJECT = 150
 MAX_SENDER = 100
-_JOINER = "\u2060"  # word joiner: has no width, and ends what programs take for an address
+JOINER = "\u2060"  # word joiner: has no width, and ends what programs take for an address
 _LINKED = re.compile(r"(?<=\S)([.:/@])(?=\S)")
 
 
@@ -91,19 +90,16 @@ class DigestMaker:
 
     # The mail
 
-    def digest(self, claim: Claim, records: Iterable[MailRecord]) -> Made | None:
-        """None if there is nothing left to tell: the mail was released, deleted or has expired."""
-        person, now = claim.person.address, claim.at
-        tenant = self.settings.of(person)
-        words = language(claim.person.language or tenant.language)
-        by_id = {record.id: record for record in records}
-        listed = [(item, by_id[item.mail]) for item in claim.items if item.mail in by_id]
-        held = [(item, mail) for item, mail in listed if is_held_for(item.recipient, mail)]
-        entries = [self.entry(item, mail, person, words, now) for item, mail in held]
-        if not entries:
+    def digest(self, person: Person, listing: Listing, now: float) -> Made | None:
+        """None if there is nothing left to list. Raises ConfigError."""
+        if not listing.held:
             return None
-        more = max(0, claim.total - len(claim.items))
-        return Made(self.write(person, tenant, words, entries, more, now), len(entries) + more)
+        address, tenant = person.address, self.settings.of(person.address)
+        is_offered = person.language in self.settings.config.languages
+        words = language(person.language if is_offered else tenant.language)
+        entries = [self.entry(item, mail, address, words, now) for item, mail in listing.held]
+        count = len(entries) + listing.more
+        return Made(self.write(address, tenant, words, entries, listing.more, now), count)
 
     def entry(self, item: Item, mail: MailRecord, person: str, words: Language, now: float) -> Entry:
         tenant, reason = self.settings.of(item.recipient), reason_of(mail)
@@ -171,9 +167,9 @@ class DigestMaker:
         spoken = {"_": words.say, "ngettext": words.count, "language": words.code}
         try:
             return self._environment(tenant.templates).get_template(name).render({**values, **spoken})
-        except (TemplateError, OSError, TypeError, ValueError) as exc:
-            where = tenant.templates or "our templates"
-            raise ConfigError(f"digests.templates: {name} in {where}: {exc or type(exc).__name__}") from exc
+        except Exception as exc:  # a tenant's template may do anything
+            where, why = tenant.templates or "our templates", str(exc) or type(exc).__name__
+            raise ConfigError(f"digests.templates: {name} in {where}: {why}") from exc
 
     def _environment(self, templates: Path | None) -> Environment:
         if templates not in self._environments:
@@ -204,18 +200,11 @@ def _alternatives(parts: list[tuple[str, str]]) -> bytes:
     return b"".join(lines)
 
 
-def is_held_for(recipient: str, mail: MailRecord) -> bool:
-    """Whether the mail is held, has this recipient, and they do not have it yet."""
-    if mail.state == RELEASED or mail.is_copy:
-        return False
-    return any(comparable_address(each.address) == recipient for each in mail.lacking(mail.envelope.recipients))
-
-
 def shown(text: str, limit: int) -> str:
     """Safe to show: no control characters, not too long, and nothing that a program makes a link of."""
     text = visible(" ".join(text.split()))
     text = text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
-    return _LINKED.sub(rf"\1{_JOINER}", text)
+    return _LINKED.sub(rf"\1{JOINER}", text)
 
 
 def _unique(person: str, now: float) -> str:

@@ -1,11 +1,13 @@
 """Whose address is this? Aliases, whole domains and address extensions that belong to one person.
 
-Only addresses in the operator's own domains belong to anybody: a digest never goes to a stranger, for example when
-outgoing mail is held. If this is wrong, one person sees and releases another's mail.
+Only people in the operator's own domains get digests: never a stranger, for example when outgoing mail is held. An
+alias may be in another domain, because the operator wrote it down. If this is wrong, one person sees and releases
+another's mail.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,17 +52,28 @@ class People:
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = ()
         self._aliases: dict[str, str] = {}
-
-    def is_ours(self, address: str) -> bool:
-        return domain_of(address) in self._domains
+        self._fingerprint: tuple[dict[str, str], str] | None = None  # of these aliases
 
     def person_of(self, recipient: str) -> str | None:
         """The address of the person behind the recipient; None if they get no digests. Raises ConfigError."""
-        if not has_certain_domain(recipient, self._domains) or domain_of(recipient) not in self._domains:
+        if not has_certain_domain(recipient, self._domains):
             return None
-        person = self._owner(comparable_address(recipient))
-        is_excluded = person in self._excluded or f"@{domain_of(person)}" in self._excluded
+        address = comparable_address(recipient)
+        person = self._owner(address)
+        is_excluded = self._is_excluded(address) or self._is_excluded(person)
         return None if is_excluded or domain_of(person) not in self._domains else person
+
+    def fingerprint(self) -> str:
+        """Changes when an address gets another owner. Raises ConfigError."""
+        aliases = self.read_aliases()
+        if self._fingerprint is None or self._fingerprint[0] is not aliases:  # called for every page
+            whose = (sorted(self._domains), sorted(self._excluded), self._delimiter, sorted(aliases.items()))
+            made = hashlib.sha256(repr(whose).encode("utf-8", "surrogatepass")).hexdigest()
+            self._fingerprint = (aliases, made)
+        return self._fingerprint[1]
+
+    def _is_excluded(self, address: str) -> bool:
+        return address in self._excluded or f"@{domain_of(address)}" in self._excluded
 
     def _owner(self, address: str) -> str:
         aliases = self.read_aliases()
@@ -85,7 +98,7 @@ class People:
     def read_aliases(self) -> dict[str, str]:
         """Whose address is whose, as the file says now. Raises ConfigError."""
         if self._path is None:
-            return {}
+            return self._aliases
         with self._lock:
             try:
                 status = self._path.stat()

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from bridge.matching.dangerous_tags import has_danger
 from bridge.quarantine.record import MailRecord
+from bridge.runtime.marked_text import N_
 
 
 class Reason(StrEnum):
@@ -50,10 +51,6 @@ def reason_of(mail: MailRecord) -> Reason:
 def words_for(reason: Reason) -> str:
     """A sentence in English, to be translated."""
     return _WORDS[reason]
-
-
-def N_(text: str) -> str:  # noqa: N802  the custom of gettext: marks text to be translated later
-    return text
 
 
 _WORDS = {

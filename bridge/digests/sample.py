@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from email import message_from_bytes
 from email.policy import default as modern
+from pathlib import Path
 
-from bridge.digests.items import Claim, Items, Person
+from bridge.digests.items import Items
 from bridge.digests.languages import language as language_of
-from bridge.digests.links import Act
+from bridge.digests.links import Act, Link, LinkKeys
+from bridge.digests.listing import gather
 from bridge.digests.message import DigestMaker, Entry
 from bridge.digests.people import People
 from bridge.digests.reasons import Reason, words_for
@@ -25,8 +26,19 @@ _MAILS = (
 PERSON = "jane@example.org"
 
 
+class _SampleKeys(LinkKeys):
+    """Links in a sample are not signed with a real key: anyone who saw it could otherwise sign in."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def sign(self, link: Link) -> str:
+        return f"{link.act}-sample"
+
+
 def sample(maker: DigestMaker, tenant: str = "", language: str | None = None) -> bytes:
     """With invented mail, and links that lead nowhere."""
+    maker = replace(maker, keys=_SampleKeys())
     settings, now = maker.settings.of_tenant(tenant), time.time()
     words = language_of(language or settings.language)
     entries = [
@@ -38,9 +50,9 @@ def sample(maker: DigestMaker, tenant: str = "", language: str | None = None) ->
             reason=reason,
             recipient="",
             may=settings.may(reason),
-            act_url=f"{maker.base}/l/{Act.RELEASE}-sample",
-            view_url=f"{maker.base}/l/{Act.VIEW}-sample" if settings.users.preview else "",
-            ham_url=f"{maker.base}/l/{Act.HAM}-sample" if reason is Reason.SPAM else "",
+            act_url=maker.url(Act.RELEASE, PERSON, now),
+            view_url=maker.url(Act.VIEW, PERSON, now) if settings.users.preview else "",
+            ham_url=maker.url(Act.HAM, PERSON, now) if reason is Reason.SPAM else "",
         )
         for number, (sender, subject, reason) in enumerate(_MAILS, 1)
     ]
@@ -52,13 +64,11 @@ def upcoming(
 ) -> bytes | None:
     """What this person would get now; None if there is nothing new. Raises BridgeError."""
     owner = people.person_of(comparable_address(address))
-    found = items.new_of(owner, maker.settings.config.max_listed) if owner is not None else []
-    if owner is None or not found:
+    if owner is None:
         return None
-    person: Person = items.person(owner)
-    person = replace(person, language=language or person.language)
-    claim = Claim(person, datetime.now(UTC).timestamp(), found, len(found))
-    made = maker.digest(claim, quarantine.records([item.mail for item in found]))
+    now, person = time.time(), items.person(owner)
+    listing = gather(items.new_of(owner, now), quarantine, maker.keys, maker.settings.config.max_listed)
+    made = maker.digest(replace(person, language=language or person.language), listing, now)
     return None if made is None else made.content
 
 

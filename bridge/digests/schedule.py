@@ -29,16 +29,21 @@ class Clock:
         if schedule == "hourly":
             return now - now % 3600
         hour, minute = map(int, self.at.split(":"))
-        turn = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
+        # An hour that occurs twice, when clocks are set back, counts once.
+        turn = here.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0)
         if schedule == "weekly":
             turn -= timedelta(days=(here.weekday() - WEEKDAYS.index(self.weekday)) % 7)
-        if turn > here:
+        if turn.timestamp() > now:
             turn -= timedelta(days=7 if schedule == "weekly" else 1)
         return turn.timestamp()
 
 
 def is_due(schedule: str, clock: Clock, *, now: float, last_at: float, oldest_new: float) -> bool:
-    """`oldest_new`: when the oldest mail arrived that the person was not told about."""
+    """`oldest_new`: when the oldest mail arrived that the person was not told about.
+
+    A time in the future comes from a clock that was wrong; nobody has to wait until then.
+    """
+    last_at, oldest_new = (0.0 if moment > now else moment for moment in (last_at, oldest_new))
     if schedule == "never":
         return False
     if schedule == "immediate":

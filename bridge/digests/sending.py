@@ -1,7 +1,8 @@
 """Send digests to the next hop: everyone whose digest is due, in bounded memory, a few at the same time.
 
-Each person is claimed in the database first, so several runs, on one machine or many, send nobody two. A digest goes
-straight to the next hop, and carries the token of released mail, so that it is not scanned should it pass the bridge.
+Each person is claimed in the database first, so several runs, on one machine or many, never send anyone two digests. A
+digest goes straight to the next hop, and carries the token of released mail, so that it is not scanned should it pass
+the bridge. A digest that fails does not affect the others: only a next hop that cannot be reached ends the run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from bridge.digests.counts import DigestCounts
-from bridge.digests.items import REFUSED_S, Claim, Items, Waiting
+from bridge.digests.items import MAX_RETRY_S, REFUSED_S, Claim, Items, Waiting
+from bridge.digests.listing import gather
 from bridge.digests.message import DigestMaker, Made
 from bridge.digests.schedule import is_due
 from bridge.errors import BridgeError, ConfigError
@@ -33,9 +35,8 @@ from bridge.quarantine.release_token import ReleaseTokens
 log = logging.getLogger(__name__)
 
 _SEND_S = 120.0
-_MAX_FAILURES = 20  # in a row: then the next hop is down, and the run ends
+_MAX_UNREACHED = 20  # times in a row: then the next hop is down, and the run ends
 LISTENER = "digests"
-_UNCERTAIN = ("4.4.2", "4.4.7")  # the connection was lost, or no answer came in time
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Outbox:
             message.write(content)
             head = b""
             if self.tokens is not None:
-                head = self.tokens.field(message, self.sender, (to,), datetime.now(UTC))
+                head = self.tokens.field(message, self.sender, (), datetime.now(UTC), is_for_anyone=True)
             begin = asyncio.get_running_loop().time()
             session = Session(new_id(), LISTENER, "local")
             tx = Transaction(new_id(), session, envelope, message, begin, begin + _SEND_S)
@@ -91,7 +92,7 @@ class Run:
     redact: Callable[[str], str] = str  # addresses in the log
     counts: DigestCounts | None = None
     progress: Progress = field(default_factory=Progress)
-    _failures: int = 0
+    _unreached: int = 0
     _counted: tuple[int, int, int] = (0, 0, 0)  # sent, failed, refused
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -145,13 +146,13 @@ class Run:
                     yield waiting
 
     async def _work(self, people: AsyncIterator[Waiting]) -> None:
-        while self._failures < _MAX_FAILURES:
+        while self._unreached < _MAX_UNREACHED:
             try:
                 waiting = await self._next(people)
             except StopAsyncIteration:
                 return
             await self._one(waiting)
-        self.progress.problem = "the next hop does not accept mail now; the others get their digests later"
+        self.progress.problem = "the next hop cannot be reached now; the others get their digests later"
 
     async def _next(self, people: AsyncIterator[Waiting]) -> Waiting:
         async with self._turn:
@@ -166,7 +167,7 @@ class Run:
             return False
         if self.now or self.only:
             return True
-        if person.retry_at > now or person.refused_at > now - REFUSED_S:
+        if now < person.retry_at <= now + MAX_RETRY_S or now - REFUSED_S < person.refused_at <= now:
             return False
         last_at, oldest = person.last_at, waiting.oldest_new
         return is_due(schedule, self.maker.settings.clock, now=now, last_at=last_at, oldest_new=oldest)
@@ -197,17 +198,18 @@ class Run:
             await self._not_sent(claim, exc)
             return
         await asyncio.to_thread(self.items.confirm, claim)
-        self._failures = 0
+        self._unreached = 0
         self.progress.sent += 1
         self.progress.mails += made.count
 
     def _prepare(self, waiting: Waiting) -> tuple[Claim | None, Made | None]:
-        claim = self.items.claim(waiting.person, time.time(), self.maker.settings.config.max_listed)
+        claim = self.items.claim(waiting.person, time.time())
         if claim is None:
             return None, None
+        maker, pages = self.maker, self.items.claimed(claim)
         try:
-            records = self.quarantine.records([item.mail for item in claim.items])
-            made = self.maker.digest(claim, records)
+            listing = gather(pages, self.quarantine, maker.keys, maker.settings.config.max_listed)
+            made = maker.digest(claim.person, listing, claim.at)
         except BaseException:
             self.items.retry(claim)
             raise
@@ -216,17 +218,20 @@ class Run:
         return claim, made
 
     async def _not_sent(self, claim: Claim, exc: NextHopError) -> None:
-        person, reply = self.redact(claim.person.address), str(exc.reply)
-        if exc.reply.is_temporary:
-            self._failures += 1
-            self.progress.failed += 1
-        if not exc.reply.is_foreign and exc.reply.status in _UNCERTAIN:
-            # The next hop may have accepted it: nobody gets two, so the claim stays, as after a crash.
-            log.warning("digest may have been sent, will be repeated with the next: to=%s reply=%r", person, reply)
+        """What becomes of the claim."""
+        is_down = exc.reply.is_temporary and not exc.reply.is_foreign and not exc.is_about_recipient
+        self._unreached = self._unreached + 1 if is_down else 0
+        settle: Callable[[Claim], None] | None
+        if exc.may_be_delivered:  # keep the claim, as after a crash, so that nobody gets the digest twice
+            what, settle = "may have been sent; its mail will be in the next one", None
         elif exc.reply.is_temporary:
-            log.warning("digest not sent, will be tried again: to=%s reply=%r", person, reply)
-            await asyncio.to_thread(self.items.retry, claim)
-        else:
+            what, settle = "not sent, will be tried again", self.items.retry
+        elif exc.is_about_recipient:
+            what, settle = "refused; no further digests for a week", self.items.refused
             self.progress.refused += 1
-            log.warning("digest refused, no others for a week: to=%s reply=%r", person, reply)
-            await asyncio.to_thread(self.items.refused, claim)
+        else:
+            what, settle = "refused for its sender or content; its mail will be in the next one", self.items.postpone
+        self.progress.failed += exc.reply.is_temporary or not exc.is_about_recipient
+        log.warning("digest %s: to=%s reply=%r", what, self.redact(claim.person.address), str(exc.reply))
+        if settle is not None:
+            await asyncio.to_thread(settle, claim)

@@ -1,4 +1,4 @@
-"""rspamd learns a mail: `/learnspam` and `/learnham` of its controller. The only module here that knows HTTP.
+"""rspamd learns a mail: `/learnspam` and `/learnham` of its controller.
 
 The password is sent to the configured address and nowhere else: redirects are not followed, proxies from the
 environment are not used. Answers are limited in size. Blocks, so callers in an event loop use a thread. rspamd itself
@@ -27,11 +27,11 @@ _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its
 
 
 class LearningUnavailable(BridgeError):
-    """rspamd cannot learn anything now: it is unreachable, refuses the password, or reports an error."""
+    """Nothing can be learned now: the learner is unreachable, refuses the password, or reports an error."""
 
 
 class LearningRefused(BridgeError):
-    """rspamd cannot learn from this mail, now or later: too few words, too large."""
+    """Nothing can be learned from this mail, now or later: too few words, too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,24 @@ class Learning:
         if len(content) > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"
-        try:
-            with self._http.stream("POST", url, content=content) as response:
-                status, phrase, body = response.status_code, response.reason_phrase, b""
-                for piece in response.iter_bytes():
-                    body += piece
-                    if len(body) > _MAX_ANSWER:
-                        raise LearningUnavailable("rspamd's answer is too long")
-        except httpx2.HTTPError as exc:
-            raise LearningUnavailable(f"rspamd cannot be reached: {reason(exc)}") from exc
+        status, phrase, body = exchange(self._http, url, content, "rspamd")
         return _read(status, body, visible(phrase)[:200])
+
+
+def exchange(
+    http: httpx2.Client, url: str, content: bytes, who: str, headers: dict[str, str] | None = None
+) -> tuple[int, str, bytes]:
+    """Post it; returns the status, the reason phrase and the body of the answer. Raises LearningUnavailable."""
+    try:
+        with http.stream("POST", url, content=content, headers=headers) as response:
+            status, phrase, body = response.status_code, response.reason_phrase, b""
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MAX_ANSWER:
+                    raise LearningUnavailable(f"{who}: the answer is too long")
+    except httpx2.HTTPError as exc:
+        raise LearningUnavailable(f"{who} cannot be reached: {reason(exc)}") from exc
+    return status, phrase, body
 
 
 def _read(status: int, body: bytes, phrase: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -17,11 +18,11 @@ class ReportKind(StrEnum):
 
 
 class ReportState(StrEnum):
-    LEARNED = "learned"  # rspamd has learned from it
-    KNOWN = "known"  # rspamd had learned it before, or recognises such mail already
+    LEARNED = "learned"  # rspamd or the scanning service has learned from it
+    KNOWN = "known"  # it was learned before, or rspamd recognises such mail already
     NOTED = "noted"  # nobody is configured to learn; it is in the history, and was mailed if there is an address
-    REFUSED = "refused"  # noted, but rspamd cannot learn from this mail
-    WAITING = "waiting"  # rspamd could not be reached; the daemon tries again
+    REFUSED = "refused"  # noted, but nothing can learn from this mail
+    WAITING = "waiting"  # the learner could not be reached; the daemon tries again
     ALREADY = "already"  # the same person has said this before
     FAILED = "failed"  # not reported: the person may try again
 
@@ -34,3 +35,28 @@ class Reported:
     text: str
     is_done: bool
     state: ReportState
+
+
+@dataclass(frozen=True, slots=True)
+class LearnableMail:
+    """A reported mail, and what is known about it besides its content."""
+
+    content: bytes = field(repr=False)
+    reporter: str = ""
+    sender: str = ""
+    recipients: tuple[str, ...] = ()  # none: the envelope is unknown
+    client: str = ""
+    tenant: str = ""
+    ggrid: str = ""
+
+    def about(self) -> str:
+        """Everything but the content and the reporter, to keep while the mail waits."""
+        known = (self.sender, list(self.recipients[:1]), self.client, self.tenant, self.ggrid)
+        return json.dumps(known)
+
+    @classmethod
+    def waiting(cls, content: bytes, reporter: str, about: str) -> LearnableMail:
+        if not about:  # stored by an older version
+            return cls(content, reporter)
+        sender, recipients, client, tenant, ggrid = json.loads(about)
+        return cls(content, reporter, sender, tuple(recipients), client, tenant, ggrid)

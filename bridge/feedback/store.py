@@ -1,8 +1,8 @@
 """Reports in a database: who reported which mail, how many were learned, and which are still waiting.
 
-A person's report of a mail is stored once: repeating it changes nothing, the opposite report replaces it. While rspamd
-cannot be reached, the mail itself is kept here, because it may be gone from the quarantine later; the number and size
-of such mails are limited. Everything is synchronous and must run in a thread.
+A person's report of a mail is stored once: repeating it changes nothing, the opposite report replaces it. Until it can
+be learned, the mail itself is kept here, because it may be gone from the quarantine later; the number and size of such
+mails are limited. Everything is synchronous and must run in a thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     delete,
     func,
     insert,
+    inspect,
     select,
+    text,
     update,
 )
 
@@ -47,7 +50,7 @@ class ReportsFailed(TablesFailed):
 
 
 class TooManyWaiting(BridgeError):
-    """No room for one more mail that rspamd is to learn later."""
+    """No room for another mail to be learned later."""
 
 
 metadata = MetaData()
@@ -61,6 +64,7 @@ _reports = Table(
     Column("at", Float(53), nullable=False),
     Column("size", BigInteger().with_variant(Integer, "sqlite"), nullable=False),
     Column("content", LargeBinary),  # only while it waits
+    Column("about", Text),  # of `LearnableMail`, likewise
     Index("feedback_report_state", "state", "at"),
     Index("feedback_report_at", "at"),
 )
@@ -77,8 +81,13 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection)
 
 
+def _add_about(connection: Connection) -> None:
+    if "about" not in {column["name"] for column in inspect(connection).get_columns(_reports.name)}:
+        connection.execute(text(f"ALTER TABLE {_reports.name} ADD COLUMN about TEXT"))
+
+
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[database.Step] = [_create, _add_about]
 _SCHEMA = Schema("reports", MIGRATIONS, VERSION_TABLE, 0xFEEDBAC, ReportsFailed)
 
 
@@ -88,6 +97,7 @@ class Waiting:
     person: str
     kind: ReportKind
     content: bytes
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +130,20 @@ class ReportStore:
         """Raises ReportsFailed."""
         with self._tables.writing() as connection:
             is_open = _reports.c.state.in_([_WORKING, str(ReportState.WAITING)])
-            values = {"state": str(state), "content": None, "size": 0}
+            values = {"state": str(state), "content": None, "about": None, "size": 0}
             changed = connection.execute(update(_reports).where(_key(mail, person) & is_open).values(**values))
             if changed.rowcount:  # else another machine was faster
                 _count(connection, kind, state)
 
-    def wait(self, mail: str, person: str, content: bytes) -> None:
-        """Keep the mail until rspamd has learned it. Raises TooManyWaiting, ReportsFailed."""
+    def wait(self, mail: str, person: str, content: bytes, about: str = "") -> None:
+        """Keep the mail until it can be learned. Raises TooManyWaiting, ReportsFailed."""
         with self._tables.writing() as connection:
             is_waiting = _reports.c.state == str(ReportState.WAITING)
             query = select(func.count(), func.coalesce(func.sum(_reports.c.size), 0)).where(is_waiting)
             number, size = connection.execute(query).one()
             if number >= MAX_WAITING or size + len(content) > MAX_WAITING_BYTES:
-                raise TooManyWaiting(f"{number:,} reports are already waiting for rspamd: try again later")
-            values = {"state": str(ReportState.WAITING), "content": content, "size": len(content)}
+                raise TooManyWaiting(f"{number:,} reports are already waiting to be learned: try again later")
+            values = {"state": str(ReportState.WAITING), "content": content, "about": about, "size": len(content)}
             connection.execute(update(_reports).where(_key(mail, person)).values(**values))
 
     def forget(self, mail: str, person: str) -> None:
@@ -155,7 +165,7 @@ class ReportStore:
             row = connection.execute(query.order_by(*order).limit(1)).first()
         if row is None:
             return None
-        return Waiting(row.mail, row.person, ReportKind(row.kind), bytes(row.content or b"")), (
+        return Waiting(row.mail, row.person, ReportKind(row.kind), bytes(row.content or b""), row.about or ""), (
             row.at,
             row.mail,
             row.person,

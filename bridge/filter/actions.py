@@ -69,7 +69,7 @@ class Actions:
                 case Action.HOLD if self._relay is None and _has_too_many(tx, result):
                     return _too_many(record, result)
                 case Action.HOLD if self._relay is None:
-                    stamp = self._headers.stamp(tx.id, result, str(why)) + _added(result)
+                    stamp = self._stamp(tx, result, str(why)) + _added(result)
                     return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
                 case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
                     await self._store(record, why, result)
@@ -123,7 +123,7 @@ class Actions:
         tx = record.tx
         if result is None:
             record.unscanned = unscanned.partition(" ")[0]
-        stamp = self._headers.stamp(tx.id, result, unscanned)
+        stamp = self._stamp(tx, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
         if _has_too_many(tx, result):
             return _too_many(record, result)
@@ -146,6 +146,9 @@ class Actions:
         replies = delivered.replies if tx.is_per_recipient else ()
         return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
 
+    def _stamp(self, tx: Transaction, result: AnalysisResult | None, unscanned: str) -> Fields:
+        return self._headers.results(tx, result) + self._headers.stamp(tx.id, result, unscanned)
+
     async def _store(
         self, record: Record, why: Case | str, result: AnalysisResult | None, copy_of: Action | None = None
     ) -> None:
@@ -157,7 +160,8 @@ class Actions:
         if result is not None:
             facts |= {"decision": str(result.decision), "verdict": result.verdict}
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
-        stamp = self._headers.stamp(tx.id, result, str(why))
+            facts |= {"reasons": list(result.reasons)} if result.reasons else {}
+        stamp = self._stamp(tx, result, str(why))
         await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
         record.is_kept = True
 

@@ -13,6 +13,9 @@ from email.utils import formatdate
 from functools import lru_cache
 
 from bridge.api.scanning import AnalysisResult
+from bridge.mail import authentication_results
+from bridge.mail.address import domain_of
+from bridge.mail.authentication_results import OwnResults
 from bridge.mail.header_fields import fields_with_prefix
 from bridge.mail.transaction import Transaction
 
@@ -30,30 +33,34 @@ Fields = tuple[tuple[str, str], ...]
 
 
 class HeaderEditor:
-    """For one prefix and host name."""
+    """For one prefix and host name; with an authserv-id, also for Authentication-Results."""
 
-    def __init__(self, prefix: str, hostname: str, received: bool = True) -> None:
+    def __init__(self, prefix: str, hostname: str, received: bool = True, authserv_id: str | None = None) -> None:
         self.prefix = prefix
+        self.own_results = OwnResults(authserv_id) if authserv_id is not None else None
         self._hostname = hostname
         self._received = received
         self._lower = prefix.lower().encode("ascii")
+        self._beginnings = [self._lower] + ([authentication_results.FIELD_LOWER] if self.own_results else [])
         self._ours = fields_with_prefix(prefix)
         self._id, self._decision, self._verdict, self._tags, self._ggrid, self._unscanned = (
             prefix + name for name in ("Id", "Decision", "Verdict", "Tags", "Ggrid", "Unscanned")
         )
 
     def may_be_in(self, lower: bytes) -> bool:
-        """Whether a header section, given in lower case, may contain fields with our prefix. Hardly any mail does."""
-        return lower.find(self._lower) >= 0
+        """Whether a header section, given in lower case, may contain fields that only we may write."""
+        return any(lower.find(beginning) >= 0 for beginning in self._beginnings)
 
     def strip(self, head: bytes) -> bytes | None:
         """The header section without our fields; None if there are none."""
         stripped = self._ours.remove(head)
+        if self.own_results is not None:
+            stripped = self.own_results.remove(stripped)
         return stripped if stripped is not head else None
 
     def is_hidden(self, chunks: Iterable[bytes], seen: int) -> bool:
         """Whether one of our fields occurs in the header section after its first `seen` bytes."""
-        rest = b"\r\n"
+        rest, longest = b"\r\n", max(map(len, self._beginnings))
         for chunk in chunks:
             if seen >= len(chunk):
                 seen -= len(chunk)
@@ -61,11 +68,12 @@ class HeaderEditor:
             rest += chunk[seen:].lower()
             seen = 0
             end = rest.find(b"\r\n\r\n")
-            if b"\n" + self._lower in (rest if end < 0 else rest[: end + 2]):
+            searched = rest if end < 0 else rest[: end + 2]
+            if any(b"\n" + beginning in searched for beginning in self._beginnings):
                 return True
             if end >= 0:
                 return False
-            rest = rest[-len(self._lower) - 4 :]
+            rest = rest[-longest - 4 :]
         return False
 
     def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
@@ -82,6 +90,14 @@ class HeaderEditor:
             if result.ggrid:
                 fields.append((self._ggrid, _clean(result.ggrid)))
         return tuple(fields)
+
+    def results(self, tx: Transaction, result: AnalysisResult | None) -> Fields:
+        """The Authentication-Results field, if configured; if there are no results, the field says `none`."""
+        if self.own_results is None:
+            return ()
+        tags = result.tags if result is not None else ()
+        helo = tx.session.client.helo or ""
+        return ((authentication_results.FIELD, self.own_results.value(tags, domain_of(tx.envelope.sender), helo)),)
 
     def lines(self, tx: Transaction, fields: Fields) -> bytes:
         """What is put in front of a relayed mail: Received, then our fields."""

@@ -130,7 +130,7 @@ class Filter:
         self.saturation_rule = settings.policy[Case.SATURATED].name
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
-        self.header_prefix = headers.prefix
+        self.header_prefix, self.own_results = headers.prefix, headers.own_results
         # The last part of the deadline is reserved for handing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
 

@@ -180,12 +180,7 @@ class PostgresHistory:
     def _opened(self) -> Engine:
         if self._engine is None:
             engine = self.where.engine(wait_s=self._busy_s, connections=1, statement_s=self._busy_s)
-            try:
-                with database.writing(engine, _LOCK) as connection:
-                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-            except BaseException:
-                engine.dispose()
-                raise
+            database.prepare(engine, _LOCK, MIGRATIONS, VERSION_TABLE)
             self._engine = engine
         return self._engine
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ RETRY_S = 1.0
 UPKEEP_S = 600.0
 _BATCH_ROWS = 2_000
 _TRIED_APART = 20  # rows of a batch that was refused
+_TRIED_TIMES = 4  # for a row refused while others are written: the database may be failing or recovering
 # Mails written, refusals that share a row, mails lost because too many waited, mails lost at the end of the process,
 # and deleted parts of the history: old ones, and those that exceeded the size.
 RESULTS = ("written", "summed", "overflow", "failed", "deleted", "deleted_early")
@@ -57,6 +58,7 @@ class RecorderSettings:
     is_keeper: Callable[[], bool] = lambda: True  # whether this process deletes old entries; one of a machine does
     max_waiting: int = MAX_WAITING
     batch_s: float = BATCH_S
+    retry_s: float = RETRY_S  # while the database fails
 
 
 _NO_KIND = Kind(*[""] * len(Kind._fields))
@@ -92,6 +94,7 @@ class Recorder:
         self.size = 0  # bytes on disk, when they were last added up
         self._waiting: deque[tuple[float, Record, str]] = deque()
         self._rows: list[tuple[Kind, Row]] = []  # of the thread
+        self._refused: Counter[str] = Counter()  # ids of rows that were refused while others were written
         self._sums: dict[_SumKey, _Refusals] = {}
         self._sums_lock = threading.Lock()
         self._second, self._refusals = 0, 0
@@ -226,7 +229,7 @@ class Recorder:
 
     def _run(self) -> None:
         while not self._is_closing:
-            self._wake.wait(self._settings.batch_s if not self._problem else RETRY_S)
+            self._wake.wait(self._settings.batch_s if not self._problem else self._settings.retry_s)
             self._step()
         self._step()
         with suppress(HistoryError):
@@ -279,25 +282,34 @@ class Recorder:
                 return
             self._written(len(batch), len(batch))
         if self._problem:
-            log.info("history: mails are recorded again")
+            log.info("history: recording has resumed")
             self._problem = ""
 
     def _write_apart(self, rows: list[tuple[Kind, Row]]) -> None:
-        """A single mail that the database refuses is left out and counted; if it refuses all, it is the database."""
-        refused = []
+        """Leave out and count a mail that the database keeps refusing; if it refuses all mail, the database has failed.
+
+        The database may fail or come back between two of these rows, so what it refuses is tried again later.
+        """
+        refused: list[tuple[Kind, Row]] = []
         for number, row in enumerate(rows):
             try:
                 self._store.append([row])
             except HistoryError as exc:
                 refused.append(row)
-                if len(refused) == number + 1 and number >= 2:
+                if len(refused) == number + 1 and number >= 2 and row[1].id not in self._refused:
                     return  # nothing was written yet
                 log.debug("history: %s", exc)
-        if len(refused) < len(rows):
-            for _, mail in refused:
-                log.warning("history: mail %s cannot be recorded", mail.id)
-            self._count("failed", len(refused))
-            self._written(len(rows), len(rows) - len(refused))
+        if len(refused) == len(rows) and not all(row.id in self._refused for _, row in refused):
+            return
+        self._refused.update(row.id for _, row in refused)
+        hopeless = [row.id for _, row in refused if self._refused[row.id] >= _TRIED_TIMES]
+        for mail_id in hopeless:
+            log.warning("history: mail %s cannot be recorded", mail_id)
+            del self._refused[mail_id]
+        self._count("failed", len(hopeless))
+        again = [row for row in refused if row[1].id not in hopeless]
+        self._rows[: len(rows)] = [row for row in rows if row not in again] + again
+        self._written(len(rows) - len(again), len(rows) - len(refused))
 
     def _written(self, taken: int, written: int) -> None:
         self._removed += sum(_weight(row.recipients.count("\n")) for _, row in self._rows[:taken])

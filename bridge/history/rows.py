@@ -63,7 +63,7 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         next_id[:_MAX_KEY],
         attempt,
         1,
-        _more(record, redaction) if is_special else None,
+        _more(record, redaction) if is_special or (result is not None and result.reasons) else None,
     ))  # fmt: skip
     return (kind, row) if redaction is FULL else _redacted(kind, row, redaction)
 
@@ -108,6 +108,8 @@ def _more(record: Record, redaction: Redaction) -> str | None:
         "login": redaction.address(record.tx.session.client.login or ""),
         "limit": record.limit,
     }
+    if outcome is not None and outcome.result is not None and redaction is FULL:  # they may reveal more than addresses
+        more["reasons"] = list(outcome.result.reasons)
     if outcome is not None and len(set(outcome.replies)) > 1:
         pairs = zip(record.tx.envelope.addresses, outcome.replies, strict=True)
         more["replies"] = {redaction.address(address): redaction.text(str(reply)) for address, reply in pairs}

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bridge.api.scanning import readable_reasons
 from bridge.filter import rule_names
 from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
@@ -238,6 +239,8 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
+        if why := readable_reasons(entry.more.get("reasons")):
+            yield f"Why it is suspicious: {'; '.join(why)}."
     elif kind.error in ERRORS:
         after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
         yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."

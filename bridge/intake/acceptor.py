@@ -15,6 +15,7 @@ import asyncio
 import select
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,9 @@ class Acceptor:
         self._sock = sock
         self._spawn = spawn
         self._is_ahead = is_ahead
-        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
+        self._options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
+        if sock.family == socket.AF_UNIX and sys.version_info >= (3, 13):
+            self._options["cleanup_socket"] = False  # else closing one copy deletes the path, and nobody can connect
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -57,7 +60,7 @@ class Acceptor:
                 if not self._servers:
                     raise
                 break  # fewer copies suffice
-            self._servers.append(await create(spawn, sock=copy, backlog=_BACKLOG, **self._tls))
+            self._servers.append(await create(spawn, sock=copy, backlog=_BACKLOG, **self._options))
 
     def close(self) -> None:
         """Connections in the queue stay there if another process holds the socket."""

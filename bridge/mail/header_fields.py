@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from bridge.runtime.value import value
 
@@ -92,10 +92,12 @@ class FieldFinder:
     def first(self, head: bytes) -> Found | None:
         return next(self.find(head), None)
 
-    def remove(self, head: bytes) -> bytes:
-        """The header section without them; the same object if there are none."""
+    def remove(self, head: bytes, is_wanted: Callable[[bytes], bool] | None = None) -> bytes:
+        """The header section without them, or only without wanted values; the same object if there are none."""
         kept, position = [], 0
         for found, end in self._spans(head):
+            if is_wanted is not None and not is_wanted(head[found.end() : end - 2]):
+                continue
             kept.append(head[position : found.start()])
             position = end
         return b"".join([*kept, head[position:]]) if position else head

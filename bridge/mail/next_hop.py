@@ -16,7 +16,9 @@ class NextHopError(BridgeError):
     label = FailureLabel.NEXT_HOP
 
     replies: tuple[Reply, ...] = ()  # one per recipient, if they differ: some may have the mail
+    may_be_delivered = False  # the whole mail was sent, and no answer came
 
-    def __init__(self, reply: Reply, text: str = "") -> None:
+    def __init__(self, reply: Reply, text: str = "", *, is_about_recipient: bool = False) -> None:
         super().__init__(text or str(reply))
         self.reply = reply
+        self.is_about_recipient = is_about_recipient  # refused for its address, not for its sender or content

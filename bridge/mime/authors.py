@@ -13,7 +13,7 @@ _BRACKETS = re.compile("<([^<>]*)>")
 _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
 _AT = re.compile(r"\s*@")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
-_FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:\r?\n[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
+_FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
 
 

@@ -163,11 +163,11 @@ _JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
 
 def without_base64(text: bytes) -> bytes:
     """The text without most of its Base64, for those who look for words: long lines between other such lines."""
-    return _INNER_LINES.sub(rb"\1", text)
+    return _INNER_LINES.sub(b"", text)
 
 
-_INNER_LINES = re.compile(  # possessive (`++`): nothing is tried twice
-    rb"(\n[A-Za-z0-9+/]{64,}+\r?+)(?:\n[A-Za-z0-9+/]{64,}+\r?+(?=\n[A-Za-z0-9+/]{64}))++"
+_INNER_LINES = re.compile(  # begins with a literal byte: much faster (Python 3.11)
+    rb"\n(?:(?<=[A-Za-z0-9+/]{64}\n)|(?<=[A-Za-z0-9+/]{64}\r\n))[A-Za-z0-9+/]{64,}+\r?+(?=\n[A-Za-z0-9+/]{64})"
 )
 
 

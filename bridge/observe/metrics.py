@@ -199,6 +199,17 @@ class Metrics(Collector):
         self.scanner_info = Gauge(
             "scanbridge_scanner_info", "1 for each scanner host, with the dialect that it speaks.", ("host", "dialect")
         )
+        self.discovery_hosts = Gauge(
+            "scanbridge_discovery_hosts",
+            "Scanner hosts found in the DNS for this name; absent without discovery.",
+            ("url",),
+        )
+        self.discovery_failing = Gauge(
+            "scanbridge_discovery_failing",
+            "1 while the DNS gives no usable answer for this name, and the hosts found last are kept; absent without "
+            "discovery.",
+            ("url",),
+        )
         self.scanner_in_flight = Gauge(
             "scanbridge_scanner_in_flight", "Requests that this scanner host is working on.", ("host",), combine=sum
         )

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from bridge.api.scanning import readable_reasons
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.session import Client
@@ -26,6 +27,9 @@ KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
 STATES = (KEPT, INTERRUPTED, RELEASED)
 
 _SUBJECT = re.compile(rb"^subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,99})", re.IGNORECASE | re.MULTILINE)
+
+# The link of the users' own digests: if one is held, no other digest lists it (`bridge.digests.listing`).
+_UNSUBSCRIBE = re.compile(rb"^list-unsubscribe:[ \t]*<[^>\s]{1,500}/u/([\w.-]{40,1000})>", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class MailRecord:
     listener: str = ""
     session: str = ""
     subject: str = ""
+    unsubscribe: str = ""  # what may be the token of a digest
     tenant: str = ""
     facts: dict[str, Any] = field(default_factory=dict)  # reason; after a scan also decision, verdict, tags, ggrid
     size: int = 0  # of the mail as received
@@ -85,6 +90,11 @@ class MailRecord:
     def tags(self) -> tuple[str, ...]:
         tags = self.facts.get("tags")
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the scanner suspects it, in sentences for people."""
+        return readable_reasons(self.facts.get("reasons"))
 
     @property
     def delivered(self) -> frozenset[str]:
@@ -166,6 +176,8 @@ def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | 
         "head_size": len(head),
         "facts": facts,
     }
+    if token := unsubscribe(tx.message.head()):
+        metadata["unsubscribe"] = token
     return json.dumps(metadata, indent=1, default=str).encode("ascii") + b"\n"
 
 
@@ -173,6 +185,11 @@ def subject(head: bytes) -> str:
     """The decoded Subject field, truncated."""
     match = _SUBJECT.search(head)
     return "" if match is None else subject_text(match.group(1))
+
+
+def unsubscribe(head: bytes) -> str:
+    match = _UNSUBSCRIBE.search(head)
+    return "" if match is None else match.group(1).decode("ascii", "replace")
 
 
 def read(stored: StoredRecord) -> MailRecord:
@@ -199,6 +216,7 @@ def _read(mail_id: str, data: dict[str, Any], releases: tuple[ReleaseAttempt, ..
         listener=str(data.get("listener") or ""),
         session=str(data.get("session") or ""),
         subject=str(data.get("subject") or ""),
+        unsubscribe=str(data.get("unsubscribe") or ""),
         tenant=str(data.get("tenant") or ""),
         facts=dict(data.get("facts") or {}),
         size=int(data.get("size") or 0),

@@ -4,7 +4,8 @@ A released mail goes to the next hop, and some next hops send it through the bri
 `X-Scan-Released` identifies it. It names the time of release and the size and hash of the mail, and holds one message
 authentication code per recipient over all of that, the sender and the recipient, made with a key that only our
 machines have. So a token serves one mail from one sender to one recipient, each code once (`used_tokens`), and only
-for as long as a mail may wait in a queue. If this is wrong, a sender gets mail past the scanner.
+for as long as a mail may wait in a queue. A mail that we wrote, such as a digest, has one code for any recipient; each
+of them can get it once. If this is wrong, a sender gets mail past the scanner.
 
 What a server on the way may do is listed here, and nothing else: write trace fields above the token, join folded
 lines, and add a Date and a Message-ID that the mail did not have. Every other byte below the token is hashed exactly,
@@ -34,6 +35,7 @@ from bridge.mail.message import Message
 VALID_S = 5 * 86400.0  # RFC 5321 4.5.4.1: how long mail servers retry
 SKEW_S = 300.0  # clocks of two machines may differ
 _MAX_FIELDS = 4  # checked per mail
+ANYONE = "\0"  # in the place of a recipient: no address
 _ACTION = b"scanbridge release 2"  # the number changes with the format
 _MAX_VALUE = 64 * 1024  # bytes; enough for 2,000 recipients
 _VALUE = re.compile(  # without white space
@@ -103,8 +105,14 @@ class ReleaseTokens:
         self._ours = field_named(self._name)
         self._prefix = prefix.lower().encode("ascii")
 
-    def field(self, message: Message, sender: str, recipients: Iterable[str], now: datetime) -> bytes:
-        """The complete header field for these recipients; b"" if the mail can have none. Reads the message."""
+    def field(
+        self, message: Message, sender: str, recipients: Iterable[str], now: datetime, *, is_for_anyone: bool = False
+    ) -> bytes:
+        """The complete header field for these recipients; b"" if the mail can have none. Reads the message.
+
+        `is_for_anyone`: for a mail that we wrote ourselves, which a server on the way may send to other addresses of
+        its recipient.
+        """
         fields = clean_fields(message.head())
         if fields is None:
             return b""
@@ -114,7 +122,8 @@ class ReleaseTokens:
         add = b",".join(name for name in _MAY_BE_ADDED if name not in names)
         time, nonce = b"%d" % int(now.timestamp()), secrets.token_urlsafe(12).encode("ascii")
         items = [time, nonce, b"%d" % size, digest, add, _address(sender)]
-        codes = b",\r\n ".join(self._code(items, recipient) for recipient in dict.fromkeys(recipients))
+        to = (ANYONE,) if is_for_anyone else dict.fromkeys(recipients)
+        codes = b",\r\n ".join(self._code(items, recipient) for recipient in to)
         parts = [
             b"%b: %b" % (self._name.encode("ascii"), format_datetime(now.astimezone(UTC)).encode("ascii")),
             *(b"t=" + time, b"nonce=" + nonce, b"size=%d" % size, b"hash=" + _text(digest)),
@@ -141,10 +150,11 @@ class ReleaseTokens:
         digest = base64.urlsafe_b64decode(found["hash"] + b"=")
         items = [found["time"], found["nonce"], found["size"], digest, found["add"], _address(sender)]
         marks = {mark: mark for mark in found["marks"].split(b",")}
+        is_for_anyone = self._code(items, ANYONE) in marks
         codes: dict[str, bytes] = {}
         for recipient in recipients:
             code = self._code(items, recipient)
-            if not hmac.compare_digest(code, marks.get(code, b"")):
+            if not is_for_anyone and not hmac.compare_digest(code, marks.get(code, b"")):
                 return None
             codes[recipient] = code
         may_be_added = tuple(found["add"].split(b","))

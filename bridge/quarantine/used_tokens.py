@@ -93,9 +93,8 @@ class UsedTokens:
         with self._opening:
             if self._engine is None or self._process != os.getpid():
                 engine = self._place.engine(wait_s=BUSY_S, connections=1, statement_s=BUSY_S)
+                database.prepare(engine, _LOCK, MIGRATIONS, VERSION_TABLE)
                 weakref.finalize(self, engine.dispose)
-                with database.writing(engine, _LOCK) as connection:
-                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
                 self._engine, self._process = engine, os.getpid()
             return self._engine
 

@@ -147,6 +147,12 @@ def is_settled(commands: Commands, answers: Sequence[Reply], *, is_per_recipient
     return _refusal(given) is not None and not any(reply.is_success for reply in each or ())
 
 
+def is_refused_at_rcpt(commands: Commands, answers: Sequence[Reply]) -> bool:
+    """Whether a refusal is about a recipient: not about the sender, nor about mail as such."""
+    given = _by_command(commands, answers)
+    return _refusal_of_mail(given) is None and weightiest(given.recipients) is not None
+
+
 def _by_command(commands: Commands, answers: Sequence[Reply]) -> _EnvelopeAnswers:
     before_mail, count, answered = commands.before_mail, commands.count, len(answers)
     return _EnvelopeAnswers(

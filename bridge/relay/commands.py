@@ -45,7 +45,7 @@ class CannotCarry(NextHopError):
     """The next hop does not announce an extension that the mail needs. Nothing was sent: another one may be tried."""
 
     def __init__(self, extension: str, reply: Reply, text: str = "") -> None:
-        super().__init__(reply, text)
+        super().__init__(reply, text, is_about_recipient=extension == "SMTPUTF8")
         self.extension = extension
 
 
@@ -131,13 +131,13 @@ def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
     text = "\r\n".join(lines) + "\r\n"
     # The intake accepts no line end in an address; here it would start another command.
     if not len(lines) == text.count("\r") == text.count("\n") or "\0" in text:
-        raise NextHopError(BAD_ADDRESS)
+        raise NextHopError(BAD_ADDRESS, is_about_recipient=True)
     if not text.isascii() and "SMTPUTF8" not in names:
         raise CannotCarry("SMTPUTF8", NO_UTF8)
     try:
         return text.encode()
     except UnicodeEncodeError as exc:  # a lone surrogate
-        raise NextHopError(BAD_ADDRESS) from exc
+        raise NextHopError(BAD_ADDRESS, is_about_recipient=True) from exc
 
 
 def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:

@@ -88,7 +88,7 @@ def _trace_fields(envelope: Envelope) -> bytes:
     fields += [f"X-Original-To: {address}" for address in envelope.addresses]
     text = "\r\n".join(fields) + "\r\n"
     if not len(fields) == text.count("\r") == text.count("\n"):  # the intake refuses such addresses
-        raise NextHopError(BAD_ADDRESS)
+        raise NextHopError(BAD_ADDRESS, is_about_recipient=True)
     return text.encode("utf-8", "replace")
 
 

@@ -205,7 +205,7 @@ class SmtpRelay:
                 raise decision.error()
             case RefusedForAll(reply, must_hang_up):
                 _leave_open(conn, must_hang_up)
-                raise NextHopError(reply)
+                raise NextHopError(reply, is_about_recipient=answers.is_refused_at_rcpt(batch, received))
             case AnsweredPerRecipient(each, must_hang_up):
                 _leave_open(conn, must_hang_up)
                 raise Mixed(each)
@@ -281,7 +281,9 @@ def _carry_out(conn: NextHopConnection, received: list[Reply], decision: Content
             conn.errors = 0
             return decision
         case Lost():
-            raise decision.error()
+            error = decision.error()
+            error.may_be_delivered = not error.reply.is_foreign
+            raise error
         case RefusedForAll(reply, must_hang_up):
             if must_hang_up:
                 conn.abort()

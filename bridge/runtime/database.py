@@ -168,6 +168,16 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
         connection.execute(update(schema).values(version=len(steps)))
 
 
+def prepare(engine: Engine, lock: int, steps: Sequence[Step], table: str = "schema_version") -> None:
+    """`migrate` in a transaction of its own. If that fails, nobody gets the engine, so its connections are closed."""
+    try:
+        with writing(engine, lock) as connection:
+            migrate(connection, steps, table)
+    except BaseException:
+        engine.dispose()
+        raise
+
+
 def reason(exc: BaseException) -> str:
     """Why it failed: one line, without the URL."""
     if isinstance(exc, ImportError):

@@ -130,7 +130,7 @@ def open_own(path: Path, flags: int) -> int:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EPERM, "is not an ordinary file", str(path))
+            raise OSError(errno.EPERM, "is not a regular file", str(path))
         is_ours = found.st_uid == os.geteuid() and found.st_nlink == 1  # and is not a second name of another file
         if not is_ours and found.st_uid != path.parent.stat().st_uid:
             raise OSError(errno.EPERM, "belongs to another user", str(path))
@@ -170,7 +170,7 @@ def open_to_read(path: Path) -> int:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EPERM, "is not an ordinary file", str(path))
+            raise OSError(errno.EPERM, "is not a regular file", str(path))
         if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
             raise OSError(errno.EPERM, "belongs to another user", str(path))
     except BaseException:
@@ -220,7 +220,7 @@ def refuse_planted(path: Path) -> None:
     except FileNotFoundError:
         return
     if os.geteuid() == 0 and found.st_uid != 0 and not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EPERM, "is not an ordinary file", str(path))
+        raise OSError(errno.EPERM, "is not a regular file", str(path))
 
 
 def remove(path: Path) -> None:

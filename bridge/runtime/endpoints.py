@@ -47,6 +47,15 @@ class Endpoint:
             return False
 
     @property
+    def is_ip(self) -> bool:
+        """Whether the host is written as an IP address, not as a name."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
     def is_any(self) -> bool:
         """Whether it stands for all addresses of this machine."""
         try:

@@ -1,4 +1,4 @@
-"""A NATS client that speaks TLS or nothing, and that says at once if it cannot connect.
+"""A NATS client that never falls back from TLS, and that fails at once if it cannot connect.
 
 A NATS server says in its first line, which is not encrypted, whether it wants TLS. The library believes it, even for
 a `tls://` URL: an attacker in between could remove that word, and would get the password and everything after it
@@ -6,15 +6,47 @@ a `tls://` URL: an attacker in between could remove that word, and would get the
 
 Without `allow_reconnect`, the library still tries a server that refuses connections again and again. This client
 tries each server once.
+
+The library waits with `asyncio.wait_for`. Python 3.11: if the answer arrives at the moment the task is cancelled,
+`wait_for` returns the answer, and the task goes on as if nothing had happened. A job whose answer came together with
+NATS' confirmation of the job held its client up for eight seconds. Here such a task is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error, NoServersError
+
+T = TypeVar("T")
+
+
+async def cancellable(waiting: Awaitable[T]) -> T:
+    """Python 3.11: wraps calls that may use `asyncio.wait_for`. Remove when 3.11 is no longer supported."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    found = await waiting
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+    return found
 
 
 class NatsClient(Client):
+    async def connect(self, *arguments: Any, **options: Any) -> None:
+        await cancellable(super().connect(*arguments, **options))
+
+    async def request(self, *arguments: Any, **options: Any) -> Msg:
+        """JetStream's requests go through here, too."""
+        return await cancellable(super().request(*arguments, **options))
+
+    async def flush(self, *arguments: Any, **options: Any) -> None:
+        await cancellable(super().flush(*arguments, **options))
+
     async def _select_next_server(self) -> None:
         if self.options["allow_reconnect"]:
             await super()._select_next_server()

@@ -72,15 +72,15 @@ class Tables:
 
     def close(self) -> None:
         with self._opening:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
+            if self._engine is not None:
+                self._engine = None
+                self._dispose()
 
     def _opened(self) -> Engine:
         with self._opening:
             if self._engine is None or self._process != os.getpid():
                 engine = self._reader() if self._only_reads else self._writer()
-                weakref.finalize(self, engine.dispose)
+                self._dispose = weakref.finalize(self, engine.dispose)
                 self._engine, self._process = engine, os.getpid()
             return self._engine
 
@@ -95,8 +95,7 @@ class Tables:
         if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
             durable_files.make_private(self._place.path)
             durable_files.give_to_owner(self._place.path)
-        with database.writing(engine, self._schema.lock) as connection:
-            database.migrate(connection, self._schema.steps, self._schema.version_table)
+        database.prepare(engine, self._schema.lock, self._schema.steps, self._schema.version_table)
         return engine
 
     @contextmanager

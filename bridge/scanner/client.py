@@ -31,8 +31,9 @@ from bridge.errors import (
 )
 from bridge.mail.message import Message
 from bridge.scanner.circuit import Event, State
+from bridge.scanner.discovery import Discovery
 from bridge.scanner.exchange import Exchange, Lost, NotReached
-from bridge.scanner.host import Host, ScannerSettings
+from bridge.scanner.host import Host, ScannerSettings, configured
 from bridge.scanner.http import DeadlinePassed, LateAnswer
 from bridge.scanner.late_scan import LateScan, ScanGoesOn
 from bridge.scanner.requests import Submission
@@ -47,6 +48,7 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
+_WEIGHT_0 = 0.1  # RFC 2782: a small chance beside records with a weight
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -58,8 +60,14 @@ class Scanner:
     """All hosts of the service."""
 
     def __init__(self, settings: ScannerSettings) -> None:
+        """Raises ConfigError if a library is missing."""
         self._settings = settings
-        self.hosts = [Host(url, settings) for url in settings.urls]
+        given = settings.discovery
+        self.discoveries = [Discovery(url, given) for url in settings.urls] if given is not None else []
+        self.hosts = [] if self.discoveries else [Host(configured(url), settings) for url in settings.urls]
+        self._retired: list[Host] = []  # no longer in the DNS, but with mail in progress
+        self._first_look: asyncio.Task[float] | None = None
+        self._dialect = settings.dialect(settings.urls[0], settings.token)
         self._exchange = Exchange(settings.connect_timeout_s)
         self._trials = Trials(self._exchange, settings.connect_timeout_s)
 
@@ -70,7 +78,7 @@ class Scanner:
 
     @property
     def in_flight(self) -> int:
-        return sum(host.in_flight for host in self.hosts)
+        return sum(host.in_flight for host in (*self.hosts, *self._retired))
 
     def is_saturated(self) -> bool:
         """Whether every available host has reported that it has no room. Called twice per mail."""
@@ -84,10 +92,10 @@ class Scanner:
 
     def is_yellow(self) -> bool:
         """Whether every host reports YELLOW or RED."""
-        for host in self.hosts:  # noqa: SIM110 - called for each mail; a generator would be slower
+        for host in self.hosts:
             if host.status not in _PRESSED:
                 return False
-        return True
+        return bool(self.hosts)
 
     async def submit(
         self,
@@ -106,6 +114,8 @@ class Scanner:
         scan: its catcher must await or abandon the scan.
         """
         self._check_size(request, message)
+        if not self.hosts:
+            await self._discover_first(deadline)
         submission = Submission(request, message, header)
         problem: ScanError | Saturated | None = None
         doubts: list[Doubt] = []
@@ -137,12 +147,18 @@ class Scanner:
             if isinstance(blamed, ScanFailed):
                 log.warning("scanner %s failed on one mail: %s", doubt.attempt.host.url, blamed)
                 raise blamed
-        raise problem or ScanUnavailable("every scanner host failed recently")
+        raise problem or self._no_host()
+
+    def _no_host(self) -> ScanUnavailable:
+        if self.hosts:
+            return ScanUnavailable("every scanner host failed recently")
+        found = "; ".join(f"{known.url}: {known.problem}" for known in self.discoveries)
+        return ScanUnavailable(f"no scanner host has been found yet: {found}")
 
     def _check_size(self, request: AnalysisRequest, message: Message) -> None:
         """Raises MessageTooLarge."""
         limit = self._settings.max_request_bytes
-        if limit is not None and (size := self.hosts[0].dialect.body_bytes(request, message)) > limit:
+        if limit is not None and (size := self._dialect.body_bytes(request, message)) > limit:
             raise MessageTooLarge(
                 f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
             )
@@ -205,16 +221,53 @@ class Scanner:
                     h.is_saturated(now),
                     h.circuit.state is State.CLOSED,
                     h.silent,
-                    h.in_flight,
+                    h.place.priority,
+                    h.in_flight / (h.place.weight or _WEIGHT_0),
                     h.slowness(now),
-                    _dice.random(),
+                    _dice.expovariate(h.place.weight or _WEIGHT_0),
                 )
             )
         return hosts
 
     async def watch(self) -> None:
-        """Poll the status of every host until cancelled, each with its own jitter."""
-        await asyncio.gather(*(self._watch(host) for host in self.hosts))
+        """Poll the status of every host until cancelled, each with its own jitter; look for hosts in the DNS."""
+        if not self.discoveries:
+            await asyncio.gather(*(self._watch(host) for host in self.hosts))
+            return
+        watched: dict[Host, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                pause_s = await self.discover()
+                for host in watched.keys() - self.hosts:
+                    watched.pop(host).cancel()
+                watched |= {host: group.create_task(self._watch(host)) for host in self.hosts if host not in watched}
+                await asyncio.sleep(pause_s * _dice.uniform(0.9, 1.0))
+
+    async def discover(self) -> float:
+        """Look for hosts in the DNS; returns the seconds until the next lookup. Mail in progress is not affected."""
+        pauses = await asyncio.gather(*(known.look() for known in self.discoveries))
+        places = {place.url: place for known in self.discoveries for place in known.places}
+        for host in self.hosts:
+            if host.url not in places:
+                log.info("scanner %s is no longer in the DNS; mail in progress: %d", host.url, host.in_flight)
+                host.retire()
+                self._retired.append(host)
+        self._retired = [host for host in self._retired if not host.is_drained]
+        kept = {host.url: host for host in self.hosts if host.url in places}
+        for url, place in places.items():
+            if url not in kept:
+                log.info("scanner %s found in the DNS", url)
+                kept[url] = Host(place, self._settings)
+            kept[url].place = place  # its priority, weight and addresses may have changed
+        self.hosts = list(kept.values())
+        return min(pauses)
+
+    async def _discover_first(self, deadline: float) -> None:
+        """Until the DNS has answered once, mail waits for it as it waits for a connection."""
+        if self._first_look is None or self._first_look.done():
+            self._first_look = asyncio.create_task(self.discover())
+        wait_s = min(self._settings.connect_timeout_s, deadline - self._loop.time())
+        await asyncio.wait({self._first_look}, timeout=max(0.0, wait_s))
 
     async def _watch(self, host: Host) -> None:
         interval = self._settings.status_interval_s
@@ -253,7 +306,9 @@ class Scanner:
             host.give_up_late()
 
     def close(self) -> None:
-        for host in self.hosts:
+        if self._first_look is not None:
+            self._first_look.cancel()
+        for host in (*self.hosts, *self._retired):
             host.close()
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
+from bridge.scanner.discovery import DiscoverySettings, Place
 from bridge.scanner.http import Answer, DeadlinePassed, ScannerConnection, SharedByConnections
 
 log = logging.getLogger(__name__)
@@ -41,18 +42,25 @@ class ScannerSettings:
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
     tenant_uid: str | None = None  # of mail that belongs to no other tenant; `try_scan` sends one
     dialect: MakeDialect = EmailScanning
+    discovery: DiscoverySettings | None = None  # the hosts behind `urls` are found in the DNS
+
+
+def configured(url: str) -> Place:
+    """A host whose address the system looks up for each connection."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return Place(url, url, parts.hostname, port, (parts.hostname,))
 
 
 class Host:
-    """One base URL."""
+    """One base URL, or one of the hosts that its name stands for."""
 
-    def __init__(self, url: str, settings: ScannerSettings) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self.url = url
-        self.dialect = settings.dialect(url, settings.token)
-        self.name = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+    def __init__(self, place: Place, settings: ScannerSettings) -> None:
+        parts = urlsplit(place.base_url)
+        self.place = place
+        self.url = place.url
+        self.dialect = settings.dialect(place.base_url, settings.token)
         self.tls = settings.tls if parts.scheme == "https" else None
         self.in_flight = 0
         self.status: QueueStatus | None = None  # None: unknown
@@ -223,23 +231,39 @@ class Host:
             connection.close()
 
     async def connect(self) -> ScannerConnection:
+        """To the first address that accepts. Raises OSError, ssl.SSLError."""
+        *others, last = self.place.addresses
+        for address in others:
+            with suppress(OSError):  # which includes SSLError; the last one's error is reported
+                return await self._connect(address)
+        return await self._connect(last)
+
+    async def _connect(self, address: str) -> ScannerConnection:
         loop = asyncio.get_running_loop()
         shared = self._shared = self._shared or SharedByConnections()
         transport, connection = await loop.create_connection(
             lambda: ScannerConnection(_MAX_ANSWER, shared),
-            self.name,
-            self.port,
+            address,
+            self.place.port,
             ssl=self.tls,
-            server_hostname=self.name if self.tls else None,
+            server_hostname=self.place.name if self.tls else None,
         )
         if self.tls is not None:
             self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return connection
 
+    @property
+    def is_drained(self) -> bool:
+        return not self.in_flight and not self.awaited
+
     def close(self) -> None:
         """Close idle connections. Mail in progress may finish; its connection is closed afterwards."""
-        self._closed = True
         if self.check is not None:
             self.check.cancel()
+        self.retire()
+
+    def retire(self) -> None:
+        """Stop keeping idle connections: this host gets no more mail."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bridge.service.abby_settings import SHORT_TOKEN
 from bridge.service.analysis.decision import delivered_anyway
 from bridge.service.config_files import Loaded
-from bridge.service.settings import SHORT_TOKEN
 
 NOT_SCANNING = "scanning is disabled and /readyz fails"
 _RESTORE = "restore the file, or create it with `scanSources: {restApi: {}}`"

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.failure import Failure
+from bridge.api.feedback import FEEDBACK_PATH
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.errors import ConfigError
@@ -34,6 +35,9 @@ from bridge.service.cluster.members import Members
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
+from bridge.service.learning.endpoint import FeedbackEndpoint
+from bridge.service.learning.follow import Learned
+from bridge.service.learning.store import VoteStore
 from bridge.service.lists.endpoint import ListsApi
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import ListStore
@@ -75,9 +79,13 @@ class Site:
         allowing = config.decisions.allowing(self._lists.definitions)
         self._follower = ListFollower(self._store, self._lists, self._keys, allowing)
         self._records = RecordWriter(self._store, config.records.retention)
+        self._votes = VoteStore(self._store)
+        self._learned = Learned(self._votes)
         self._engines = engines_of(config.analyzers)
         self._backend = self._chosen_backend(timings)
-        self._app = self._application(timings)
+        tokens = StaticTokens(config.abby.staticApiTokens)
+        self._feedback = FeedbackEndpoint(tokens, self._votes, self._learned, config.analyzers, timings.upload_idle_s)
+        self._app = self._application(tokens, timings)
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,14 +97,14 @@ class Site:
             return CoreNodes(config, timings, self._store.identity)
         if core.nats is not None:
             return cluster_queue(config, self._store.identity)
-        pipeline = Pipeline(config, self._follower, self._records, self._engines, self._lasting.metrics)
+        pipeline = Pipeline(config, self._follower, self._records, self._engines, self._lasting.metrics, self._learned)
         return AnalysisQueue(pipeline, config.guard.mainWorkerCount)
 
     async def start(self) -> None:
         """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
         async with AsyncExitStack() as stack:
             stack.callback(self._store.close)  # the first component opens it
-            for component in (self._follower, self._records, self._backend):
+            for component in (self._follower, self._learned, self._records, self._feedback, self._backend):
                 stack.push_async_callback(component.stop)
                 await component.start()
             self._stack = stack.pop_all()
@@ -117,9 +125,8 @@ class Site:
         admission.use(limit, threshold, self._backend.limits)
         self._show_metrics()
 
-    def _application(self, timings: Timings) -> Starlette:
+    def _application(self, tokens: StaticTokens, timings: Timings) -> Starlette:
         guard, core = self.config.guard, self.config.abby.serviceProviders.core
-        tokens = StaticTokens(self.config.abby.staticApiTokens)
         enabled = guard.scanSources.restApi is not None
         status = partial(queue_status, self._lasting.admission, self._backend, enabled=enabled)
         submit = SubmitEmailEndpoint(
@@ -138,6 +145,7 @@ class Site:
         app = Starlette(
             routes=[
                 Route(SUBMIT_PATH, submit, methods=["POST"]),
+                Route(FEEDBACK_PATH, self._feedback, methods=["POST"]),
                 Route(STATUS_PATH, StatusEndpoint(tokens, status, database), methods=["POST"]),
                 *_list_routes(ListsApi(self._lists, self._keys, self._follower)),
                 *_health_routes(health),

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
+from bridge.service.abby_settings import StaticApiToken
 from bridge.service.requests import header
 from bridge.service.responses import Refused
-from bridge.service.settings import StaticApiToken
 
 CHALLENGE_BEARER = 'Bearer realm="scanning"'
 

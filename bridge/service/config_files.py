@@ -23,9 +23,9 @@ from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.yaml_file import Path_, Tree, Trees
-from bridge.service import settings
+from bridge.service.abby_settings import PERMISSIONS, PLACEHOLDER_HINT, Abby, Core, ServiceProviders, StaticApiToken
 from bridge.service.section import Section
-from bridge.service.settings import PERMISSIONS, ServiceConfig
+from bridge.service.settings import REST_API_HINT, Guard, ScanSources, ServiceConfig
 
 GUARD = Path("guard", "core", "guard.yml")
 ABBY = Path("abby", "abby", "abby.yml")
@@ -41,10 +41,13 @@ class _NoKeys(Section):
 
 # The sections of the documented files: the key -> the model of what is below it (of each entry of a list).
 _SECTIONS: dict[type[Section], dict[str, type[Section]]] = {
-    settings.Guard: {"scanSources": settings.ScanSources},
-    settings.ScanSources: {"restApi": _NoKeys},
-    settings.Abby: {"serviceProviders": settings.ServiceProviders, "staticApiTokens": settings.StaticApiToken},
-    settings.ServiceProviders: {"core": settings.Core},
+    Guard: {"scanSources": ScanSources},
+    ScanSources: {"restApi": _NoKeys},
+    Abby: {
+        "serviceProviders": ServiceProviders,
+        "staticApiTokens": StaticApiToken,
+    },
+    ServiceProviders: {"core": Core},
 }
 
 
@@ -156,7 +159,7 @@ class _Reading:
             return
         value = {} if value is None else value
         if not isinstance(value, dict):
-            hint = f": {settings.REST_API_HINT}" if _REST_API.search(text) else ""
+            hint = f": {REST_API_HINT}" if _REST_API.search(text) else ""
             self.mistakes.append(f"{path}:1: the file: keys and values are expected here{hint}")
             return
         if not value:
@@ -192,7 +195,7 @@ class _Reading:
         return Loaded(config, self.warnings, trees, files, absent or {}, frozenset(self.empty))
 
     def _drop_unused(self, trees: Trees) -> None:
-        for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):
+        for name, model in (("guard", Guard), ("abby", Abby)):
             section = self.value.get(name)
             if section is not None:
                 self.value[name] = self._known(section, model, (name,), trees)
@@ -238,16 +241,18 @@ def _kind(value: dict[str, Any], path: Path, kind: str) -> str:
     if any(closest(key, ServiceConfig.model_fields) for key in value):
         return "service"
     matches = [
-        name
-        for name, model in (("guard", settings.Guard), ("abby", settings.Abby))
-        if any(key in model.model_fields for key in value)
+        name for name, model in (("guard", Guard), ("abby", Abby)) if any(key in model.model_fields for key in value)
     ]
     return matches[0] if len(matches) == 1 else "service"
 
 
 def _home(key: str, model: type[Section]) -> str:
     """The section below which a key was probably meant to be."""
-    homes = {settings.Guard: "scanSources", settings.Abby: "serviceProviders", settings.ServiceProviders: "core"}
+    homes = {
+        Guard: "scanSources",
+        Abby: "serviceProviders",
+        ServiceProviders: "core",
+    }
     home = homes.get(model, "")
     return home if home and key in _SECTIONS[model][home].model_fields else ""
 
@@ -256,7 +261,7 @@ _OF_THE_BRIDGE = frozenset({"scanner", "listeners", "relay", "admission", "polic
 
 
 def _unknown_top_level(key: str) -> str:
-    for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):
+    for name, model in (("guard", Guard), ("abby", Abby)):
         if key in model.model_fields:
             return f"this key belongs below `{name}:`"
     if key in _OF_THE_BRIDGE:
@@ -272,7 +277,10 @@ def _has_core(abby: Any) -> bool:
 
 def _hints(path: Path, text: str) -> Iterator[str]:
     """What the description of the original writes is not YAML in some places: `restApi {}`, and `{mta_host}`."""
-    for pattern, what in ((_REST_API, f"restApi: {settings.REST_API_HINT}"), (_PLACEHOLDER, settings.PLACEHOLDER_HINT)):
+    for pattern, what in (
+        (_REST_API, f"restApi: {REST_API_HINT}"),
+        (_PLACEHOLDER, PLACEHOLDER_HINT),
+    ):
         for found in pattern.finditer(text):
             yield f"{path}:{text.count(chr(10), 0, found.end()) + 1}: {what}"
 

@@ -25,11 +25,12 @@ import httpx2
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
+from bridge.service.abby_settings import Permission
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
-from bridge.service.settings import Permission, ServiceConfig, Timings
+from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import DATABASE_ID
 
 STATUS_TIMEOUT_S = 2.0

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from bridge.api.scanning import QueueStatus
+from bridge.service.abby_settings import Permission
 from bridge.service.auth import StaticTokens
 from bridge.service.lists.follow import ListFollower
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.responses import Refused
-from bridge.service.settings import Permission
 from bridge.service.store import DATABASE_ID
 
 

@@ -45,7 +45,7 @@ class Nats(Section):
     max_size: Size = Field(
         256 * 1024**2,
         ge=1024**2,
-        description="Mail in the queue, and as much again for large mail. NATS reserves this space.",
+        description="Space for queued mail, and the same amount again for large mail. NATS reserves it.",
     )
     _directory: Path = PrivateAttr(default=Path())
 
@@ -54,7 +54,7 @@ class Nats(Section):
     def _servers(cls, servers: list[str]) -> list[str]:
         for server in servers:
             if not _SERVER.fullmatch(server):
-                raise ValueError("a server is tls://host:port or nats://host:port, without user name or password")
+                raise ValueError("a server must be tls://host:port or nats://host:port, without user name or password")
             parts = urlsplit(server)
             if parts.scheme == "nats" and not Endpoint(host=parts.hostname or "").is_local:
                 raise ValueError("nats:// is not encrypted; use tls://host:port for a server on another machine")

@@ -12,9 +12,18 @@ import sys
 from html import escape
 from typing import Any
 
+from bridge.api.feedback import FEEDBACK_KINDS, FEEDBACK_PATH, MAX_REPORTER
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH, MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.api.request_id import REQUEST_ID
-from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH, Decision, QueueStatus
+from bridge.api.scanning import (
+    MAX_MESSAGE_BYTES,
+    MAX_REASON,
+    MAX_REASONS,
+    STATUS_PATH,
+    SUBMIT_PATH,
+    Decision,
+    QueueStatus,
+)
 from bridge.matching.spelling import MAX_COMMENT, MAX_ENTRY
 
 Json = dict[str, Any]
@@ -32,11 +41,13 @@ ERRORS: dict[str, tuple[int, str]] = {
     "unauthorized": (401, "The credentials are missing or unknown, or their scheme is wrong."),
     "forbidden": (403, "The token lacks the required permission."),
     "scan_source_disabled": (403, "guard.scanSources.restApi is not configured."),
+    "learning_disabled": (403, "analyzers.phishing.learn is switched off."),
     "not_found": (404, "There is no such path."),
     "list_not_found": (404, "There is no list of this name."),
     "method_not_allowed": (405, "The path does not support this method."),
     "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "upload_timeout": (408, "The upload stalled or is too slow."),
+    "not_inspected": (409, "The reported mail cannot be inspected, so nothing can be learned from it."),
     "invalid_entry": (409, "An entry could never match in a list of this category."),
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
     "payload_too_large": (
@@ -73,6 +84,11 @@ _OF_LISTS = frozenset(
     ("invalid_request", "too_many_entries", "list_not_found", "invalid_entry", "list_full", "not_json")
 )
 _OF_HEALTH = frozenset({"not_ready"})
+_OF_FEEDBACK = frozenset({"learning_disabled", "not_inspected"})
+_NOT_OF_LISTS = _OF_SCANS | _OF_HEALTH | _OF_FEEDBACK
+_OF_ANALYSES = frozenset(
+    ("scan_source_disabled", "core_unavailable", "no_worker", "queue_unavailable", "analysis_timeout")
+)
 
 
 def document() -> Json:
@@ -102,6 +118,7 @@ def _document() -> Json:
         "paths": {
             SUBMIT_PATH: {"post": _submit()},
             STATUS_PATH: {"post": _status()},
+            FEEDBACK_PATH: {"post": _feedback()},
             ADD_PATH: {"post": _add()},
             DELETE_PATH: {"post": _delete()},
             GET_LISTS_PATH: {"post": _get_lists()},
@@ -134,12 +151,13 @@ def _document() -> Json:
     }
 
 
-def _submit() -> Json:
+def _mail_form(parameters: str) -> Json:
+    """The body of a request that carries a mail."""
     form = {
         "type": "object",
         "required": ["parameters", "email"],
         "properties": {
-            "parameters": _ref("MessageAnalysisRequest"),
+            "parameters": _ref(parameters),
             "email": {
                 "type": "string",
                 "format": "binary",
@@ -150,16 +168,37 @@ def _submit() -> Json:
         },
     }
     encoding = {"parameters": {"contentType": "application/json"}, "email": {"contentType": "application/octet-stream"}}
+    return {"required": True, "content": {"multipart/form-data": {"schema": form, "encoding": encoding}}}
+
+
+def _submit() -> Json:
     return {
         "operationId": "submitEmail",
         "tags": ["Email Scanning API"],
         "summary": "Submit a mail and wait for its analysis.",
         "security": [{"token": []}],
-        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form, "encoding": encoding}}},
+        "requestBody": _mail_form("MessageAnalysisRequest"),
         "responses": _responses(
             _json_response("The result of the analysis.", "MessageAnalysisResult"),
             *(400, 401, 403, 408, 413, 415, 502, 503, 504, 507),
-            without=_OF_LISTS | _OF_HEALTH,
+            without=_OF_LISTS | _OF_HEALTH | _OF_FEEDBACK,
+        ),
+    }
+
+
+def _feedback() -> Json:
+    return {
+        "operationId": "feedback",
+        "tags": ["Email Scanning API"],
+        "summary": "Report a mail as spam or as not spam, so that the phishing score can learn from it. An "
+        "extension: other services do not have it. Each person's report of a mail counts once; the opposite report "
+        "replaces it.",
+        "security": [{"token": []}],
+        "requestBody": _mail_form("MessageFeedback"),
+        "responses": _responses(
+            _json_response("Whether the report is new.", "FeedbackResult"),
+            *(400, 401, 403, 408, 409, 413, 415, 503, 507),
+            without=_OF_LISTS | _OF_HEALTH | _OF_ANALYSES,
         ),
     }
 
@@ -171,7 +210,7 @@ def _status() -> Json:
         "summary": "Get the status of the analysis queue.",
         "security": [{"token": []}],
         "responses": _responses(
-            _json_response("The status of the queue.", "SystemStatus"), 401, 403, without=_OF_SCANS
+            _json_response("The status of the queue.", "SystemStatus"), 401, 403, without=_OF_SCANS | _OF_FEEDBACK
         ),
     }
 
@@ -183,7 +222,7 @@ def _list_operation(name: str, summary: str, body: Json, success: Json, *statuse
         "summary": summary,
         "security": [{"apikey": []}],
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": _responses(success, 400, 401, 408, 413, 415, 503, *statuses, without=_OF_SCANS | _OF_HEALTH),
+        "responses": _responses(success, 400, 401, 408, 413, 415, 503, *statuses, without=_NOT_OF_LISTS),
     }
 
 
@@ -225,7 +264,7 @@ def _metrics() -> Json:
         "tags": ["Operation"],
         "summary": "Get the metrics. Clients on other machines need a token with the permission `metrics`.",
         "security": [{}, {"token": []}],
-        "responses": _responses(text, 401, 403, without=_OF_SCANS),
+        "responses": _responses(text, 401, 403, without=_OF_SCANS | _OF_FEEDBACK),
     }
 
 
@@ -261,14 +300,40 @@ def _scanning_schemas() -> Json:
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
     }
+    reasons = {
+        "type": "array",
+        "maxItems": MAX_REASONS,
+        "items": {"type": "string", "maxLength": MAX_REASON},
+        "description": "Why the mail looks like phishing, in English sentences for people; absent if it does not. "
+        "Names in them come from the mail, so show them as plain text. An extension: other services do not have it.",
+    }
     request = {
         "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
         "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
     }
+    feedback = {
+        "kind": {"enum": list(FEEDBACK_KINDS), "description": "`ham` is mail that is not spam."},
+        "reporter": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_REPORTER,
+            "description": "Identifies the person who reports the mail: use the same value each time. "
+            "Only a digest of it is stored.",
+        },
+        **request,
+        "ggrid": {
+            "type": "string",
+            "maxLength": 100,
+            "pattern": "^[ -~]*$",
+            "description": "The ggrid of the mail's analysis, if known.",
+        },
+    }
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}
     return {
         "MessageAnalysisRequest": _object(["borderMtaData"], request),
-        "MessageAnalysisResult": _object(list(result), result),
+        "MessageAnalysisResult": _object(list(result), {**result, "reasons": reasons}),
+        "MessageFeedback": _object(["kind", "reporter"], feedback),
+        "FeedbackResult": _object(["learned"], {"learned": {"type": "boolean"}}),
         "SystemStatus": _object(["messageQueueStatus"], status),
     }
 

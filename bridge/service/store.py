@@ -30,6 +30,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from bridge.errors import BridgeError
@@ -98,14 +99,39 @@ analysis = Table(
     Index("analysis_completed", "completed"),
 )
 
+_learning = MetaData()  # separate, because an earlier migration creates everything in `metadata`
+learning_scope = Table(
+    "learning_scope",
+    _learning,
+    Column("scope", String(36), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+)
+learning_vote = Table(
+    "learning_vote",
+    _learning,
+    Column("scope", String(36), primary_key=True),
+    Column("mail", String(64), primary_key=True),  # SHA-256 of the content, hex
+    Column("reporter", String(64), primary_key=True),  # SHA-256 of the name, hex
+    Column("kind", String(10), nullable=False),
+    Column("sender", String(400), nullable=False),
+    Column("origin", String(64), nullable=False),
+    Column("signals", Text, nullable=False),  # JSON array
+    Column("at", Float(53), nullable=False),
+    Index("learning_vote_at", "scope", "at"),
+)
+
 
 def _create(connection: Connection) -> None:
     metadata.create_all(connection)
     connection.execute(insert(clock).values(id=1, value=0))
 
 
+def _add_learning(connection: Connection) -> None:
+    _learning.create_all(connection)
+
+
 # Migration n takes a database from version n to n + 1. Never change a released migration: append a new one.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[database.Step] = [_create, _add_learning]
 
 
 class StoreUnavailable(BridgeError):
@@ -154,19 +180,13 @@ class Store:
             why = database.reason(exc) if isinstance(exc, OSError) else exc
             raise StoreUnavailable(f"cannot use the database: {why}") from exc
         try:
-            with database.writing(engine, MIGRATION_LOCK) as connection:
-                database.migrate(connection, MIGRATIONS)
+            database.prepare(engine, MIGRATION_LOCK, MIGRATIONS)
         except SQLAlchemyError as exc:
-            engine.dispose()
             may_recover = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
             text = f"cannot use the database: {database.reason(exc)}"
             raise StoreUnavailable(text, temporary=may_recover) from exc
         except DatabaseNewer as exc:
-            engine.dispose()
             raise StoreUnavailable(f"the database was {exc}") from exc
-        except BaseException:
-            engine.dispose()
-            raise
         self._engine = engine
 
     def probe(self) -> None:
@@ -215,6 +235,11 @@ def next_numbers(connection: Connection, count: int) -> int:
     """Reserve `count` change numbers, take the lock that orders changes, and return the first number."""
     connection.execute(update(clock).values(value=clock.c.value + count))
     return int(connection.execute(select(clock.c.value)).scalar_one()) - count + 1
+
+
+def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An insert statement that can say what to do if the row exists."""
+    return (postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert)(table)
 
 
 _LISTS = (clock, list_state, list_entry)

@@ -34,6 +34,7 @@ from bridge.user_pages.sources import UserSources
 log = logging.getLogger(__name__)
 
 _FORM_BYTES = 16 * 1024
+_FORM_TIMEOUT_S = 20.0
 _FORM_S = 3600
 
 
@@ -159,7 +160,7 @@ class Guard:
         origins, may_be_one_click = self.sources.page.origins, self.route.is_one_click
         if not may_be_one_click:
             check_origin(call.request, origins)
-        form = await read_form(call.request, _FORM_BYTES)
+        form = await read_form(call.request, _FORM_BYTES, _FORM_TIMEOUT_S)
         call.form = {name: values[-1] for name, values in form.texts.items() if values}
         if may_be_one_click:
             if is_one_click(call.form):
@@ -170,7 +171,8 @@ class Guard:
     async def _find_session(self, call: Call) -> None:
         token = call.request.cookies.get(SESSION_COOKIE, "")
         person = await call.run(self.sources.sessions.find, token) if token else None
-        if person is not None:
+        # An address may have become an alias, or have been excluded, since the sign-in.
+        if person is not None and await call.run(self.sources.people.person_of, person) == person:
             call.person_or_none, call.session = person, token
             return
         secret = call.request.cookies.get(FORM_COOKIE, "")
@@ -194,7 +196,7 @@ class Guard:
 
 
 def is_one_click(form: Mapping[str, str]) -> bool:
-    """RFC 8058: exactly this field, and none of our own."""
+    """RFC 8058: exactly this field, and not one of ours."""
     return dict(form) == {"List-Unsubscribe": "One-Click"}
 
 
@@ -207,7 +209,9 @@ async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
 
 
 def _refusal(call: Call, exc: Refused) -> Response:
-    response = call.page("refused.html", exc.status, title=exc.title, text=exc.text)
+    """Texts from outside these pages are in English so far."""
+    title, text = call.speak(exc.title), call.speak(exc.template, **exc.values)
+    response = call.page("refused.html", exc.status, title=title, text=text)
     if exc.retry_after_s:
         response.headers["Retry-After"] = str(exc.retry_after_s)
     return response

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,17 +21,17 @@ from bridge.console.queues import Queue
 from bridge.console.render import StaticFiles, show_bytes
 from bridge.console.tokens import form_token
 from bridge.digests.languages import NAMES, Language, language, preferred
+from bridge.runtime.marked_text import N_
+from bridge.runtime.tables import TablesFailed
 from bridge.runtime.visible_text import visible, visible_lines
 from bridge.user_pages.sources import UserSources
 
 __all__ = ["Call", "Handler", "Pages", "Refused"]
 
+log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def N_(text: str) -> str:  # noqa: N802  the custom of gettext: marks text to be translated later
-    return text
 
 
 # Sentences that a redirect may ask the next page to show, and no others.
@@ -73,12 +75,20 @@ class Pages:
 
 
 @dataclass(slots=True)
+class Note:
+    """The result of an action, for the audit log."""
+
+    detail: str = ""
+    result: str = audit_log.DONE
+
+
+@dataclass(slots=True)
 class Call:
     request: Request
     sources: UserSources
     pages: Pages
     address: str  # the client's
-    words: Language = field(default_factory=lambda: language("en"))
+    words: Language = field(init=False)
     person_or_none: str | None = None
     session: str = ""  # the secret of the session or of the form; never shown
     form: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +96,11 @@ class Call:
     link_of: str = ""  # the recipient of a valid link
     link_mail: str = ""
     has_audited: bool = False
+
+    def __post_init__(self) -> None:
+        """Use the language that the browser asks for, until the person is known."""
+        offered = self.sources.settings.config.languages
+        self.words = language(preferred(self.request.headers.get("accept-language", ""), offered))
 
     @property
     def person(self) -> str:
@@ -107,13 +122,14 @@ class Call:
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
     async def choose_language(self) -> None:
-        """What the person chose; before the sign-in, what the browser asks for."""
-        offered = self.sources.settings.config.languages
-        code = preferred(self.request.headers.get("accept-language", ""), offered)
+        """What the person chose."""
         if self.person_or_none is not None:
-            stored = await self.run(self.sources.items.person, self.person)
-            code = stored.language or code
-        self.words = language(code)
+            await self.speak_language_of(self.person_or_none)
+
+    async def speak_language_of(self, person: str) -> None:
+        stored = await self.run(self.sources.items.person, person)
+        if stored.language in self.sources.settings.config.languages:
+            self.words = language(stored.language)
 
     def speak(self, text: str, **values: Any) -> str:
         said = self.words.say(text)
@@ -144,6 +160,28 @@ class Call:
         who = f"user {self.person_or_none or name}"
         write = self.sources.audit.write
         await self.run(write, None, self.address, action, mail=mail, detail=detail, result=result, name=who)
+
+    @asynccontextmanager
+    async def audited(self, action: str, *, mail: str = "", detail: str = "", name: str = "") -> AsyncIterator[Note]:
+        """An action that changes something: recorded in the audit log before it is done, with its result afterwards.
+
+        If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started.
+        """
+        self.has_audited = True
+        audit, note, started = self.sources.audit, Note(detail), audit_log.STARTED
+        about = {"mail": mail, "detail": detail, "name": f"user {self.person_or_none or name}"}
+        seq = await self.run(audit.write, None, self.address, action, result=started, **about)
+        try:
+            yield note
+        except BaseException as exc:
+            note.result = audit_log.FAILED
+            note.detail = f"{note.detail}: {exc}" if note.detail else str(exc)
+            raise
+        finally:
+            try:
+                await self.run(audit.finish, seq, note.result, note.detail)
+            except TablesFailed as exc:
+                log.warning("user pages: the result of audit entry %d cannot be recorded: %s", seq, exc)
 
 
 Handler = Callable[[Call], Awaitable[Response]]

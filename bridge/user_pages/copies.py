@@ -13,17 +13,21 @@ from dataclasses import dataclass
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
+from bridge.digests.items import Item
 from bridge.digests.languages import language
-from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, is_held_for, shown
+from bridge.digests.listing import is_held_for
+from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, shown
 from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.requests import ALLOW, RELEASE
 from bridge.digests.settings import TenantSettings
 from bridge.errors import BridgeError
+from bridge.lists.personal import BadEntry, PersonalListFull
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
 from bridge.runtime.visible_text import visible
+from bridge.user_pages.actions import Outcome
 from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
@@ -65,11 +69,17 @@ class Copy:
 
 async def of_person(call: Call, mail_id: str) -> Copy:
     """The copies of the user who has signed in. Raises Refused."""
-    items = await call.run(call.sources.items.of_mail, call.person, mail_id) if is_id(mail_id) else []
+    items = await call.run(_items, call, mail_id) if is_id(mail_id) else []
     mail = await _read(call, mail_id) if items else None
     if mail is None:
         raise not_found(call)
     return _copy(call, mail, tuple(item.recipient for item in items), call.person)
+
+
+def _items(call: Call, mail_id: str) -> list[Item]:
+    """Whom they belong to now: the stored answer may be slightly out of date."""
+    items, person_of = call.sources.items.of_mail(call.person, mail_id), call.sources.people.person_of
+    return [item for item in items if person_of(item.recipient) == call.person]
 
 
 async def of_link(call: Call, mail_id: str, recipient: str) -> Copy:
@@ -104,11 +114,13 @@ async def release(call: Call, copy: Copy) -> str:
     if call.pages.releasing.locked():
         text = call.speak("This cannot be done at this moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
-    async with call.pages.releasing:
+    detail = f"to {', '.join(copy.missing)}"
+    async with (
+        call.pages.releasing,
+        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
+    ):
         outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
-    result = audit_log.DONE if outcome.is_done else audit_log.FAILED
-    detail = f"to {', '.join(copy.missing)}: {outcome.text}"
-    await call.audit("released own mail", mail=copy.mail.id, detail=detail, result=result, name=copy.person)
+        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
     if not outcome.is_known:
         text = call.speak("It may have been delivered before. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
@@ -124,15 +136,17 @@ async def delete(call: Call, copy: Copy) -> str:
         text = call.speak("Your organisation does not let you delete held mail.")
         raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
     hidden: set[str] = set()
-    for recipient in copy.recipients:
-        hidden |= set(await call.run(call.sources.items.hide, copy.mail.id, recipient))
-    left = [each for each in copy.mail.envelope.addresses if comparable_address(each) not in hidden]
-    detail = "the copy"
-    if not left:
-        outcome = await call.run(call.sources.actions.delete, copy.mail, copy.person)
-        detail = f"the mail: {outcome.text}"
-    await call.audit("deleted own mail", mail=copy.mail.id, detail=detail, name=copy.person)
+    async with call.audited("deleted own mail", mail=copy.mail.id, detail="the copy", name=copy.person) as note:
+        for recipient in copy.recipients:
+            hidden |= set(await call.run(call.sources.items.hide, copy.mail.id, recipient))
+        if all(comparable_address(each) in hidden for each in copy.mail.envelope.addresses):
+            outcome = await call.run(call.sources.actions.delete, copy.mail, copy.person)
+            note.detail, note.result = f"the mail: {outcome.text}", _result(outcome)
     return "deleted"
+
+
+def _result(outcome: Outcome) -> str:
+    return audit_log.DONE if outcome.is_done else audit_log.FAILED
 
 
 def may_block(copy: Copy) -> str:
@@ -156,14 +170,20 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         raise await refused(call, copy, action, 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, ALLOW)
+    change = lists.block if kind == "block" else lists.allow
     try:
-        for recipient in copy.recipients:
-            await call.run(lists.block if kind == "block" else lists.allow, recipient, sender, f"user {copy.person}")
-    except BridgeError as exc:
-        await call.audit(action, mail=copy.mail.id, detail=str(exc), result=audit_log.FAILED, name=copy.person)
-        text = call.speak("The sender could not be added to your list: %(why)s.", why=str(exc))
+        async with call.audited(action, mail=copy.mail.id, name=copy.person):
+            for recipient in copy.recipients:
+                await call.run(change, recipient, sender, f"user {copy.person}")
+    except PersonalListFull as exc:
+        text = call.speak("Your list is full. Remove an entry from it first.")
         raise Refused(409, call.speak("Not done"), text) from exc
-    await call.audit(action, mail=copy.mail.id, name=copy.person)
+    except BadEntry as exc:
+        raise Refused(409, call.speak("Not done"), call.speak("This sender cannot be put on a list.")) from exc
+    except BridgeError as exc:
+        log.warning("user pages: personal lists: %s", exc)
+        text = call.speak("This cannot be done at this moment. Try again later.")
+        raise Refused(503, call.speak("Not done"), text, 5) from exc
     return "blocked" if kind == "block" else "allowed"
 
 
@@ -180,13 +200,13 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
     try:
-        await call.run(call.sources.feedback, kind, copy.mail, copy.person)
+        async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
+            await call.run(call.sources.feedback, kind, copy.mail, copy.person)
     except BridgeError as exc:
         log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
         raise Refused(
             503, call.speak("Not done"), call.speak("This cannot be done at this moment. Try again later.")
         ) from exc
-    await call.audit(f"reported as {kind}", mail=copy.mail.id, name=copy.person)
     return "reported"
 
 
@@ -204,12 +224,12 @@ def not_found(call: Call) -> Refused:
 
 async def _request(call: Call, copy: Copy, kind: str) -> str:
     asked = False
-    for recipient in copy.recipients:
-        tenant = copy.mail.tenant or call.sources.settings.tenant_of(recipient)
-        asked |= await call.run(call.sources.requests.ask, kind, copy.mail.id, recipient, copy.person, tenant)
     action = "requested a release" if kind == RELEASE else "requested to allow a sender"
-    detail = "" if asked else "requested before, or too many requests wait"
-    await call.audit(action, mail=copy.mail.id, detail=detail, name=copy.person)
+    async with call.audited(action, mail=copy.mail.id, name=copy.person) as note:
+        for recipient in copy.recipients:
+            tenant = copy.mail.tenant or call.sources.settings.tenant_of(recipient)
+            asked |= await call.run(call.sources.requests.ask, kind, copy.mail.id, recipient, copy.person, tenant)
+        note.detail = "" if asked else "already requested, or too many requests are waiting"
     if asked:
         await _notify(call, copy, kind)
     return "requested"

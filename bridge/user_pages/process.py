@@ -31,9 +31,9 @@ async def run(
     sockets: Sequence[socket.socket],
     send_due: SendDue,
     on_ready: Callable[[HttpServer], None],
-    forget_before: Callable[[], float],
+    forget: Callable[[], None],
 ) -> None:
-    """Answer and send until SIGTERM or SIGINT. `forget_before`: what is older was deleted from the quarantine."""
+    """Answer and send until SIGTERM or SIGINT. `forget`: deletes what concerns mail that is gone."""
     give_way_to_mail()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ async def run(
         loop.add_signal_handler(sig, stop.set)
     server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
     await server.start()
-    tasks = [asyncio.create_task(_rounds(send_due)), asyncio.create_task(_upkeep(sources, forget_before))]
+    tasks = [asyncio.create_task(_rounds(send_due)), asyncio.create_task(_upkeep(forget))]
     on_ready(server)
     await stop.wait()
     for task in tasks:
@@ -70,13 +70,11 @@ async def _rounds(send_due: SendDue) -> None:
         await asyncio.sleep(_ROUND_S)
 
 
-async def _upkeep(sources: UserSources, forget_before: Callable[[], float]) -> None:
+async def _upkeep(forget: Callable[[], None]) -> None:
     """Forget what is too old, once an hour."""
     while True:
         try:
-            moment = forget_before()
-            await asyncio.to_thread(sources.items.forget, moment)
-            await asyncio.to_thread(sources.requests.forget, moment)
+            await asyncio.to_thread(forget)
         except BridgeError as exc:
             log.warning("digests: %s", exc)
         await asyncio.sleep(_UPKEEP_S)

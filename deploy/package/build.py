@@ -1,9 +1,12 @@
 """Builds the Debian and RPM packages into dist/: `make packages`, or `build.py --arch amd64 --only deb`.
 
 The program and all its libraries are in a virtual environment, /opt/scanbridge, where the units expect them.
-Of the system's Python only the interpreter is used, and nothing is changed. The environment is for the Python
+Only the interpreter of the system's Python is used, and it is not changed. The environment is for the Python
 that runs this script (3.11 for Debian 12, 3.13 for Debian 13) and for the chosen processor, which need not be
 the one of this machine. nfpm.yaml says what goes where, and has the rest of the package.
+
+Two builds of the same commit are equal, bit for bit: libraries have the versions of requirements/packages.lock, all
+times are SOURCE_DATE_EPOCH (by default the time of the last commit), and nothing names the machine or a directory.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 HOME = Path("opt/scanbridge")  # in the package
-EXTRAS = "authentication,console,otel,postgresql,s3"  # libraries cannot be added to a package later
+EXTRAS = "all"  # libraries cannot be added to a package later
+LOCK = PROJECT / "requirements" / "packages.lock"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # Debian's name of a processor -> its name in wheels, and e_machine of its ELF files. The C library is that of
 # Enterprise Linux 9, which is older than Debian 12's.
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--version", action="append", help="package version (default: the project's); repeatable")
     parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="output directory (default: dist)")
     wanted = parser.parse_args()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", epoch())
     with tempfile.TemporaryDirectory(prefix="scanbridge-package-") as directory:
         stage = Path(directory)
         environment(stage, wanted.arch)
@@ -50,6 +55,13 @@ def main() -> None:
                 package(stage, packager, wanted.arch, number, wanted.out.resolve())
 
 
+def epoch() -> str:
+    """The time of the last commit, else of the changelog."""
+    command = ["git", "-C", str(PROJECT), "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    return done.stdout.strip() or str(int((PROJECT / "CHANGELOG.md").stat().st_mtime))
+
+
 def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
     """Create the virtual environment as it will be installed in /opt/scanbridge."""
     site = stage / HOME / "lib" / f"python{PYTHON}" / "site-packages"
@@ -57,7 +69,10 @@ def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
     run("uv", "build", "--quiet", "--wheel", "--out-dir", stage / "wheel", PROJECT)
     (wheel,) = (stage / "wheel").glob("*.whl")
     target = ["--target", site, "--python-version", PYTHON, "--python-platform", f"{processor}-{C_LIBRARY}"]
-    run("uv", "pip", "install", "--quiet", *target, f"{wheel}[{extras}]")
+    run("uv", "pip", "install", "--quiet", *target, "--constraint", LOCK, f"{wheel}[{extras}]")
+    forget_installation(site)
+    (stage / "doc").mkdir()
+    run(sys.executable, "-m", "tools.sbom", "--site", site, "--out", stage / "doc" / "sbom.cdx.json", cwd=PROJECT)
     for name in ("bin", "share"):  # commands of libraries, and files that the package has elsewhere
         shutil.rmtree(site / name, ignore_errors=True)
     for pattern in SOURCES:
@@ -87,10 +102,21 @@ sys.exit(main(prog_name="scanbridge"))
 """
 
 
+def forget_installation(site: Path) -> None:
+    """Remove what says where and when a library was installed."""
+    for name in ("direct_url.json", "uv_cache.json", "uv_build.json"):
+        for path in site.glob(f"*.dist-info/{name}"):
+            record = path.with_name("RECORD")
+            lines = [line for line in record.read_text().splitlines() if f".dist-info/{name}," not in line]
+            record.write_text("\n".join(sorted(lines)) + "\n")
+            path.unlink()
+    (site / ".lock").unlink(missing_ok=True)
+
+
 def compile_all(stage: Path, site: Path) -> None:
     """Bytecode that is never checked against the sources: the package always replaces both together."""
     names = ["-s", stage, "-p", "/", "--invalidation-mode", "unchecked-hash"]
-    run(sys.executable, "-m", "compileall", "-q", "-j", "0", *names, site)
+    run(sys.executable, "-m", "compileall", "-q", "-j", "0", *names, site, PYTHONHASHSEED="0")
 
 
 def documents(stage: Path) -> None:
@@ -112,10 +138,26 @@ def version(stage: Path) -> str:
 
 
 def package(stage: Path, packager: str, arch: str, number: str, out: Path, source: Path = PROJECT) -> None:
+    moment = os.environ.setdefault("SOURCE_DATE_EPOCH", epoch())
     variables = {"STAGE": str(stage), "ARCH": arch, "VERSION": number, "PYTHON": PYTHON}
+    source = copied(source, stage / "project")
+    for path in [stage, *stage.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        os.utime(path, (int(moment), int(moment)), follow_symlinks=False)
     command = ["nfpm", "package", "--config", "deploy/package/nfpm.yaml", "--packager", packager, "--target", out]
     run(*command, cwd=source, **variables)
     print(f"built the {packager} package for {arch}, Python {PYTHON}, in {out}")
+
+
+def copied(source: Path, target: Path) -> Path:
+    """The files that nfpm.yaml names, in a directory where their times can be set."""
+    shutil.rmtree(target, ignore_errors=True)
+    for name in ("completions", "deploy", "docs", "systemd"):
+        shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(source / name, target)
+    return target
 
 
 def run(*words: object, cwd: Path | None = None, **variables: str) -> None:

@@ -251,7 +251,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("the token for its file", _in_file("token_file: token", f"token_file: {'ab' * 32}"), "check", 78,
      [":1: scanner.token_file", "the secret itself", "write it to a file"]),
     ("the URL of an operation", _in_file('"], token', '/v1/messageQueue/submitEmail"], token'), "check", 78,
-     [":1: scanner.urls", "ends before /v1", "https://host:port"]),
+     [":1: scanner.urls", "must end before /v1", "https://host:port"]),
     ("an action in one word", _line("policy: {bounce: quarantin}"), "check", 78,
      [":8: policy.bounce: ", "did you mean quarantine?"]),
     ("a code that does not fit", _line("policy: {bounce: {action: reject, code: 450}}"), "check", 78,

@@ -73,6 +73,24 @@ MISTAKES = {
         5, "scanner.rspamd.actions",
     ),
     "an operation in the URL": ("  dialect: rspamd\n  urls: [http://127.0.0.1:1/checkv2]\n", 3, "scanner.urls"),
+    "discovery of an address": (
+        "  urls: [https://192.0.2.1]\n  discovery: {records: addresses}\n  token_file: t\n", 3, "scanner.discovery",
+    ),
+    "plain HTTP to whatever the DNS says": (
+        "  urls: [http://localhost:9081]\n  discovery: {records: addresses}\n  token_file: t\n", 3, "scanner.discovery",
+    ),
+    "SRV records with a port": (
+        "  urls: ['https://_s._tcp.example:1']\n  discovery: {records: srv}\n  token_file: t\n", 3, "scanner.discovery",
+    ),
+    "a name server without an address": (
+        "  urls: [https://s.example]\n  discovery: {records: srv, nameservers: ['ns.example:53']}\n  token_file: t\n",
+        3, "scanner.discovery.nameservers",
+    ),
+    "intervals in the wrong order": (
+        "  urls: [https://s.example]\n  token_file: t\n"
+        "  discovery: {records: srv, min_interval: 9s, max_interval: 8s}\n",
+        4, "scanner.discovery.max_interval",
+    ),
     "plain HTTP to another machine": ("  dialect: rspamd\n  urls: [http://192.0.2.1:11333]\n", 3, "scanner.urls"),
 }  # fmt: skip
 
@@ -91,3 +109,10 @@ def test_the_embedded_service_speaks_its_own_dialect() -> None:
     """It is not rspamd."""
     with pytest.raises(ConfigError, match="embedded_service: the embedded service does not speak rspamd"):
         load("  dialect: rspamd\n  urls: [http://127.0.0.1:1]\n", f"{REST}embedded_service: true\n")
+
+
+def test_the_embedded_service_is_not_looked_up() -> None:
+    """It listens at the first URL, on this machine."""
+    scanner = "  urls: [https://s.example]\n  discovery: {records: addresses}\n  token_file: t\n"
+    with pytest.raises(ConfigError, match="embedded_service: the embedded service is on this machine"):
+        load(scanner, f"{REST}embedded_service: true\n")

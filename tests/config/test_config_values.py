@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.config.model import Config
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
-from bridge.runtime import units
+from bridge.daemon import wiring
+from bridge.runtime import units, yaml_file
 from bridge.runtime.endpoints import Endpoint, NextHop
 
 
@@ -125,3 +129,15 @@ def test_every_profile_answers_before_its_mail_server_times_out() -> None:
         assert 0 < profile.deadline_s <= profile.limit_s * 0.9, name
     for protocol, name in DEFAULT_PROFILE.items():
         assert (PROFILES[name].protocol == "milter") == (protocol == "milter")
+
+
+@pytest.mark.parametrize(("bridges", "shares"), [(1, (80, 60)), (4, (20, 15)), (3, (26, 20)), (100, (1, 1))])
+def test_bridges_with_the_same_file_share_the_limits(bridges: int, shares: tuple[int, int]) -> None:
+    """All together never exceed them, and each of them admits at least one mail."""
+    text = f"""scanner: {{urls: [http://127.0.0.1:1], token_file: t}}
+listeners: [{{name: mx, address: "127.0.0.1:10025"}}]
+relay: {{next_hop: "127.0.0.1:10026"}}
+admission: {{max_in_processing: 80, throttle_threshold: 60, shared_by: {bridges}}}
+"""
+    settings = wiring.admission_settings(yaml_file.load(Path("bridge.yml"), Config, text))
+    assert (settings.max_in_processing, settings.throttle_threshold) == shares

@@ -35,6 +35,7 @@ TENANTS = [
     {"uid": TENANT_B, "recipient_domains": ["b.example"]},
 ]
 PASSWORD = "correct horse battery"
+UNDO_S = 4.0  # long enough for the handful of requests between an action and its undoing
 
 
 def python_path() -> str:
@@ -211,7 +212,7 @@ def page_process(config: Path, words: list[str], log_name: str, ready: str) -> I
 def world(directory: Path, console: dict[str, Any] | None = None, **sections: Any) -> Iterator[World]:
     """A daemon with two tenants, and a console."""
     port = free_port()
-    section = {"address": f"127.0.0.1:{port}", **(console or {})}
+    section = {"address": f"127.0.0.1:{port}", "undo_period": f"{UNDO_S:g}s", **(console or {})}
     with (
         running(directory, console=section, tenants=TENANTS, **sections) as (bridge, scanner, next_hop),
         console_process(directory / "bridge.yml", port) as process,

@@ -68,7 +68,7 @@ def test_the_address_decides_origin_and_path(keys: dict[str, Any], origins: set[
         ({"oidc": {**OIDC, "issuer": "http://login.example.org"}}, "unencrypted"),
         ({"oidc": {**OIDC, "roles": []}}, "roles"),
         ({"oidc": {**OIDC, "roles": [{"group": "g", "role": "king"}]}}, "role"),
-        ({"oidc": {**OIDC, "roles": [{"group": "g", "role": "admin", "tenants": ["x"]}]}}, "a tenant is a UUID"),
+        ({"oidc": {**OIDC, "roles": [{"group": "g", "role": "admin", "tenants": ["x"]}]}}, "a tenant must be a UUID"),
         ({"oidc": {**OIDC, "client_secret_file": "0123456789abcdef" * 4}}, "this looks like the secret itself"),
         ({"password": "x"}, "unknown key"),
     ],

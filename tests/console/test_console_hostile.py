@@ -142,3 +142,32 @@ def test_deep_html_took_half_a_minute(piece: str) -> None:
     began = time.process_time()
     assert "<pre>" in document(piece * 20_000)
     assert time.process_time() - began < 5
+
+
+FORMATTING = ["b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "".join(f"<b id={number:x}>" for number in range(1900)),
+        "".join(f"<{name}>" * 3 for name in FORMATTING),
+        "".join(f"<{name}><table><td></{name}></td></table>" * 3 for name in FORMATTING),
+        "".join(f"<{name}><title></{name}></title>" * 3 for name in FORMATTING),
+        "".join(f"<{name}><p title='> </{name}>'>" * 3 for name in FORMATTING),
+        "".join(f'<{name}><p x=y=\'" z="\'></{name}>">' * 3 for name in FORMATTING),
+        "".join(f"<{name}><!--</{name}>-->" * 3 for name in FORMATTING),
+    ],
+    ids=["attributes", "all", "cells", "raw text", "attribute", "quotes", "comments"],
+)
+def test_formatting_that_is_not_closed_took_all_memory(opened: str) -> None:
+    """The parser makes it again in each paragraph that follows: 20 GB of 250 kB."""
+    start = time.process_time()
+    assert "<pre>" in document(f"<p>{opened}" + "</p><p>x" * 20_000)
+    assert time.process_time() - start < 4
+
+
+def test_ordinary_formatting_is_shown() -> None:
+    inside = "<font color=red><b class='x'>Hello</b> <a href='https://a.example/'>x</a></font>"
+    shown = document(f"<table><tr><td>{inside}</td></tr></table>" * 2000)
+    assert "<pre>" not in shown and "<b>Hello</b>" in shown and "[https://a.example/]" in shown

@@ -57,6 +57,15 @@ def test_the_overview_has_scanners_next_hops_and_the_limit(shared: World) -> Non
         assert f"</svg>\n{word}</span>" in page
 
 
+def test_the_overview_shows_all_nodes_of_a_cluster(tmp_path: Path) -> None:
+    """The one that does not answer first; people of one tenant see none of them."""
+    gone = f"127.0.0.1:{free_port()}"
+    with world(tmp_path, cluster={"bridges": [gone]}) as made:
+        page = made.console.signed_in(Role.VIEWER).get("/").text
+        assert "0 of 1 bridge ready." in page and re.search(rf"Bridge {gone}</strong><span>does not answer", page)
+        assert gone not in made.console.signed_in(Role.VIEWER, frozenset({TENANT_A})).get("/").text
+
+
 def test_people_of_one_tenant_see_no_machines(shared: World) -> None:
     """Only the sentence, and their own mail."""
     page = shared.console.signed_in(Role.ADMIN, frozenset({TENANT_A})).get("/").text

@@ -11,11 +11,10 @@ import pytest
 import pyzipper
 
 from bridge.console.audit import Audit
-from bridge.console.jobs import UNDO_S
 from bridge.console.pages.quarantine import MAX_CHOSEN, PER_PAGE
 from bridge.console.roles import Role
 from bridge.testing import until
-from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World
+from tests.console.console_kit import TENANT_A, TENANT_B, UNDO_S, Browser, World
 from tests.console.held_kit import CONTENT, held_ids, hold, quarantine
 
 OWN = frozenset({TENANT_A})
@@ -99,7 +98,7 @@ def test_a_second_report_changes_nothing(shared: World) -> None:
 
 
 def test_released_deleted_and_reported_mail(shared: World) -> None:
-    """Ten seconds later: the next hop has it, or it is gone; each is in the audit log and in the mail's history."""
+    """When it is too late to undo: the next hop has it, or it is gone; audit log and history have each of them."""
     directory = shared.console.directory
     for mail_id in ("RELEASEME", "DELETEME", "REPORTME", "UNDOME"):
         hold(directory, mail_id, content=CONTENT.replace(b"hello", mail_id.encode()))
@@ -243,3 +242,12 @@ def test_the_table_weighs_little(shared: World) -> None:
         hold(shared.console.directory, f"WIDE{number}", "wide@a.example", content, tags=[f"tag:{long}"] * 10)
     answer = shared.console.signed_in().get("/quarantine?recipient=wide@a.example")
     assert len(ids_on(answer.text)) == PER_PAGE and len(answer.body) < 200_000 and "<b>&<b>" not in answer.text
+
+
+def test_a_held_mail_says_why_in_words(shared: World) -> None:
+    """The reasons are text from strangers: nothing in them acts on the page."""
+    reasons = ["claims to be PayPal, sent from example.biz", "<img src=x onerror=alert(1)>"]
+    mail = hold(shared.console.directory, "REASONS1", reasons=reasons)
+    page = shared.console.signed_in().get(f"/quarantine/{mail}").text
+    assert "<li>claims to be PayPal, sent from example.biz</li>" in page
+    assert "<img src=x" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page

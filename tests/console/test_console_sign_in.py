@@ -198,7 +198,7 @@ def test_users_are_listed_with_role_and_tenants(own: World) -> None:
         (("user", "add", "ann", "--role", "admin"), "aaaaaaaaaaaa\n", "too easy to guess"),
         (("user", "add", "a b", "--role", "admin"), "long enough it is\n", "a name consists of letters, digits"),
         (("user", "add", "ann", "--role", "king"), "long enough it is\n", "'king' is not one of"),
-        (("user", "add", "ann", "--role", "viewer", "--tenant", "x"), "long enough it is\n", "a tenant is a UUID"),
+        (("user", "add", "ann", "--role", "viewer", "--tenant", "x"), "long enough it is\n", "a tenant must be a UUID"),
         (("user", "remove", "zoe"), "", "there is no user zoe"),
         (("user", "password", "zoe"), "long enough it is\n", "there is no user zoe"),
         (("link", "zoe"), "", "there is no user zoe"),

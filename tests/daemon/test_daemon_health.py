@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from bridge.cli.status import table
+from bridge.daemon.health import _deferred
 from bridge.daemon.quarantine_upkeep import _not_writable
 from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
@@ -147,7 +149,7 @@ def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tm
     refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
     with scanner_that(refused) as url, bridge_with(tmp_path, url, workers=workers) as bridge:
         until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
-        assert f"{url}: GREEN, no mail scanned yet" in "\n".join(status(bridge)[1])
+        assert f"{url}: GREEN, no mail scanned with this configuration yet" in "\n".join(status(bridge)[1])
         assert bridge.send().startswith("451 4.3.5 ")
         until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
         code, lines = status(bridge)
@@ -366,6 +368,15 @@ def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
         shown = scanbridge("top", "--once", "--interval", "0.1", "-c", tmp_path / "bridge.yml")
         for text in ("\n".join(status(bridge)[1]), get(bridge.admin, "/")[1], shown.stdout):
             assert re.search(expected, text)
+
+
+def test_deferred_mail_of_some_minutes_ago_is_said_to_be_old() -> None:
+    """Where no mail has come since, the problem may be over, and the operator must be able to see that."""
+    now = time.monotonic()
+    (said,) = _deferred([(now - 400 + n, "next_hop", None) for n in range(3)])
+    assert said == (
+        "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one 6 minutes ago with error=next_hop"
+    )
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gettext
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -12,9 +13,11 @@ import pytest
 from bridge.config.digests import Digests
 from bridge.config.model import Config
 from bridge.digests.languages import NAMES, language, preferred
-from bridge.digests.message import shown
+from bridge.digests.links import LinkKeys
+from bridge.digests.message import DigestMaker, shown
 from bridge.digests.people import People, read_aliases
 from bridge.digests.reasons import Reason, reason_of
+from bridge.digests.sample import part_of, sample
 from bridge.digests.schedule import Clock, is_due
 from bridge.digests.settings import DigestSettings
 from bridge.errors import ConfigError
@@ -219,8 +222,6 @@ def test_compiled_translations_are_those_of_the_sources() -> None:
 
 
 def test_placeholders_are_the_same_in_every_language() -> None:
-    import re
-
     for po in translations.po_files():
         for text, said in translations.translated(po).items():
             for each in said if text and "%Y" not in text else ():
@@ -233,3 +234,55 @@ def test_the_browser_s_language_is_chosen_among_those_offered() -> None:
     assert preferred("it, de;q=0.5, en;q=0.4", offered) == "de"
     assert preferred("", offered) == preferred("it", offered) == preferred(";q=x,,", offered) == "en"
     assert language("xx").code == "en"
+
+
+def test_nobody_signs_in_with_a_link_of_a_sample(tmp_path: Path) -> None:
+    """Everyone who can open the preview in the console sees it, and the address in it may exist."""
+    keys = LinkKeys(tmp_path / "keys")
+    keys.make()
+    config = Digests.model_validate({"from": "q@example.org", "domains": ["example.org"]})
+    text = part_of(sample(DigestMaker(DigestSettings(config, tmp_path, {}, "host.example"), keys)), "plain")
+    found = re.findall(r"/[lu]/(\S+)", text)
+    assert len(found) == 9 and all(token.endswith("-sample") for token in found)
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        ("fr; q=0.5, de ; q=0.9", "de"),
+        ("de;q=0, en;q=0.1", "en"),
+        ("de;q=nan, fr;q=inf", "en"),
+        ("fr, de", "fr"),
+        ("*;q=0.1", "en"),
+        ("DE-at", "de"),
+    ],
+)
+def test_the_weights_of_languages_are_read_as_browsers_write_them(header: str, chosen: str) -> None:
+    assert preferred(header, ["en", "de", "fr"]) == chosen
+
+
+@pytest.mark.parametrize("schedule", ["immediate", "hourly", "daily", "weekly"])
+def test_a_clock_that_is_set_back_keeps_nobody_waiting(schedule: str) -> None:
+    """The last digest was sent, and the mail held, while the clock was a year ahead."""
+    now, ahead = at("2026-11-16 10:00"), at("2027-11-16 10:00")
+    assert is_due(schedule, Clock(), now=now, last_at=ahead, oldest_new=at("2026-11-01 10:00"))
+    assert is_due(schedule, Clock(), now=now, last_at=0.0, oldest_new=ahead)
+
+
+def test_the_hour_that_comes_twice_has_one_turn() -> None:
+    """On 25 October, 02:30 comes twice; the second time is not another turn."""
+    clock, first = Clock("02:30", "monday", "Europe/Zurich"), datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()
+    for minutes in range(0, 600, 10):
+        assert clock.last_turn("daily", first + 60 * minutes) == first, minutes
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ nothing.at.all }}"]
+)
+def test_whatever_a_template_raises_names_its_file(tmp_path: Path, template: str) -> None:
+    (tmp_path / "digest.txt").write_text(template)
+    config = Digests.model_validate({"from": "q@example.org", "domains": ["example.org"], "templates": "."})
+    keys = LinkKeys(tmp_path / "keys")
+    keys.make()
+    with pytest.raises(ConfigError, match=r"digests\.templates: digest\.txt in "):
+        sample(DigestMaker(DigestSettings(config, tmp_path, {}, "host.example"), keys))

@@ -16,7 +16,7 @@ import pytest
 
 from bridge.digests.counts import Counts, DigestCounts
 from bridge.digests.database import FILE, DigestStore
-from bridge.digests.items import UNSURE_S, Items, Person
+from bridge.digests.items import UNSURE_S, Claim, Item, Items, Person
 from bridge.digests.people import People
 from bridge.digests.requests import Requests
 from bridge.quarantine.index import Index
@@ -49,6 +49,10 @@ def quarantine_with(tmp_path: Path, count: int, people: int) -> Quarantine:
     return Quarantine(QuarantineSettings(tmp_path / "quarantine", Database.file(tmp_path / "state.sqlite")))
 
 
+def claimed(items: Items, claim: Claim) -> list[Item]:
+    return [item for page in items.claimed(claim) for item in page]
+
+
 def test_each_person_is_claimed_once_by_several_runs(store: DigestStore, tmp_path: Path) -> None:
     quarantine = quarantine_with(tmp_path, 60, 20)
     items, now = Items(store, ""), time.time()
@@ -58,8 +62,8 @@ def test_each_person_is_claimed_once_by_several_runs(store: DigestStore, tmp_pat
     assert len(waiting) == items.waiting_count(now) == 20
     assert sum(each.count for each in waiting) == 60
     for each in waiting:
-        first, second = items.claim(each.person, now, 50), items.claim(each.person, now, 50)
-        assert first is not None and len(first.items) == 3
+        first, second = items.claim(each.person, now), items.claim(each.person, now)
+        assert first is not None and len(claimed(items, first)) == 3
         assert second is None
         items.confirm(first)
     assert items.waiting_count(now) == 0
@@ -72,26 +76,26 @@ def test_a_claim_of_a_dead_process_is_repeated_with_the_next_digest_a_day_later(
     items, now = Items(store, ""), time.time()
     items.refresh(quarantine_with(tmp_path, 2, 1), PEOPLE)
     (((waiting,)),) = list(items.waiting(now))
-    assert items.claim(waiting.person, now, 50) is not None  # and never confirmed
+    assert items.claim(waiting.person, now) is not None  # and never confirmed
     assert items.waiting_count(now) == items.waiting_count(now + UNSURE_S - 1) == 0
     later = now + UNSURE_S + 1
     (((again,)),) = list(items.waiting(later))
-    claim = items.claim(again.person, later, 50)
-    assert claim is not None and len(claim.items) == 2
+    claim = items.claim(again.person, later)
+    assert claim is not None and len(claimed(items, claim)) == 2
 
 
 def test_a_failure_gives_the_items_back_and_a_refusal_ends_it_for_a_week(store: DigestStore, tmp_path: Path) -> None:
     items, now = Items(store, ""), time.time()
     items.refresh(quarantine_with(tmp_path, 2, 1), PEOPLE)
     person = Person("user0@a.example")
-    claim = items.claim(person, now, 50)
+    claim = items.claim(person, now)
     assert claim is not None
     items.retry(claim)
     stored = items.person(person.address)
     assert (stored.last_at, stored.tries) == (0.0, 1)
     assert stored.retry_at > now
     assert items.waiting_count(now) == 1
-    claim = items.claim(stored, now + 1, 50)
+    claim = items.claim(stored, now + 1)
     assert claim is not None
     items.refused(claim)
     assert items.person(person.address).refused_at == now + 1
@@ -204,3 +208,20 @@ def test_the_daemon_exports_what_a_command_has_sent(shared: Users) -> None:
 def _metric(users: Users, name: str) -> float:
     lines = get(users.bridge.admin, "/metrics")[1].splitlines()
     return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), -1.0)
+
+
+def test_a_run_from_a_timer_forgets_what_is_gone(shared: Users) -> None:
+    """Without `digest serve`, nothing else would."""
+    with closing(DigestStore(Database.file(shared.directory / "state" / FILE))) as store:
+        old = {"place": "", "mail": "OLD", "recipient": "old@a.example", "person": "old@a.example", "kept_at": 1.0}
+        Items(store, "")._add([{**old, "sent_at": 0.0, "hidden": 0}], None)
+        assert len(Items(store, "").of("old@a.example")) == 1
+        assert shared.command("digest", "send").returncode == 0
+        assert Items(store, "").of("old@a.example") == []
+
+
+def test_a_digest_for_somebody_who_gets_none_is_an_error(shared: Users) -> None:
+    done = shared.command("digest", "send", "--to", "stranger@elsewhere.example")
+    assert done.returncode == 1 and "stranger@elsewhere.example gets no digest" in done.stderr
+    done = shared.command("digest", "preview", "--tenant", "nonsense")
+    assert done.returncode == 1 and "no tenant has the uid nonsense" in done.stderr

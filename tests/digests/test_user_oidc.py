@@ -20,7 +20,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
             "address": f"127.0.0.1:{free_port()}",
             "oidc": {"issuer": issuer, "client_id": "public", "roles": ROLES, "label": "the test provider"},
         }
-        page = {"page": {"address": f"127.0.0.1:{port}"}}
+        (directory / "aliases").write_text("")
+        page = {"page": {"address": f"127.0.0.1:{port}"}, "aliases_file": "aliases"}
         with users(directory, page, console=console) as made:
             yield made
 
@@ -57,3 +58,22 @@ def test_an_answer_is_used_once_and_in_the_browser_that_began(world: Users) -> N
     assert back(world.served.browser(), target).status == 403
     assert back(browser, target).status == 303
     assert back(browser, target).status == 403
+
+
+def test_an_alias_signs_its_owner_in_who_finds_mail_that_was_read_before(world: Users) -> None:
+    """The provider knows the person by another address than the one that their mail comes to."""
+    hold(world.directory, "OWNER1", "owner@a.example", CONTENT.replace(b"hello", b"for the owner"))
+    hold(world.directory, "LOGIN1", "ann@a.example", CONTENT.replace(b"hello", b"for the alias"))
+    browser = world.served.browser()
+    assert returned(browser, "ann")[:2] == (303, "/")
+    assert "for the alias" in browser.get("/").text  # it is read as Ann's
+    aliases = world.directory / "aliases"
+    aliases.write_text("ann@a.example owner@a.example\n")
+    try:
+        browser = world.served.browser()
+        assert returned(browser, "ann")[:2] == (303, "/")
+        assert "for the owner" in browser.get("/").text
+        assert world.command("digest", "preview", "--to", "owner@a.example").returncode == 0
+        assert "for the alias" in browser.get("/").text
+    finally:
+        aliases.write_text("")

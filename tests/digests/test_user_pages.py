@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.console.database import FILE as CONSOLE_FILE
 from bridge.console.headers import PREVIEW_POLICY
 from bridge.digests.database import FILE, DigestStore
+from bridge.digests.items import Items
 from bridge.errors import BridgeError
 from bridge.runtime.database import Database
 from bridge.testing import until
@@ -390,3 +393,91 @@ def test_every_spelling_of_an_address_had_its_own_number_of_codes(pages: Users) 
         browser.get("/sign-in")
         answers.append(browser.post("/sign-in", {"address": f"any{number}@boss.example"}).status)
     assert 429 in answers
+
+
+def test_what_cannot_be_recorded_is_not_done(pages: Users) -> None:
+    """The audit log is written before anything is done, so a crash hides nothing."""
+    hold(pages.directory, "UNSEEN1", "unseen@a.example")
+    browser = signed_in(pages, "unseen@a.example")
+    assert "UNSEEN1" in browser.get("/").text
+    before = len(pages.next_hop.mails)
+    with _without_audit_log(pages):
+        for path in ("/mail/UNSEEN1/release", "/mail/UNSEEN1/block", "/mail/UNSEEN1/report"):
+            assert browser.post(path, {"kind": "ham"}).status == 503, path
+        assert browser.post("/choices", {"schedule": "never", "language": "de"}).status == 503
+    assert len(pages.next_hop.mails) == before
+    assert "Nie" not in browser.get("/choices").text and "john@client.example" not in browser.get("/choices").text
+    assert browser.post("/mail/UNSEEN1/release").status == 303
+    assert len(pages.next_hop.mails) == before + 1
+    assert any(line.startswith("released own mail|UNSEEN1|done|user unseen@a.example|to ") for line in pages.audit())
+
+
+@contextmanager
+def _without_audit_log(world: Users) -> Iterator[None]:
+    """As if the database had lost the table."""
+    with closing(sqlite3.connect(world.directory / "state" / CONSOLE_FILE, timeout=30)) as database:
+        database.execute("ALTER TABLE console_audit RENAME TO away")
+        try:
+            yield
+        finally:
+            database.execute("ALTER TABLE away RENAME TO console_audit")
+
+
+@pytest.mark.parametrize("language", ["de", "fr", "es"])
+def test_refusals_of_the_shared_checks_are_translated(pages: Users, language: str) -> None:
+    browser = pages.served.browser()
+    browser.get("/sign-in")
+    wanted = {"Accept_Language": language}
+    stranger = pages.served.browser()
+    stranger.host = "evil.example"
+    answers = [
+        stranger.get("/sign-in", **wanted),
+        browser.post("/sign-in", {"address": "x" * 20_000}, **wanted),
+        browser.post("/sign-in", {"address": "\0"}, **wanted),
+        browser.post("/sign-in", **wanted, Origin="https://evil.example"),
+        signed_in(pages, "speaks@a.example").get("/?before=nan-X-y", **wanted),
+    ]
+    assert [answer.status for answer in answers] == [421, 413, 400, 403, 404]
+    for answer in answers:
+        assert f'<html lang="{language}"' in answer.text
+        for words in (
+            "Wrong address",
+            "Too large",
+            "At most",
+            "Not a form",
+            "Not from this page",
+            "The form",
+            "No such",
+        ):
+            assert words not in answer.text, words
+
+
+def test_a_session_ends_when_its_address_becomes_an_alias(pages: Users) -> None:
+    hold(pages.directory, "ALIAS1", "turned@a.example")
+    browser = signed_in(pages, "turned@a.example")
+    assert "ALIAS1" in browser.get("/").text
+    aliases = pages.directory / "aliases"
+    aliases.write_text(f"{ALIASES}turned@a.example boss@a.example\n")
+    try:
+        assert browser.get("/").target == "/sign-in"
+        assert browser.post("/mail/ALIAS1/release").status in (401, 403)
+        assert pages.command("digest", "preview", "--to", "boss@a.example").returncode == 0  # reads whose it is now
+        assert "ALIAS1" in signed_in(pages, "boss@a.example").get("/").text
+    finally:
+        aliases.write_text(ALIASES)
+
+
+def test_held_mail_behind_a_page_of_copies_is_listed(pages: Users) -> None:
+    hold(pages.directory, "BEHIND1", "behind@a.example")
+    for number in range(55):
+        hold(pages.directory, f"FRONT{number}", "behind@a.example", copy_of="relay")
+    assert "BEHIND1" in signed_in(pages, "behind@a.example").get("/").text
+
+
+def test_who_saves_the_page_unchanged_follows_the_configuration(pages: Users) -> None:
+    """A schedule that was shown, and not chosen, does not stay when the operator changes it."""
+    browser = signed_in(pages, "follower@a.example")
+    for chosen, stored in (("weekly", ""), ("daily", "daily"), ("weekly", "weekly")):
+        assert browser.post("/choices", {"schedule": chosen, "language": "en"}).status == 303
+        with closing(DigestStore(Database.file(pages.directory / "state" / FILE))) as store:
+            assert Items(store, "").person("follower@a.example").schedule == stored

@@ -2,7 +2,7 @@
 #
 # The ports are the real ones, because the network is separate; so are the paths, because writes go to memory. The
 # checkout has a complete virtual environment. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
-# program that answers calls of scanbridge.
+# program that answers calls of scanbridge, $WARM_SERVER the socket at which it does.
 set -eu
 ulimit -n 65536 || ulimit -Sn "$(ulimit -Hn)"  # as in our unit; with the usual 1024 `scanbridge check` has a warning
 ip link set lo up
@@ -19,17 +19,13 @@ mkdir -p "$ROOM/checkout/.venv" "$ROOM/home"
 mount -t tmpfs tmpfs "$ROOM/checkout/.venv"
 mkdir "$ROOM/checkout/.venv/bin"
 printf '#!/bin/sh\nexec %s "$@"\n' "$PYTHON" >"$ROOM/checkout/.venv/bin/python"
-printf '#!/bin/sh\nexec %s -IS %s %s "$@"\n' "$PYTHON" "$WARM" "$ROOM/warm" >"$ROOM/checkout/.venv/bin/scanbridge"
+printf '#!/bin/sh\nexec %s -IS %s %s "$@"\n' "$PYTHON" "$WARM" "$WARM_SERVER" >"$ROOM/checkout/.venv/bin/scanbridge"
 chmod 755 "$ROOM/checkout/.venv/bin/"*
 touch "$ROOM/checkout/.venv/.run-ready" "$ROOM/checkout/.venv/.dev-ready"
 cp "$ROOM/checkout/.venv/bin/scanbridge" /usr/local/bin/
 export HOME=$ROOM/home PYTHONPATH=$SOURCE PATH=/usr/local/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin
 unset SCANBRIDGE_CONFIG XDG_STATE_HOME STATE_DIRECTORY
 cd "$ROOM/checkout"
-"$PYTHON" "$WARM" "$ROOM/warm" &
-until [ -S "$ROOM/warm" ]; do  # ends with the error of the program if that ends
-    kill -0 $! && sleep 0.02
-done
 set +eu
 
 listening() {  # wait until each of these ports is open; after 90 seconds end the story with the daemons' logs

@@ -6,6 +6,7 @@ beforehand, and what its placeholders stand for. Knows nothing of the pages' con
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tests.documents.blocks import ROOT, Block, bare
 from tests.requirements import unavailable
+from tests.warm_commands import warm_commands
 
 _HERE = Path(__file__).parent
 _UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -49,6 +51,7 @@ def tell(page: Sequence[Block], story: Story, directory: Path) -> Told:
         "SOURCE": str(ROOT),
         "PYTHON": sys.executable,
         "WARM": str(_HERE / "warm.py"),
+        "WARM_SERVER": warm_commands(os.getpid()).place,
         "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
     }
     done = subprocess.run(

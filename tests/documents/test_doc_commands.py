@@ -234,6 +234,10 @@ END
         },
         shows=["1 mail replayed: 1 unchanged", "deliver +1"],
     ),
+    "docs/operate/tour.md": Story(
+        prepare="embedded",
+        shows=["550, b'5.7.1", "Mail from <me@example.org>"],
+    ),
     "docs/operate/try.md": Story(
         prepare="embedded",
         words={"ID": "$ID", "DIRECTORY": "~", "SENDER": "bad@sender.example"},
@@ -250,9 +254,19 @@ END
 # Page and first command of every block that is not run. The page has the reason above it.
 NOT_RUN = {
     ("docs/operate/cluster.md", "scanbridge service check -c service.yml"),
+    ("deploy/cluster/README.md", "make cluster"),
+    ("docs/operate/digests.md", "cat > try.yml <<END"),
+    (
+        "docs/operate/digests.md",
+        "python3 -c \"import smtplib; smtplib.SMTP('127.0.0.1', 10025)"
+        ".sendmail('shop@sender.example', ['jane@example.org'], \\",
+    ),
     ("docs/operate/digests.md", "systemctl enable --now scanbridge-digest"),
+    ("docs/operate/phishing.md", "scanbridge service -c service.yml learning show"),
+    ("docs/operate/phishing.md", "scanbridge replay ~/Maildir --service service.yml --profiles"),
     ("docs/operate/phishing.md", "pip install --editable '.[train]'"),
     ("CONTRIBUTING.md", "make run"),
+    ("docs/operate/tour.md", "make run"),
     ("docs/operate/console.md", "scanbridge console user add ann --role admin"),
     ("docs/operate/console.md", "scanbridge console user list"),
     ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),

@@ -1,20 +1,25 @@
 """`scanbridge` for shells that call it a hundred times: a process that has imported everything forks for each call.
 
 Starting Python with all our libraries takes a second of CPU time. The call itself is real: it has its own process,
-arguments, directory, environment, standard streams and exit code. `warm.py SOCKET` serves, `warm.py SOCKET
-ARGUMENT...` calls.
+arguments, directory, environment, standard streams and exit code, in the namespaces of its caller. `warm.py SOCKET`
+serves, `warm.py SOCKET ARGUMENT...` calls.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import resource
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
+
+_NAMESPACES = ("net", "pid", "mnt")
 
 
 def call(path: str, arguments: list[str]) -> int:
@@ -49,15 +54,35 @@ def serve(path: str) -> None:
             client.close()
 
 
+def _join(client: socket.socket) -> None:
+    """Enter the namespaces of the calling process, which waits for us, and take over its limit of open files."""
+    pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    resource.setrlimit(resource.RLIMIT_NOFILE, resource.prlimit(pid, resource.RLIMIT_NOFILE))
+    own, theirs = "/proc/self/ns/", f"/proc/{pid}/ns/"
+    names = [name for name in _NAMESPACES if os.readlink(own + name) != os.readlink(theirs + name)]
+    for namespace in [os.open(theirs + name, os.O_RDONLY) for name in names]:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+    if "pid" in names and os.fork():  # only a child is in the new one
+        os._exit(0)
+
+
 def _answer(client: socket.socket) -> None:
     """In the child: runs the command and reports its exit code."""
     from bridge.cli import main
 
+    _join(client)
     length, streams, _, _ = socket.recv_fds(client, 4, 3)
     arguments, directory, environment = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):  # the server's own do not know what they are now
+        old, mode = getattr(sys, name), "r" if number == 0 else "w"
+        buffering = 1 if name == "stderr" or os.isatty(number) else -1  # as Python's
+        new = open(number, mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)

@@ -115,7 +115,7 @@ async def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Pat
 async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A FIFO that nobody reads would hold up all sinks; a missing directory may come back."""
     os.mkfifo(tmp_path / "fifo")
-    assert "not an ordinary file" in problem(await deliver(FileSink(tmp_path / "fifo"), entries(1)))
+    assert "not a regular file" in problem(await deliver(FileSink(tmp_path / "fifo"), entries(1)))
     assert "No such file" in problem(await deliver(FileSink(tmp_path / "no" / "file"), entries(1)))
 
 

@@ -15,16 +15,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from bridge.testing import Received
 from tests.faults.senders import Mail
-from tests.faults.troubles import Troubles
 from tests.faults.world import DEADLINE_S, World
 
 ID = re.compile(rb"^X-Fault: \w+ [\d.]+ (\S+)\r$", re.MULTILINE)
 OUR_ID = re.compile(rb"\(scanbridge\) with E?SMTP id (\w+);\s+([^\r\n]+)\r\n")
 STRAY = re.compile(r"^\.|tmp|damaged")  # in the state directory: half-written, or set aside
 NEXT_ID = re.compile(rb"by behind\.example \(Postfix\) with E?SMTP id (\w+)")
+
+
+class Faults(Protocol):
+    def nearest(self, began: float, ended: float, words: tuple[str, ...]) -> str:
+        """The fault that explains what happened in this period; "" if none does."""
 
 
 @dataclass
@@ -48,25 +53,27 @@ class Account:
     open: list[str] = field(default_factory=list)  # no final reply at the end
     duplicates: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # cause: ids
     partial: list[str] = field(default_factory=list)  # incomplete or unknown files
+    released: Counter[str] = field(default_factory=Counter)  # copies that arrived after a release, by our id
 
 
-def make(world: World, mails: list[Mail], troubles: Troubles) -> Account:
+def make(world: World, mails: list[Mail], troubles: Faults) -> Account:
     account = Account(mails, defaultdict(list), Counter())
     bodies = {mail.id: mail.body() for mail in mails}
-    _read_destination(world, account, bodies)
-    _read_quarantine(world, account, bodies)
+    read_destination(world.destination.mails, account, bodies)
+    read_quarantine(world.disk.place / "quarantine", {row["id"] for row in world.bridge.kept()}, account, bodies)
+    account.partial += [path.name for path in world.disk.place.iterdir() if STRAY.search(path.name)]
     seen = set(world.scanner.seen.read_text().splitlines())
     for mail in mails:
-        _judge(account, mail, f"{mail.id} {mail.decision}" in seen)
-    log = _log(world.bridge.log)
+        judge(account, mail, f"{mail.id} {mail.decision}" in seen)
+    log = log_lines(world.bridge.log)
     for mail_id, copies in account.copies.items():
         if len(copies) > 1:
-            account.duplicates[_cause(copies, log, troubles)].append(mail_id)
+            account.duplicates[cause(copies, log, troubles)].append(mail_id)
     return account
 
 
-def _read_destination(world: World, account: Account, bodies: dict[str, bytes]) -> None:
-    for mail in world.destination.mails:
+def read_destination(received: list[Received], account: Account, bodies: dict[str, bytes]) -> None:
+    for mail in received:
         found = ID.search(mail.content)
         assert found is not None, mail.content[:2000]
         mail_id = found[1].decode()
@@ -80,10 +87,8 @@ def _read_destination(world: World, account: Account, bodies: dict[str, bytes]) 
         account.copies[mail_id].append(_copy("behind", ours, theirs[1].decode()))
 
 
-def _read_quarantine(world: World, account: Account, bodies: dict[str, bytes]) -> None:
+def read_quarantine(directory: Path, rows: set[str], account: Account, bodies: dict[str, bytes]) -> None:
     """Mails that have both a file and an index row."""
-    directory = world.disk.place / "quarantine"
-    rows = {row["id"] for row in world.bridge.kept()}
     names = {path.name for path in directory.iterdir()}
     for our_id in rows:
         content = (directory / f"{our_id}.eml").read_bytes()
@@ -95,14 +100,13 @@ def _read_quarantine(world: World, account: Account, bodies: dict[str, bytes]) -
         account.copies[mail_id].append(_copy("quarantine", ours))
     whole = {f"{our_id}.{end}" for our_id in rows for end in ("eml", "json")}
     account.partial += sorted(names - whole)
-    account.partial += [path.name for path in world.disk.place.iterdir() if STRAY.search(path.name)]
 
 
 def _copy(where: str, ours: re.Match[bytes], next_id: str = "") -> Copy:
     return Copy(where, ours[1].decode(), parsedate_to_datetime(ours[2].decode()), next_id)
 
 
-def _judge(account: Account, mail: Mail, was_decided: bool) -> None:
+def judge(account: Account, mail: Mail, was_decided: bool) -> None:
     """Whether the mail is where its decision sends it, and only there."""
     places = {copy.where for copy in account.copies.get(mail.id, [])}
     notices = account.notices[mail.id]
@@ -118,7 +122,7 @@ def _judge(account: Account, mail: Mail, was_decided: bool) -> None:
         account.lost.append(mail.id)
 
 
-def _log(path: Path) -> dict[str, dict[str, Any]]:
+def log_lines(path: Path) -> dict[str, dict[str, Any]]:
     """The bridge's log line for each id."""
     return {line["id"]: line for line in _lines(path) if "reply" in line or line.get("action") == "cancelled"}
 
@@ -131,7 +135,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _cause(copies: list[Copy], log: dict[str, dict[str, Any]], troubles: Troubles) -> str:
+def cause(copies: list[Copy], log: dict[str, dict[str, Any]], troubles: Faults) -> str:
     """Why there was a second copy: from its log line and the faults at that time."""
     copies = sorted(copies, key=lambda copy: (copy.time, copy.our_id))
     first = copies[0]

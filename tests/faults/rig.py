@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests.chain import Postfix, until
 from tests.faults import account as accounts
@@ -28,6 +29,13 @@ from tests.faults.troubles import Troubles
 from tests.faults.world import DEADLINE_S, World, resident
 
 SETTLED_S = 120.0
+
+
+class Outcome(Protocol):
+    """The result of a run, of this rig or of the cluster's."""
+
+    seed: int
+    account: Account
 
 
 @dataclass
@@ -50,7 +58,7 @@ def run(
     began = time.monotonic()
     with World(directory) as world:
         world.bridge.start(1 + seed % 2)
-        senders = Senders(world.ports, seed, rate, late_s=DEADLINE_S + 1.0)
+        senders = Senders(world.doors, seed, rate, late_s=DEADLINE_S + 1.0)
         troubles = Troubles(world, seed, pace)
         senders.start()
         troubles.start()
@@ -60,7 +68,7 @@ def run(
         calm = _calm(world, calm_s)
         senders.stop(SETTLED_S)
         for postfix in (world.front, world.behind):
-            _flush(postfix)
+            flush(postfix)
         world.bridge.await_orphans()
         left = _left(world)
         world.bridge.stop()
@@ -87,7 +95,7 @@ def _calm(world: World, seconds: float) -> tuple[int, int]:
     return before, sum(map(resident, world.bridge.pids()))
 
 
-def _flush(postfix: Postfix) -> None:
+def flush(postfix: Postfix) -> None:
     def is_empty() -> bool:
         if not postfix.queue():
             return True
@@ -128,7 +136,7 @@ def table(result: Result) -> str:
         tries = sum(len(mail.tries) for mail in mine)
         accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
         rows.append((f"via `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
-    answers = Counter(word[:9] or "no answer" for mail in account.mails for _, word in mail.tries[:-1])
+    answers = Counter(tried.reply[:9] or "no answer" for mail in account.mails for tried in mail.tries[:-1])
     rows.append(("replies that made clients retry", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
     kinds = {
         "arrived at the destination": sum(
@@ -159,13 +167,19 @@ def table(result: Result) -> str:
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows) + "\n"
 
 
+def check_account(result: Outcome) -> None:
+    """Every mail is where its decision puts it, whole, and its client knows."""
+    account = result.account
+    assert not account.lost, story(result, account.lost)
+    assert not account.astray, story(result, account.astray)
+    assert not account.damaged, story(result, account.damaged)
+    assert not account.open, story(result, account.open)
+
+
 def check(result: Result) -> None:
     """What must hold after any faults."""
     account = result.account
-    assert not account.lost, _story(result, account.lost)
-    assert not account.astray, _story(result, account.astray)
-    assert not account.damaged, _story(result, account.damaged)
-    assert not account.open, _story(result, account.open)
+    check_account(result)
     assert not account.partial, account.partial
     assert not [cause for cause in account.duplicates if cause.startswith("unexplained")], account.duplicates
     assert not any(result.left.values()), result.left
@@ -174,19 +188,22 @@ def check(result: Result) -> None:
     assert after < before * 1.1 + (8 << 20), result.calm
 
 
-def _story(result: Result, ids: list[str]) -> str:
+def story(result: Outcome, ids: list[str]) -> str:
     mails = {mail.id: mail for mail in result.account.mails}
-    lines = [f"{mails[id_]} {result.account.copies.get(id_)} {result.account.notices[id_]}" for id_ in ids[:10]]
+    lines = [
+        f"{mails.get(id_, id_)} {result.account.copies.get(id_)} {result.account.notices[id_]}" for id_ in ids[:10]
+    ]
     return f"seed {result.seed}, {len(ids)} mails:\n" + "\n".join(lines)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "trials.md"
-BEGIN, END = "<!-- last run: begin -->\n", "<!-- last run: end -->\n"
 
 
-def publish(text: str) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
+def publish(text: str, page: Path = PAGE, name: str = "last run") -> None:
+    """Replace what is between the marks with this name."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(before + begin + "\n" + text + "\n" + end + rest.partition(end)[2])
 
 
 def main() -> int:

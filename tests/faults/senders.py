@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bridge.testing import SmtpClient
 
@@ -19,6 +20,14 @@ WAYS = ("queue", "proxy", "raw")
 DECISIONS = {"deliver": 60, "late": 2, "large": 5, "quarantine": 15, "bounce": 9, "drop": 9}
 RETRY_S = 0.7
 REPLY_S = 25.0
+
+
+class Try(NamedTuple):
+    """One attempt to send a mail."""
+
+    began: float
+    reply: str  # "" for none
+    seconds: float  # until the reply
 
 
 @dataclass
@@ -29,7 +38,7 @@ class Mail:
     way: str
     kind: str
     late_s: float
-    tries: list[tuple[float, str]] = field(default_factory=list)  # when each began; its reply, "" for none
+    tries: list[Try] = field(default_factory=list)
     not_before: float = 0.0
 
     @property
@@ -38,7 +47,7 @@ class Mail:
 
     @property
     def last(self) -> str:
-        return self.tries[-1][1] if self.tries else ""
+        return self.tries[-1].reply if self.tries else ""
 
     @property
     def accepted(self) -> bool:
@@ -61,18 +70,20 @@ class Mail:
 class Senders:
     """All clients; `stop` sends no new mail, and waits until each mail has a final reply."""
 
-    def __init__(self, ports: dict[str, int], seed: int, rate: float, late_s: float, each: int = 2) -> None:
+    def __init__(
+        self, doors: dict[str, list[tuple[str, int]]], seed: int, rate: float, late_s: float, each: int = 2
+    ) -> None:  # fmt: skip
+        """`doors` are the addresses of each way; the `each` clients of a way use them in turn."""
         self.mails: list[Mail] = []
         self._late_s, self._chance = late_s, random.Random(seed)
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._making, self._given_up = threading.Event(), threading.Event()
         self._making.set()
         self._pause_s = len(WAYS) * each / rate
-        doors = {"queue": ports["front_queue"], "proxy": ports["front_proxy"], "raw": ports["raw"]}
         self._threads = [
-            threading.Thread(target=self._work, args=(way, doors[way]), daemon=True)
+            threading.Thread(target=self._work, args=(way, doors[way][number % len(doors[way])]), daemon=True)
             for way in WAYS
-            for _ in range(each)
+            for number in range(each)
         ]
 
     def start(self) -> None:
@@ -94,9 +105,9 @@ class Senders:
             self.mails.append(mail)
         return mail
 
-    def _work(self, way: str, port: int) -> None:
+    def _work(self, way: str, address: tuple[str, int]) -> None:
         waiting: list[Mail] = []
-        door = _Door(port)
+        door = _Door(*address)
         due = time.monotonic()
         while self._making.is_set() or (waiting and not self._given_up.is_set()):
             now = time.monotonic()
@@ -108,7 +119,8 @@ class Senders:
                 time.sleep(0.01)
                 continue
             began = time.time()
-            mail.tries.append((began, door.send(mail)))
+            reply = door.send(mail)
+            mail.tries.append(Try(began, reply, time.time() - began))
             if not (mail.accepted or mail.refused):
                 mail.not_before = time.monotonic() + RETRY_S
                 waiting.append(mail)
@@ -116,10 +128,10 @@ class Senders:
 
 
 class _Door:
-    """Consecutive connections to one port."""
+    """Consecutive connections to one address."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
         self._client: SmtpClient | None = None
 
     def send(self, mail: Mail) -> str:
@@ -134,7 +146,7 @@ class _Door:
 
     def _send(self, mail: Mail) -> str:
         if self._client is None:
-            self._client = SmtpClient(self._port, timeout_s=REPLY_S)
+            self._client = SmtpClient(self._port, source="", timeout_s=REPLY_S, host=self._host)
             hello = self._client.open()
             if not hello.startswith(b"250"):
                 return _word(hello)

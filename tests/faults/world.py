@@ -208,14 +208,14 @@ class Behind(Postfix):
 
 
 class Disk:
-    """The bridge's state directory: small, and filled on demand."""
+    """A small disk, such as the bridge's state directory, that is filled on demand."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self._filler = place, place / "filler"
+    def __init__(self, place: Path, size: int = DISK) -> None:
+        self.place, self._size, self._filler = place, size, place / "filler"
 
     def __enter__(self) -> Disk:
-        self.place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "none", str(self.place)]
+        self.place.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size},mode=0700", "none", str(self.place)]
         if subprocess.run(command, check=False, capture_output=True).returncode:
             unavailable("a small disk cannot be mounted here")
         return self
@@ -243,6 +243,8 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ports = {name: free_port() for name in PORTS}
+        doors = {"queue": "front_queue", "proxy": "front_proxy", "raw": "raw"}
+        self.doors = {way: [("127.0.0.1", self.ports[name])] for way, name in doors.items()}
         self._stack = ExitStack()
 
     def __enter__(self) -> World:

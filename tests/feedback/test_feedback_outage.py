@@ -101,8 +101,8 @@ def test_report_waits_for_rspamd_and_is_learned_later(tmp_path: Path) -> None:
     """rspamd is down: the person reads so, the mail may be deleted, and the daemon has it learned later."""
     port = free_port()
     (tmp_path / "password").write_text("open-sesame\n")
-    feedback = {"feedback": {"rspamd": {"url": f"http://127.0.0.1:{port}", "password_file": "password"}}}
-    with running_bridge(tmp_path, feedback) as bridge:
+    rspamd = {"url": f"http://127.0.0.1:{port}", "password_file": "password", "retry_interval": "1s"}
+    with running_bridge(tmp_path, {"feedback": {"rspamd": rspamd}}) as bridge:
         bridge.scanner.reply = answer(200, result("quarantine", verdict="spam"))
         assert send(bridge, MAIL).startswith("250 ")
         (kept,) = bridge.quarantined
@@ -114,10 +114,10 @@ def test_report_waits_for_rspamd_and_is_learned_later(tmp_path: Path) -> None:
             held.remove(kept.stem)
         told = lambda: bridge.background.run(_state(bridge))  # noqa: E731
         until(lambda: told()["waiting"] == 1 and "cannot be reached" in told()["problem"], "the report to wait")
-        with controller(port) as rspamd:
-            until(lambda: rspamd.asked, "the report to be learned", 120)
+        with controller(port) as there:
+            until(lambda: there.asked, "the report to be learned")
             until(lambda: told()["waiting"] == 0 and told()["learned"]["ham"] == 1, "the count")
-            assert rspamd.asked == [("/learnham", MAIL, "open-sesame")] and told()["problem"] == ""
+            assert there.asked == [("/learnham", MAIL, "open-sesame")] and told()["problem"] == ""
 
 
 async def _state(bridge: RunningBridge) -> dict[str, Any]:

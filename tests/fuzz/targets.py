@@ -43,6 +43,7 @@ from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, ScannerC
 from bridge.service.analysis import clamav, rspamd
 from bridge.service.analysis.engine import LimitReached
 from bridge.service.responses import Refused
+from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import Upload
 from bridge.service.settings import ServiceConfig
 from tests.fuzz.targets_head import mail_head, proxy
@@ -351,7 +352,7 @@ def _upload(pieces: list[bytes], content_type: bytes) -> tuple[Any, bytes]:
     spool = Spool(1 << 30, memory_per_mail=256)
     events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     events.append({"type": "http.request", "body": b"", "more_body": False})
-    upload, todo = Upload(spool), iter(events)
+    upload, todo = Upload(spool, parse_parameters), iter(events)
 
     async def receive() -> Any:
         return next(todo)

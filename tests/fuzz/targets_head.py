@@ -15,7 +15,7 @@ from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClie
 from bridge.intake.smtp.line_buffer import LineBuffer
 from bridge.mail.message import Message, Spool
 
-_EDITOR, _CLIENT = HeaderEditor("X-Scan-", "bridge.example"), ClientHeader("X-Client")
+_EDITOR, _CLIENT = HeaderEditor("X-Scan-", "bridge.example", authserv_id="mx.example"), ClientHeader("X-Client")
 
 
 def proxy(whole: Iterable[bytes], pieces: Iterable[bytes]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.mail.message import Spool
 from bridge.service.responses import Refused
+from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import Upload
 
 BOUNDARY = b"b0undary"
@@ -48,7 +49,7 @@ def read(body: bytes, cuts: list[int]) -> tuple[AnalysisRequest | Refused, bytes
         request = await upload.read(receive, b"multipart/form-data; boundary=" + BOUNDARY)
         return request, b"".join(upload.mail.chunks())
 
-    upload = Upload(spool)
+    upload = Upload(spool, parse_parameters)
     try:
         return asyncio.run(take(upload))
     except Refused as exc:

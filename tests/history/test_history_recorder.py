@@ -79,7 +79,9 @@ class Running:
     def __init__(self, directory: Path, store: type[Trouble] = Trouble, **settings: Any) -> None:
         self.store = store(directory)
         self.counts: Counter[str] = Counter()
-        self.recorder = Recorder(self.store, RecorderSettings(86400.0, batch_s=0.02, **settings), self._count)
+        self.recorder = Recorder(
+            self.store, RecorderSettings(86400.0, batch_s=0.02, retry_s=0.05, **settings), self._count
+        )
         self.recorder.start()
 
     def _count(self, result: str, number: int) -> None:
@@ -247,9 +249,35 @@ def test_one_mail_that_the_database_refuses_does_not_stop_the_others(tmp_path: P
         for number in range(10):
             running.recorder.note(record(message_id="<bad@x>" if number == 4 else f"<{number}@x>"))
         rows = running.wait_for(9)
-        assert len(rows) == 9 and running.counts["failed"] == 1
+        assert len(rows) == 9
+        until(lambda: running.counts["failed"] == 1, "the last try with the bad mail")
         running.recorder.note(record(message_id="<last@x>"))
         running.wait_for(10)
+
+
+class ComesBack(Trouble):
+    """A database that is gone at first, and back after the first of the rows that are tried one by one."""
+
+    calls = 0
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        self.goes_on.wait(30)
+        self.calls += 1
+        if self.calls <= 2:
+            raise HistoryError("the database system is starting up")
+        super().append(rows)
+
+
+def test_a_database_that_comes_back_between_two_rows_loses_neither(tmp_path: Path) -> None:
+    """The first row was refused and the second was not, but not because of the mail."""
+    with recording(tmp_path, store=ComesBack) as running:
+        running.store.goes_on.clear()
+        for number in range(5):
+            running.recorder.note(record(message_id=f"<{number}@x>"))
+        running.store.goes_on.set()
+        rows = running.wait_for(5)
+        assert {row["message_id"] for row in rows} == {f"<{number}@x>" for number in range(5)}
+        assert running.counts["failed"] == 0
 
 
 def test_a_storm_while_the_database_is_gone_is_bounded(tmp_path: Path) -> None:

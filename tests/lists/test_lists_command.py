@@ -88,7 +88,7 @@ def test_add_reads_what_entries_writes(service, kind, tmp_path):
         (["add", "large", "", "a@x.org"], None, 65, "an entry is empty"),
         (["add", "large", "-f", "missing.txt"], None, 65, "missing.txt: cannot read the file"),
         (["add", "large", "--format", "jsonl"], "nonsense", 65, "standard input:1: not JSON"),
-        (["add", "large", "a", "--tenant", "x"], None, 2, "a tenant is a UUID"),
+        (["add", "large", "a", "--tenant", "x"], None, 2, "a tenant must be a UUID"),
         (["add", "large", "a", "--patience", "7"], None, 2, "needs a number and a unit"),
         (["add", "no-such-list", "a@x.org"], None, 1, "done: 0 of 1; not done: 1"),
         (["entries", "no-such-list"], None, 1, "list_not_found"),

@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 from bridge.api.scanning import Decision
 from bridge.service.analysis.decision import DecisionTable
-from bridge.service.analysis.inspection import Inspection, Limits, inspect
-from bridge.service.settings import Decisions
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from bridge.service.decision_settings import Decisions
 from tests.mime.reader import Found
 
 

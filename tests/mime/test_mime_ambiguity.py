@@ -18,7 +18,8 @@ from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds, TooMuch, doubts, walk
 from bridge.service.analysis import archives, tnef
 from bridge.service.analysis.decision import TAG_SCORES
-from bridge.service.analysis.inspection import Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspection import NeedsProcess, inspect
+from bridge.service.analysis.limits import Limits
 from tests.service.service_kit import EICAR, attached, mail, zipped
 
 ZIP = zipped(("eicar.com", EICAR))

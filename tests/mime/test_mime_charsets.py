@@ -9,7 +9,8 @@ import pytest
 
 from bridge.mime.words import as_text, codec_of, decode_words
 from bridge.quarantine.record import subject
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 
 PYTHON_ONLY = [
     *("rot13", "rot_13", "zip", "zlib", "bz2", "hex", "base64", "uu", "quopri", "mbcs", "oem", "undefined", "charmap"),

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from bridge.mime import encodings
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from tests.mime.reader import Missing
 from tests.mime.readers import Ripmime, Uudeview
 from tests.service.service_kit import EICAR

@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from bridge.mime import encodings, names
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from tests.mime import ours
 from tests.service.service_kit import EICAR, zipped
 

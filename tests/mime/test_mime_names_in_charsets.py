@@ -10,7 +10,8 @@ import pytest
 
 from bridge.mime import encodings, names, references, words
 from bridge.mime.rare_charsets import DECODERS, NAMES
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 
 HEAD = b"From: a@example.org\r\nDate: Mon, 16 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@example.org>\r\n"
 UTF_7 = "a.%2BAGoAcw-"

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,10 @@ def test_source_archive_has_what_a_packager_needs(dist: Path) -> None:
     wanted = {"LICENSE", "README.md", "systemd/scanbridge.service", "man/scanbridge.1", "completions/_scanbridge"}
     assert wanted | {"deploy/postfix-proxy/bridge.yml", "tests/packages/test_wheel.py"} <= names
     assert not [name for name in names if re.search(r"(^|/)(\.venv|__pycache__|dist|build)/", name)]
+
+
+def test_the_packages_hold_every_optional_library() -> None:
+    """The extra `all`, which the packages and the image install, names all extras that are not for development."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.fullmatch(r"scanbridge\[(.+)\]", extras["all"][0])
+    assert named and set(named[1].split(",")) == set(extras) - {"all", "bench", "dev", "fuzz", "train"}

@@ -146,6 +146,6 @@ def test_root_does_not_open_what_stands_in_place_of_a_database_or_key(
     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(IndexFailed):
         Index(Database.file(path)).known()
-    with pytest.raises(ConfigError, match="not an ordinary file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         make_secret(path, "key")
     assert secret.read_bytes() == SECRET

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.replay import profiles
+from bridge.cli.replay.judgement import Judgement, Replay, Row
 from bridge.testing import until
 from tests.postgresql import fresh_database
 from tests.quarantine.quarantine_kit import desk
@@ -136,3 +138,60 @@ def _children(pid: int) -> list[int]:
 
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+PHISHING = """\
+From: "PayPal" <service@shop.example>
+To: ann@example.net
+Subject: News of this week
+Date: Mon, 16 Nov 2026 09:00:00 +0000
+Message-ID: <1@shop.example>
+Content-Type: text/html; charset=utf-8
+
+<p>Dear customer, see what is new{more}</p>
+<a href="https://shop.example/1">Log in</a>
+"""
+
+
+def test_profiles_are_compared_in_one_table(at: Replays, tmp_path: Path) -> None:
+    """A strict profile stops mail that a cautious one delivers; nothing is stored, and other rules count as before."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    mails = tmp_path / "mails"
+    mails.mkdir()
+    for name, more in (("a", ""), ("b", ", please verify your account")):
+        (mails / f"{name}.eml").write_text(PHISHING.format(more=more))
+    (mails / "c.eml").write_bytes(MAIL)
+    (mails / "d.eml").write_bytes(MAIL + GTUBE + b"\r\n")
+    given = (mails, "--to", "b@example.org", "--service", tmp_path / "service.yml", "--profiles")
+    code, data = at.json(*given)
+    assert code == 0 and list(data["profiles"]) == ["cautious", "balanced", "strict"]
+    stopped = [data["decisions"][name].get("quarantine", 0) for name in data["profiles"]]
+    assert stopped == sorted(stopped) and stopped[0] < stopped[-1]
+    assert all(data["decisions"][name]["bounce"] == 1 for name in data["profiles"])
+    assert leftovers(tmp_path) == []
+
+
+def test_the_table_of_profiles_names_the_mails_in_which_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each such mail, then one for each profile."""
+    rows = [[Row(name, Judgement(decision), sender="a@b.example") for name, decision in mails] for mails in DECIDED]
+    profiles.show({name: Replay("x", "y", rows=list(own)) for name, own in zip(profiles.PROFILES, rows, strict=True)})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[:4] == ["two.eml", "deliver", "quarantine", "quarantine"]
+    assert [line.split() for line in shown[3:7]] == [
+        ["profile", "deliver", "quarantine"],
+        ["cautious", "2", "."],
+        ["balanced", "1", "1"],
+        ["strict", "1", "1"],
+    ]
+
+
+DECIDED = (
+    (("one.eml", "deliver"), ("two.eml", "deliver")),
+    (("one.eml", "deliver"), ("two.eml", "quarantine")),
+    (("one.eml", "deliver"), ("two.eml", "quarantine")),
+)
+
+
+def test_profiles_belong_to_the_included_service(at: Replays) -> None:
+    """Without a service to start, or with another comparison, the command says what is missing."""
+    assert "--profiles needs --service" in at.run("--profiles").stderr

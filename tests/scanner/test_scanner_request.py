@@ -13,6 +13,7 @@ from python_multipart.multipart import MultipartParser
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Host, ScannerSettings
+from bridge.scanner.host import configured
 from tests.scanner.fault_server import MAIL, REQUEST, TOKEN, Request, faults, scanner_of, submit
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -120,7 +121,7 @@ def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
     from bridge.scanner.requests import Submission
 
     request = AnalysisRequest(BorderMtaData("a@b", ("c@d",), None, helo))
-    host = Host("http://127.0.0.1:9", ScannerSettings(("http://127.0.0.1:9",), "token"))
+    host = Host(configured("http://127.0.0.1:9"), ScannerSettings(("http://127.0.0.1:9",), "token"))
     head = next(iter(Submission(request, Message(Spool(0)), b"").to(host)))
     body = head.split(b"application/json\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0]
     told = json.loads(body.decode("utf-8", "strict"))["borderMtaData"]["senderHelo"]

@@ -105,6 +105,22 @@ def worker(directory: Path, text: str) -> Iterator[Worker]:
             running.stop()
 
 
+class Submitting(threading.Thread):
+    """A client that waits for its answer."""
+
+    def __init__(self, front, content: bytes) -> None:
+        super().__init__(daemon=True)
+        self.front, self.content, self.answer = front, content, None
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self.front.submit(self.content)
+
+    def result(self):
+        self.join(DEADLINE_S)
+        return self.answer
+
+
 class SlowRspamd:
     """Takes every mail at once, and answers only what it is told to."""
 

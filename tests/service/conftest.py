@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -93,11 +94,11 @@ def rspamd():
     shutil.rmtree(directory, ignore_errors=True)
 
 
+RECIPE = Path(__file__).parents[2] / "deploy/icap/c-icap.conf"
+# What Debian's own c-icap.conf has beside the settings of the recipe.
 C_ICAP = """\
-Port 127.0.0.1:{port}
 PidFile {directory}/pid
 CommandsSocket {directory}/ctl
-TmpDir {directory}
 ServerLog {directory}/server.log
 AccessLog {directory}/access.log
 StartServers 1
@@ -107,37 +108,29 @@ LoadMagicFile /etc/c-icap/c-icap.magic
 ModulesDir {modules}
 ServicesDir {modules}
 TemplateDir /usr/share/c_icap/templates/
-{user}
-Module common clamd_mod.so
-clamd_mod.ClamdHost 127.0.0.1
-clamd_mod.ClamdPort {clamd}
 Service echo srv_echo.so
-Service virus_scan virus_scan.so
-ServiceAlias avscan virus_scan?allow204=on&sizelimit=off&mode=simple
-virus_scan.ScanFileTypes TEXT DATA EXECUTABLE ARCHIVE GIF JPEG MSOFFICE DOCUMENT
-virus_scan.MaxObjectSize 60M
-virus_scan.DefaultEngine clamd
 """
 
 
 @contextmanager
 def running_c_icap(clamd_port: int) -> Iterator[ServerProgram]:
-    """The ICAP services `virus_scan`, which asks clamd, and `echo`."""
+    """The recipe's ICAP services, `virus_scan` and `avscan`, which ask clamd, and `echo`."""
     need("c-icap")
     modules = next(Path("/usr/lib").glob("*/c_icap/virus_scan.so"), None)
     if modules is None:
         unavailable("c-icap's virus_scan not installed (Debian: apt-get install libc-icap-mod-virus-scan)")
     directory, port = Path(tempfile.mkdtemp(prefix="c-icap-")), free_port()
     is_root = os.geteuid() == 0
-    (directory / "c-icap.conf").write_text(
-        C_ICAP.format(
-            port=port,
-            directory=directory,
-            modules=modules.parent,
-            clamd=clamd_port,
-            user="User clamav\nGroup clamav" if is_root else "",
-        )
-    )
+    recipe = RECIPE.read_text()
+    for pattern, ours in (
+        (r"^Port .*", f"Port 127.0.0.1:{port}"),
+        (r"^TmpDir .*", f"TmpDir {directory}"),
+        (r"^clamd_mod.ClamdSocket .*", f"clamd_mod.ClamdHost 127.0.0.1\nclamd_mod.ClamdPort {clamd_port}"),
+        *([] if is_root else [(r"^(User|Group) .*", "")]),
+    ):
+        recipe, count = re.subn(pattern, ours, recipe, flags=re.MULTILINE)
+        assert count, f"{RECIPE} has no line {pattern}"
+    (directory / "c-icap.conf").write_text(C_ICAP.format(directory=directory, modules=modules.parent) + recipe)
     if is_root:
         shutil.chown(directory, "clamav")  # clamd opens the files that c-icap writes
     daemon = ServerProgram([find("c-icap") or "", "-N", "-f", str(directory / "c-icap.conf")], directory / "log", port)

@@ -29,8 +29,9 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis import archives, smime, tar_archive
 from bridge.service.analysis.archives import Budget
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
-from bridge.service.analysis.inspection import Limits, inspect
-from bridge.service.settings import Decisions
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from bridge.service.decision_settings import Decisions
 from tests.service.service_kit import CONFIG, EICAR, attached, mail, service, zipped
 
 SCRIPT = b"WScript.Echo(1)"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from bridge.service.analysis import headers, links
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import Links, NeedsProcess
 from tests.service.service_kit import mail, service
 

@@ -14,7 +14,9 @@ import pytest
 
 from bridge.mime.structure import Bounds
 from bridge.service.analysis import file_types, headers
-from bridge.service.analysis.inspection import MAX_SENDERS, WINDOW, Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.inspection import MAX_SENDERS, WINDOW, NeedsProcess, inspect
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import Links, host_of
 from bridge.service.analysis.pipeline import INLINE_NAMING
 from tests.service.service_kit import EICAR, mail

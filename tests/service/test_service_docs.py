@@ -10,9 +10,10 @@ from pathlib import Path
 import yaml
 
 from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.decision_settings import Decisions
 from bridge.service.lists.store import PREDEFINED
 from bridge.service.metrics import ServiceMetrics
-from bridge.service.settings import Decisions, ServiceConfig
+from bridge.service.settings import ServiceConfig
 from tests.requirements import need
 from tests.service.service_kit import Lists, service, wait_for
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from bridge.mail.message import Spool
-from bridge.service.scanning.parameters import clean_address
+from bridge.service.scanning.parameters import clean_address, parse_parameters
 from bridge.service.scanning.upload import Upload
 from bridge.service.settings import Timings
 from tests.service.service_kit import (
@@ -119,7 +119,7 @@ async def test_only_the_mail_counts_for_the_50_mib():
     async def receive():
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-    upload = Upload(Spool(60 * MIB))
+    upload = Upload(Spool(60 * MIB), parse_parameters)
     try:
         request = await upload.read(receive, f"multipart/form-data; boundary={BOUNDARY}".encode())
         assert len(request.border.envelope_recipients) == 15_000

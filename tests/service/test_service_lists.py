@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 
 from bridge.matching.spelling import normalise
+from bridge.service.decision_settings import Decisions
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
-from bridge.service.settings import Decisions, ListDefinition, ServiceConfig
+from bridge.service.settings import ListDefinition, ServiceConfig
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
 from tests.service.service_kit import (
     CONFIG,

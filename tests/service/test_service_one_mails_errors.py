@@ -196,7 +196,7 @@ async def test_an_analysis_that_we_cancel_ends(tmp_path):
 async def test_infinite_scores_do_not_break_the_result(tmp_path):
     """Two engines whose scores add up to no number."""
     with pipeline(tmp_path) as found:
-        from bridge.service.analysis.inspection import Inspection
+        from bridge.service.analysis.findings import Inspection
         from bridge.service.analysis.pipeline import _Answer
 
         for scores in ([1e308, 1e308], [float("inf"), float("-inf")]):

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from bridge.mail.message import Spool
-from bridge.service.analysis.inspection import Inspection, Limits
+from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.rspamd import RspamdAnalyzer
 from bridge.service.analysis.worker_pool import WorkerPool
 from bridge.service.engine_settings import Rspamd

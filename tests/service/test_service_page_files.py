@@ -9,7 +9,8 @@ import tarfile
 
 import pytest
 
-from bridge.service.analysis.inspection import Limits, inspect
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from tests.service.service_kit import EICAR, attached, mail, zipped
 
 DATA = "data:application/octet-stream;base64," + base64.b64encode(EICAR).decode()

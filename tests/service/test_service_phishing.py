@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -13,12 +14,17 @@ import pytest
 from bridge.api.scanning import Decision
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.explanation import explain
-from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.formats import formats_of
+from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.judgement import load_model
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import NeedsProcess
+from bridge.service.analyzer_settings import Analyzers, Mime, Phishing
+from bridge.service.decision_settings import Decisions
 from bridge.service.detection import brands, domains, model, page, reasons
 from bridge.service.detection.phishing import Search
-from bridge.service.settings import Analyzers, Decisions, Phishing, ServiceConfig
+from bridge.service.settings import ServiceConfig
 from tests.daemon.process_kit import scanbridge
 from tests.service.service_kit import CONFIG, service
 
@@ -115,6 +121,11 @@ def test_an_ordinary_mail_gives_no_tag(content: bytes) -> None:
         tag for tag in inspect(content, SEARCH).tags if tag.split(":")[0] in ("impersonation", "sender", "html", "url")
     }
     assert not suspicious
+
+
+@pytest.mark.parametrize("domain", ["dc01.local", "mail.lan", "hq.corp", "mx.internal", "printer.home.arpa"])
+def test_a_name_of_an_internal_network_was_called_impossible(domain: str) -> None:
+    assert "sender:impossible-domain" not in signals_of(letter(From=f"Jo <jo@{domain}>"))
 
 
 PHISHING = letter(
@@ -353,3 +364,89 @@ def test_a_brand_owns_its_domains() -> None:
     """Under any country's code, but not under every top-level domain."""
     assert brands.owns("paypal", "mail.paypal.co.uk") and not brands.owns("paypal", "paypal.top")
     assert brands.are_related("x.com", "twitter.com") and not brands.are_related("x.com", "paypal.com")
+
+
+def test_the_answer_says_why_in_words(tmp_path: Path) -> None:
+    """The claimed brand and the real domain are named; mail that is not suspicious has no reasons at all."""
+    bad = letter(
+        '<p>Verify your account</p><a href="https://evil.example.top/x">https://www.paypal.com/signin</a>',
+        From="PayPal Security <service@mail.qtbmpxeikvoxw.top>",
+        Subject="Urgent: your PayPal account has been limited",
+    )
+    with service(tmp_path) as running:
+        found = running.submit(bad).json
+        assert found["reasons"][0] == "claims to be PayPal, sent from mail.qtbmpxeikvoxw.top"
+        assert "the link shown as paypal.com leads to evil.example.top" in found["reasons"]
+        assert "reasons" not in running.submit(letter()).json
+
+
+def qr_code(link: str) -> bytes:
+    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.fromarray(zxingcpp.create_barcode(link, zxingcpp.BarcodeFormat.QRCode).to_image(scale=4)).save(out, "PNG")
+    return out.getvalue()
+
+
+def with_picture(picture: bytes) -> bytes:
+    mail = EmailMessage()
+    mail["From"], mail["To"], mail["Subject"] = "PayPal <info@shop.example.org>", "ann@example.net", "Your account"
+    mail["Date"], mail["Message-ID"] = "Mon, 16 Nov 2026 09:00:00 +0000", "<1@shop.example.org>"
+    mail.set_content("Scan the code with your telephone to keep your account.\n")
+    mail.add_attachment(picture, maintype="image", subtype="png", filename="code.png")
+    return mail.as_bytes().replace(b"\n", b"\r\n")
+
+
+def test_a_qr_code_is_a_signal_and_its_host_is_judged_like_that_of_a_link() -> None:
+    """A code that leads away from the sender counts; one that leads to the sender does not."""
+    limits = Limits(phishing=Search(), formats=formats_of(Mime(qr_codes=True)))
+    found = inspect(with_picture(qr_code("https://paypal.com.verify.example.top/login")), limits).phishing
+    assert found is not None and found.signals["picture:qr-link"] == "paypal.com.verify.example.top"
+    assert found.signals["url:lookalike"] == "paypal|paypal.com.verify.example.top"
+    assert "url:not-the-brand" in found.signals
+    own = inspect(with_picture(qr_code("https://www.example.org/menu")), limits)
+    assert own.phishing is not None and "picture:qr-link" not in own.phishing.signals
+    assert "picture:qr-link" in own.tags
+    assert found.margin is not None and model.model_at("").weights["picture:qr-link"] > 0
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "<p>Harmless words about the weather.</p>" * 5000,
+        '<a href="https://shop.example.org/1">Shop</a>' * 400,
+        "<!-- comment -->" * 12_000,
+    ],
+    ids=["text", "links", "comments"],
+)
+def test_padding_does_not_blind_the_search(before: str) -> None:
+    """Links after 200 KB of padding are found, and what was not read counts against the mail."""
+    link = '<a href="https://paypal.com.verify.example.top/login">https://www.paypal.com/</a>'
+    plain, padded = (
+        signals_of(letter(f"<html><body>{text}{link}</body></html>", From="PayPal <a@shop.example.org>"))
+        for text in ("", before)
+    )
+    if len(before) > page.MAX_PAGE:
+        assert padded["url:lookalike"] == plain["url:lookalike"]
+    assert "html:cut" in padded and "html:cut" not in plain
+    assert model.model_at("").weights["html:cut"] > 0
+
+
+def test_a_fifth_page_is_not_read_but_counts() -> None:
+    """Harmless pages before the real one do not hide that there is another."""
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "a@example.org", "x"
+    mail.set_content("<p>one</p>", subtype="html")
+    mail.make_mixed()
+    for _ in range(5):
+        part = EmailMessage()
+        part.set_content("<p>more</p>", subtype="html")
+        mail.attach(part)
+    assert "html:cut" in signals_of(mail.as_bytes().replace(b"\n", b"\r\n"))
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "x" + "f" * 5000, "0" * 5000 + "65"])
+def test_a_number_of_many_digits_does_not_stop_the_search(number: str) -> None:
+    """Python refuses to read such a number, so one reference in a page hid all signals of the mail."""
+    found = signals_of(letter(f'<p>&#{number};</p><a href="https://bit.ly/x">Log in</a>'))
+    assert "url:shortener" in found

@@ -18,7 +18,7 @@ from nats.js.errors import NotFoundError
 from bridge.service.cluster.queue import NOT_WANTED
 from bridge.service.cluster.wire import JobHead, WorkerSign, read_job
 from tests.nats_kit import NatsServer
-from tests.service.cluster_kit import SlowRspamd, in_queue, nats_with_accounts, worker
+from tests.service.cluster_kit import SlowRspamd, Submitting, in_queue, nats_with_accounts, worker
 from tests.service.service_kit import (
     CONFIG,
     EICAR,
@@ -59,22 +59,6 @@ def rspamd():
     slow = SlowRspamd()
     yield slow
     slow.close()
-
-
-class Submitting(threading.Thread):
-    """A client that waits for its answer."""
-
-    def __init__(self, front, content: bytes) -> None:
-        super().__init__(daemon=True)
-        self.front, self.content, self.answer = front, content, None
-        self.start()
-
-    def run(self) -> None:
-        self.answer = self.front.submit(self.content)
-
-    def result(self):
-        self.join(60)
-        return self.answer
 
 
 def test_a_mail_goes_to_a_worker_byte_for_byte_and_nothing_is_left(text, tmp_path):

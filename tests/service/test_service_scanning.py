@@ -20,6 +20,7 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import CannotListen
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import Admission
+from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import Upload
 from bridge.service.server import ServiceServer
 from bridge.service.settings import Timings
@@ -386,7 +387,7 @@ async def test_an_upload_reads_the_same_however_it_is_split(cuts):
     async def receive():
         return events.pop(0)
 
-    upload = Upload(spool)
+    upload = Upload(spool, parse_parameters)
     request = await upload.read(receive, f"multipart/form-data; boundary={BOUNDARY}".encode())
     assert request.border.envelope_from == "a@example.org"
     assert upload.mail.content() == mail(b"x" * 300)

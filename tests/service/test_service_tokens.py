@@ -6,9 +6,9 @@ import hmac
 
 import pytest
 
+from bridge.service.abby_settings import StaticApiToken
 from bridge.service.auth import StaticTokens
 from bridge.service.responses import Refused
-from bridge.service.settings import StaticApiToken
 
 TOKENS = [f"{digit}" * 64 for digit in "123"]
 GUESSES = [

@@ -13,7 +13,8 @@ from pathlib import Path
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.seconds import seconds
 from bridge.cli.postfix_lines import front_size, mail_server_wait_s
-from bridge.config.model import Config, Listener
+from bridge.config.listener import Listener
+from bridge.config.model import Config
 
 _SIZES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 _DEFAULT_SIZE = "50M"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.check.finding import Finding
-from bridge.config.model import Config, Listener
+from bridge.config.listener import Listener
+from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.daemon import certificates, embedded, event_wiring, hooks_wiring, resources, wiring
 from bridge.daemon.http_api.callers import read_callers

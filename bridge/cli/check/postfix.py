@@ -20,7 +20,8 @@ from bridge.cli.check.postfix_milter import NAMES as MILTER_NAMES
 from bridge.cli.check.postfix_milter import check_milters, milter_names
 from bridge.cli.check.seconds import seconds
 from bridge.cli.postfix_lines import HEADERS_BYTES, depends_on_recipients, front_size, mail_server_wait_s
-from bridge.config.model import Config, Listener
+from bridge.config.listener import Listener
+from bridge.config.model import Config
 from bridge.runtime.endpoints import Endpoint
 
 _NAMES = (

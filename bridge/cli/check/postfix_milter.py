@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.seconds import seconds
-from bridge.config.model import Listener
+from bridge.config.listener import Listener
 from bridge.runtime.endpoints import Endpoint
 
 _PROGRESS_S = 5.0  # while a scan runs, we report progress this often

@@ -43,6 +43,8 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
     except (ConfigError, ssl.SSLError) as exc:
         yield Finding("scanner TLS", str(exc))
         return
+    async for finding in _discovered(scanner):
+        yield finding
     for host in scanner.hosts:
         what = f"scanner {host.url}"
         yield await _scanner_host(conf, scanner, host, what)
@@ -52,6 +54,18 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
             end = certificates.expiry_of(host.certificate)
             yield certificate_end(f"certificate of {host.url}", end, "its owner must renew it")
     scanner.close()
+
+
+async def _discovered(scanner: Scanner) -> AsyncIterator[Finding]:
+    """The hosts found in the DNS."""
+    if scanner.discoveries:
+        await scanner.discover()
+    for name in scanner.discoveries:
+        what, found = f"discovery of {name.url}", ", ".join(place.url for place in name.places)
+        if not found:
+            yield Finding(what, f"no scanner host in the DNS: {name.problem}; see scanner.discovery")
+        else:
+            yield Finding(what, detail=found, warning=name.problem)
 
 
 async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -> Finding:

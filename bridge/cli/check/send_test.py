@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from email.utils import formatdate, make_msgid
 
 from bridge.cli.check.finding import Finding
-from bridge.config.model import Config, Listener
+from bridge.config.listener import Listener
+from bridge.config.model import Config
 from bridge.runtime.suggestion import did_you_mean
 
 _LARGE_BYTES = 5 * 1024 * 1024

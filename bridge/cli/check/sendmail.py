@@ -9,7 +9,8 @@ from pathlib import Path
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.postfix_milter import LEAST_S
 from bridge.cli.check.seconds import seconds
-from bridge.config.model import Config, Listener
+from bridge.config.listener import Listener
+from bridge.config.model import Config
 from bridge.runtime.endpoints import Endpoint
 
 _TIMES = {"S": LEAST_S, "R": LEAST_S}

@@ -24,13 +24,14 @@ from bridge.daemon.service_process import located
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.endpoints import Endpoint
+from bridge.service.abby_settings import StaticApiToken
 from bridge.service.advice import advice
 from bridge.service.analysis.judgement import load_model
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.engine_settings import endpoint_of
 from bridge.service.server import tls_context
-from bridge.service.settings import StaticApiToken, Timings
+from bridge.service.settings import Timings
 from bridge.service.store import DATABASE_ID, Store
 from bridge.service.token_files import token_path
 

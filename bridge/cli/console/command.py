@@ -212,4 +212,4 @@ def _tenants(given: tuple[str, ...]) -> frozenset[str] | None:
     try:
         return frozenset(str(UUID(text)) for text in given) if given else None
     except ValueError:
-        raise click.UsageError("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+        raise click.UsageError("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None

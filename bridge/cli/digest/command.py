@@ -31,7 +31,7 @@ def digest() -> None:
 @digest.command()
 @click.option("--to", "person", metavar="ADDRESS", help="What this person would get now. Default: a sample.")
 @click.option("--language", type=click.Choice(("en", "de", "fr", "es")), help="Default: the person's, or the first.")
-@click.option("--tenant", default="", metavar="UUID", help="The sample of this tenant: its templates and its sender.")
+@click.option("--tenant", default="", metavar="UUID", help="Show a sample with this tenant's templates and sender.")
 @click.option("--html", "as_html", is_flag=True, help="Print the HTML alone.")
 @click.option("--text", "as_text", is_flag=True, help="Print the text alone.")
 @config_option
@@ -39,9 +39,13 @@ def preview(
     path: Path | None, person: str | None, language: str | None, tenant: str, as_html: bool, as_text: bool
 ) -> None:
     """Print a digest as it would be sent. Nothing is sent, and nobody is told; links in a sample lead nowhere."""
+    from bridge.digests.message import JOINER
     from bridge.digests.sample import part_of, sample, upcoming
 
     with _open(path) as opened:
+        known = {each.uid for each in opened.conf.tenants} | {each.uid for each in opened.conf.digests.tenants}
+        if tenant and tenant not in known:
+            raise click.ClickException(f"no tenant has the uid {tenant}")
         if person is None:
             content = sample(opened.maker, tenant, language)
         else:
@@ -51,7 +55,8 @@ def preview(
                 raise click.ClickException(f"no new mail is held for {person}")
             content = found
         shown = part_of(content, "html") if as_html else part_of(content, "plain") if as_text else content.decode()
-        say_lines(shown.replace("\r\n", "\n").rstrip("\n"))
+        # A terminal would show the zero-width character that breaks links as a question mark.
+        say_lines(shown.replace("\r\n", "\n").replace(JOINER, "").rstrip("\n"))
 
 
 @digest.command()
@@ -64,11 +69,10 @@ def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
 
     import uvloop
 
-    from bridge.mail.address import comparable_address
-
     async def work(opened: Digesting) -> Progress:
         await asyncio.to_thread(opened.refresh, _say_read)
-        only = [opened.people.person_of(comparable_address(each)) or each for each in people]
+        only = [_person(opened, each) for each in people]
+        await asyncio.to_thread(opened.forget)
         return await opened.send_digests(only=only, now=now, on_progress=_say_progress)
 
     with _open(path) as opened:
@@ -110,7 +114,7 @@ def serve(path: Path | None) -> None:
         async def run() -> None:
             feeding = asyncio.create_task(feed_watchdog())
             sockets = Sockets().open("digests", page.address)
-            await process.run(sources, sockets, send_due, on_ready, opened.forget_before)
+            await process.run(sources, sockets, send_due, on_ready, opened.forget)
             feeding.cancel()
 
         uvloop.run(run())
@@ -145,6 +149,15 @@ def _open(path: Path | None, *, makes_keys: bool = False) -> Iterator[Digesting]
         sys.exit(1)
     finally:
         opened.store.close()
+
+
+def _person(opened: Digesting, address: str) -> str:
+    from bridge.mail.address import comparable_address
+
+    person = opened.people.person_of(comparable_address(address))
+    if person is None:
+        raise click.ClickException(f"{address} gets no digest: it is in none of digests.domains, or in digests.exclude")
+    return person
 
 
 def _say_read(count: int) -> None:

@@ -51,7 +51,8 @@ def configured(path: Path | None) -> Config:
     """The configuration, if it has digests; otherwise how to turn them on, and exit code 78."""
     conf = load_or_exit(path)
     if not conf.digests.is_on:
-        for line in (_HOW if path is None else f"{path}: {_HOW}").splitlines():
+        where = str(path) if path is not None else "no configuration file was named (-c FILE)"
+        for line in f"{where}: {_HOW}".splitlines():
             say(line, err=True)
         sys.exit(EXIT_CONFIG)
     console_wiring.need_libraries()
@@ -111,8 +112,11 @@ class Digesting:
             run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact, counts=counts)
             return await run.go(on_progress)
 
-    def forget_before(self) -> float:
-        return time.time() - self.conf.quarantine.retention - _SPARE_S
+    def forget(self) -> None:
+        """Delete what concerns mail that is no longer in the quarantine. Raises BridgeError."""
+        moment = time.time() - self.conf.quarantine.retention - _SPARE_S
+        self.items.forget(moment)
+        Requests(self.store, self.quarantine.owner).forget(moment)
 
     def sources(self, path: Path | None) -> UserSources:
         """For the pages. Raises ConfigError."""

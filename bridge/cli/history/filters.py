@@ -93,7 +93,7 @@ def with_filters(command: Callable[..., None], *, brief: bool = False) -> Callab
             from bridge.history.query import HistoryQuery
 
             if not HistoryQuery(subject=wanted["subject"]).words:
-                raise click.UsageError("--subject has no word: letters or digits are needed")
+                raise click.UsageError("--subject contains no word; it needs letters or digits")
         if "client" in wanted:
             wanted["client"] = _without_length(wanted["client"])
         command(wanted=wanted, **given)

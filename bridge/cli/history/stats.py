@@ -67,7 +67,7 @@ def stats(
     if as_csv and as_json:
         raise click.UsageError("choose one of --csv and --json")
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise click.UsageError(f"--plot writes SVG: call the file {plot.with_suffix('.svg').name}")
+        raise click.UsageError(f"--plot writes SVG: use the file name {plot.with_suffix('.svg').name}")
     session = HistorySession.open(path)
     wanted.setdefault("since", parse("7d"))
     sums = _sums(session, by, wanted)

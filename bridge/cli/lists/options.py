@@ -19,7 +19,7 @@ def _tenant(_context: click.Context, _option: click.Parameter, value: str | None
     try:
         return str(UUID(value)) if value is not None else None
     except ValueError:
-        raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+        raise click.BadParameter("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
 
 
 _OPTIONS = (

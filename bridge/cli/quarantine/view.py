@@ -13,7 +13,7 @@ from bridge.mime.mail_text import Attachment, Reading
 from bridge.quarantine.record import KEPT, MailRecord
 from bridge.quarantine.severity import worst_first
 
-_LATER = ("tags", "verdict", "decision", "rule", "reason")  # facts that are shown first, in this order
+_LATER = ("tags", "verdict", "decision", "rule", "reason", "reasons")  # facts that are shown first, in this order
 
 
 def facts(mail: MailRecord) -> list[tuple[str, str]]:
@@ -37,6 +37,8 @@ def _reasons(mail: MailRecord) -> Iterator[tuple[str, str]]:
     """Decision, verdict, tags and their scores, and the rule that decided, as far as they are known."""
     for name in ("decision", "verdict", "rule", "reason"):
         yield name, _shown(mail.facts.get(name) or "")
+    for reason in mail.reasons:
+        yield "why", reason
     scores = default_scores()
     tags = worst_first(mail.tags, scores)
     yield "tags", ", ".join(tags)

@@ -53,6 +53,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "Default: compare with what was decided when the mail arrived.",
 )
 @click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
+@click.option(
+    "--profiles",
+    is_flag=True,
+    help="Compare the profiles of the phishing model (cautious, balanced, strict) for the service in --service.",
+)
 @click.option("--expect", type=_FILE, metavar="FILE", help="Compare with the result that --save wrote to FILE.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for --expect.")
 @click.option(
@@ -132,6 +137,8 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     if not sources:
         sys.exit(_EXIT_NONE)
     settings = Settings(given["concurrency"], given["timeout_s"], given["level"])
+    if given["profiles"]:
+        sys.exit(_profiles(conf, scanner, sources, settings, as_json=given["as_json"]))
     code = _run(conf, result, sources, settings, (scanner, baseline, expected))
     if expected is not None and not result.is_interrupted:
         result.missing = expected.missing(result)
@@ -156,6 +163,11 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
         if given[one] and given[other]:
             names = {"url": "scanner", "as_csv": "csv", "as_json": "json"}
             raise click.UsageError(f"choose one of --{names.get(one, one)} and --{names.get(other, other)}")
+    if given["profiles"] and not given["service"]:
+        raise click.UsageError("--profiles needs --service FILE")
+    for name in ("baseline", "expect", "save", "plot", "as_csv"):
+        if given["profiles"] and given[name]:
+            raise click.UsageError(f"--profiles cannot be combined with --{name.removeprefix('as_')}")
     if given["baseline_token_file"] and not given["baseline"]:
         raise click.UsageError("--baseline-token-file needs --baseline")
     for name in ("save", "plot"):
@@ -274,6 +286,26 @@ async def _replay(
             other = Asked(await stack.enter_async_context(opened(baseline, conf)), settings)
         with meter("replay", len(sources), hidden=len(sources) < 2, what="mails") as advance:
             await Work(result, one, settings, other, expected).run(sources, advance)
+
+
+def _profiles(conf: Config, service: Choice, sources: Sequence[Source], settings: Settings, *, as_json: bool) -> int:
+    import uvloop
+
+    from bridge.cli.replay import profiles
+
+    try:
+        found = uvloop.run(profiles.run(conf, service, sources, settings))
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        _fail(f"scanbridge replay: {exc}", 1)
+    if as_json:
+        say_json(profiles.to_dict(found), indent=2)
+    else:
+        profiles.show(found)
+    return _EXIT_LATER if profiles.lacks_decisions(found) else 0
 
 
 def _report(result: Replay, given: dict[str, Any]) -> None:

@@ -77,12 +77,13 @@ def totals(replay: Replay) -> str:
     return f"{cut}{done:,}{of} {'mail' if done == 1 and not of else 'mails'} replayed: {', '.join(parts)}"
 
 
-def matrix_lines(matrix: dict[str, dict[str, int]]) -> Iterator[str]:
+def matrix_lines(
+    matrix: dict[str, dict[str, int]], corner: str = "before \\ now", befores: list[str] | None = None
+) -> Iterator[str]:
     """Rows are the decisions before, columns those of now; a dot is zero, and the diagonal is what stayed."""
     if not matrix:
         return
-    befores, nows = in_order(set(matrix)), in_order({now for line in matrix.values() for now in line})
-    corner = "before \\ now"
+    befores, nows = befores or in_order(set(matrix)), in_order({now for line in matrix.values() for now in line})
     cells = [[corner, *map(visible, nows)]]
     for before in befores:
         counts = (matrix[before].get(now, 0) for now in nows)

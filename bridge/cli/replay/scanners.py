@@ -29,6 +29,7 @@ class Choice:
     ca_file: Path | None = None
     option: str = "--scanner"  # for messages
     token_option: str = "--token-file"  # noqa: S105 - the name of an option
+    profile: str = ""  # overrides the one in the file of the service
 
     def name(self, conf: Config) -> str:
         return str(self.service) if self.service is not None else self.url or ", ".join(conf.scanner.urls)
@@ -40,7 +41,7 @@ async def opened(choice: Choice, conf: Config) -> AsyncIterator[Scanner]:
     if choice.service is not None:
         from bridge.daemon.private_service import private_service
 
-        async with private_service(choice.service) as service:
+        async with private_service(choice.service, choice.profile) as service:
             if service.note:
                 say(f"{choice.service}: {service.note}", err=True)
             async with _closing(ScannerSettings(urls=(service.url,), token=service.token)) as scanner:

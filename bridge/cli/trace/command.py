@@ -21,7 +21,7 @@ from bridge.runtime.suggestion import did_you_mean
 if TYPE_CHECKING:
     from bridge.cli.trace.run import Setup
     from bridge.cli.trace.story import Step
-    from bridge.config import model
+    from bridge.config.listener import Listener
     from bridge.config.model import Config
 
 # Those of `bridge.filter.policy.Case`, which is slow to import; a test compares them.
@@ -129,7 +129,7 @@ def _setup(path: Path | None, conf: Config, file: Path, given: dict[str, Any], *
     )
 
 
-def _listener(conf: Config, name: str | None) -> model.Listener:
+def _listener(conf: Config, name: str | None) -> Listener:
     names = [listener.name for listener in conf.listeners]
     if name is None:
         return conf.listeners[0]

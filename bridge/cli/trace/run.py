@@ -27,14 +27,13 @@ from bridge.cli.trace.stand_ins import (
     NotedRelay,
     SupposedScanner,
 )
-from bridge.config import model
+from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import hooks_wiring, wiring
 from bridge.daemon.personal_wiring import Snapshot, personal_filter
 from bridge.filter.admission import Admission
-from bridge.filter.headers import HeaderEditor
 from bridge.filter.outcome import Record
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import Case
@@ -59,7 +58,7 @@ class Setup:
     """What is traced, and how far."""
 
     config: Config
-    listener: model.Listener
+    listener: Listener
     state: Path
     given: Given
     scanner: Scanner | None = None  # asked for real
@@ -126,7 +125,7 @@ def _filter(
         settings,
         scanner=scanner,
         admission=Admission(wiring.admission_settings(conf)),
-        headers=HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received),
+        headers=wiring.header_editor(conf),
         quarantine=quarantine,
         relay=relay if listener.hands_on else None,
         report=done.records.append,

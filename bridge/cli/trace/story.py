@@ -216,10 +216,11 @@ def _refused(done: Run, at: str, addresses: tuple[str, ...], reply: str) -> Step
 
 def _admission(setup: Setup) -> Step:
     admission = setup.config.admission
-    text = f"Admission: at most {admission.max_in_processing} mails are processed at the same time"
-    if admission.throttle_threshold < admission.max_in_processing:
-        text += f", with a growing delay from {admission.throttle_threshold} on"
-    return Step("admission", f"{text}; here, the mail gets a slot.", {"max_in_processing": admission.max_in_processing})
+    limit, threshold = map(admission.share_of, (admission.max_in_processing, admission.throttle_threshold))
+    text = f"Admission: at most {limit} mails are processed at the same time"
+    if threshold < limit:
+        text += f", with a growing delay from {threshold} on"
+    return Step("admission", f"{text}; here, the mail gets a slot.", {"max_in_processing": limit})
 
 
 def _request(setup: Setup, request: AnalysisRequest) -> Step:
@@ -262,6 +263,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
     elif result is not None:
         tags = ", ".join(result.tags) or "none"
         text = f"{who}Its decision is {result.decision}, its verdict {result.verdict or 'empty'}; tags: {tags}."
+        text += f" Why it is suspicious: {'; '.join(result.reasons)}." if result.reasons else ""
         yield Step("decision", text, {**result.to_dict(), "supposed": False})
     else:
         text = f"{who}There is no decision: {record.error}."

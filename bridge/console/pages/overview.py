@@ -76,6 +76,7 @@ async def _values(call: Call, picture: Picture) -> dict[str, Any]:
             "data": picture.data,
             "decisions": _decisions(picture),
             "own": None,
+            "nodes": await call.console.live.nodes(),
             **_plot(picture),
         }
     query = HistoryQuery(since=time.time() - _OWN_S)

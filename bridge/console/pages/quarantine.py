@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -211,7 +212,7 @@ async def _begin(
     mails: Sequence[MailRecord] = (),
     see: str = "",
 ) -> Response:
-    """Do it in ten seconds. The audit log records the request now, and the result for each mail later.
+    """Do it when it can no longer be undone. The audit log records the request now, and the result for each mail later.
 
     `see` is the page of a list, if senders are added to it.
     """
@@ -260,9 +261,9 @@ async def _begin(
         jobs.begin(owner(call), call.session_label, words, ids, run, dropped, see)
     except TooManyJobs:
         raise Refused(
-            429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", 10
+            429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", ceil(jobs.undo_s)
         ) from None
-    call.audit_detail = f"in 10 seconds: {_mails(ids)}"
+    call.audit_detail = f"in {jobs.undo_s:g} seconds: {_mails(ids)}"
     return _back(call)
 
 

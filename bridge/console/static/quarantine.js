@@ -1,4 +1,4 @@
-// The quarantine: choosing with mouse and keyboard, and the ten seconds to undo. Every page works without it.
+// The quarantine: selecting with mouse and keyboard, and the undo timer. Every page works without it.
 "use strict";
 
 const bulk = document.querySelector("[data-bulk]");

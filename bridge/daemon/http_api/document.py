@@ -208,6 +208,11 @@ def _mail_fields() -> Json:
         "unscanned": _TEXT,
         "error": _TEXT,
         "why": _TEXT,
+        "reasons": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "Why the scanner suspects it, in sentences. Names in them come from the mail.",
+        },
         "list": {**_TEXT, "description": "The list that has a matching entry."},
         "entry": {**_TEXT, "description": "The entry that matches."},
         "limit": {**_TEXT, "description": "The limit that was reached."},

@@ -61,7 +61,7 @@ class FileSink:
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):  # a FIFO without a reader would stop all sinks
             self._close()
-            raise OSError("is not an ordinary file")
+            raise OSError("is not a regular file")
         if found.st_size and os.pread(self._fd, 1, found.st_size - 1) != b"\n":
             os.write(self._fd, b"\n")
 

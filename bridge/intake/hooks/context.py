@@ -87,7 +87,7 @@ class HooksContext:
         self.settings = settings
         self.filter = filter_
         self.registrations = Registrations(settings.token, settings.name, settings.ended)
-        self.limits = Limits.of(settings, filter_.header_prefix, filter_.refuses, self.on_limit)
+        self.limits = Limits.of(settings, filter_, self.on_limit)
 
     def refused(self, peer: str | None, reason: Refusal) -> None:
         """A connection."""

@@ -108,8 +108,9 @@ def field_edits(outcome: Outcome, mail: HookMail) -> list[tuple[str, int | None,
     if mail.fields is None:
         return []
     edits: list[tuple[str, int | None, str | None]] = []
+    ours = set(mail.our_fields())  # the scanner has seen the mail without them
     for edit in outcome.edits:
-        places = [place for place, name in enumerate(mail.fields) if name == edit.name]
+        places = [place for place, name in enumerate(mail.fields) if name == edit.name and place not in ours]
         place = places[edit.number - 1] if edit.number <= len(places) else None
         edits.append((edit.name.decode("ascii").title(), place, edit.value))
     return edits

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from bridge.filter.policy import FORGED_FIELDS, TOO_MANY_FORGED
 from bridge.intake.milter import codec
 from bridge.intake.milter.mail import MAX_STRIPPED, Limits, Mail, declared_size
+from bridge.mail.authentication_results import FIELD_LOWER
 from bridge.mail.envelope import Recipient
 from bridge.mail.header_fields import clean_fields
 from bridge.mail.message import Spool
@@ -21,12 +22,13 @@ from bridge.mail.reply import Reply
 class HookMail(Mail):
     """Its envelope may become known before or after its content."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("_own", "fields")
 
     def __init__(self, spool: Spool, limits: Limits) -> None:
         super().__init__("", (), spool, limits)
         self._in_head = False
         self.fields: list[bytes] | None = None  # the names of all header fields in lower case; None: not certain
+        self._own: list[int] = []
 
     def set_sender(self, data: bytes) -> None:
         parsed = codec.parse_address(data)
@@ -61,12 +63,23 @@ class HookMail(Mail):
         found = clean_fields(head)
         if found is not None:
             self.fields = [field.name.rstrip(b" \t").lower() for field in found]
-            if len(self.our_fields()) > MAX_STRIPPED:
+            self._own = [place for place, field in enumerate(found) if self._is_own(self.fields[place], field.value)]
+            if len(self._own) > MAX_STRIPPED:
                 self._limits.on_hit("header")
                 self.refuse(TOO_MANY_FORGED)
-        elif self._limits.our_fields.search(head) is not None:
+        elif self._limits.our_fields.search(head) is not None or self._has_own_results(head):
             self.refuse(FORGED_FIELDS)
 
     def our_fields(self) -> list[int]:
         """The places of fields that only we may write."""
-        return [place for place, name in enumerate(self.fields or ()) if name.startswith(self._limits.prefix)]
+        return self._own
+
+    def _is_own(self, name: bytes, value: bytes) -> bool:
+        results = self._limits.own_results
+        return name.startswith(self._limits.prefix) or (
+            results is not None and name == FIELD_LOWER and results.is_own(value)
+        )
+
+    def _has_own_results(self, head: bytes) -> bool:
+        results = self._limits.own_results
+        return results is not None and any(results.own_of(head))

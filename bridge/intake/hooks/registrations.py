@@ -163,5 +163,5 @@ def _words(found: Found, name: str) -> tuple[str, ...]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise BadJson(f"inbound.{name} is not a list of names")
     if len(set(words)) != len(words) or len(words) > 100:
-        raise BadJson(f"inbound.{name} has a name twice, or too many")
+        raise BadJson(f"inbound.{name} has a duplicate name, or too many names")
     return tuple(words)

@@ -7,13 +7,15 @@ mail is let through that the filter refused, or leaves without our header fields
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from bridge.filter.changes import FieldEdit
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import CANNOT_HOLD, with_id
 from bridge.intake.milter import codec, protocol
+from bridge.mail import authentication_results
 from bridge.mail.action import Action
 
 CONTINUE = codec.encode_response(protocol.END_OF_BODY, protocol.CONTINUE)
@@ -21,9 +23,11 @@ DISCARD = codec.encode_response(protocol.END_OF_BODY, protocol.DISCARD)
 PROGRESS = codec.encode_response(protocol.END_OF_BODY, protocol.PROGRESS)
 SKIP = codec.encode_response(protocol.BODY, protocol.SKIP)
 
+Forged = Mapping[bytes, Sequence[int]]  # by lower-case name, numbers of fields from 1, in order
 
-def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
-    """What the mail server has to do with the mail; `forged` counts the fields that only we may write."""
+
+def frames_for(outcome: Outcome, mail_id: str, forged: Forged, agreement: codec.Agreement) -> list[bytes]:
+    """What the mail server must do with the mail; `forged` has the fields that only we may write."""
     match outcome.action:
         case Action.RELAY:
             removed = [codec.encode_delete_recipient(address) for address in outcome.removed]
@@ -47,16 +51,33 @@ def _edit(edit: FieldEdit, agreement: codec.Agreement) -> bytes:
     return codec.encode_change_header(edit.name.title(), edit.number, edit.value, agreement)
 
 
-def _edits(outcome: Outcome, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
-    """Delete the forged fields, of each name the last one first (the others keep their number), then add ours.
-
-    In between, the changes to the mail's own fields that the scanner asked for.
-    """
+def _edits(outcome: Outcome, forged: Forged, agreement: codec.Agreement) -> list[bytes]:
+    """Delete the forged fields and change those that the scanner wants changed, then add ours."""
     edits = []
     if (forged or outcome.edits) and agreement.actions & protocol.CAN_CHANGE_HEADERS:
-        for name, count in forged.items():
-            edits += [codec.encode_delete_header(name, index) for index in range(count, 0, -1)]
-        edits += [_edit(edit, agreement) for edit in outcome.edits]
+        edits += [_edit(edit, agreement) for edit in _all_edits(outcome.edits, forged)]
     if agreement.actions & protocol.CAN_ADD_HEADERS:
-        edits += [codec.encode_add_header(name, value, agreement) for name, value in outcome.stamp]
+        edits += [_add(name, value, agreement) for name, value in outcome.stamp]
     return edits
+
+
+def _all_edits(wanted: Sequence[FieldEdit], forged: Forged) -> list[FieldEdit]:
+    """For each name, the last field comes first, so that the others keep their numbers."""
+    edits = [FieldEdit(name, number, None) for name, numbers in forged.items() for number in reversed(numbers)]
+    if not any(edit.name in forged for edit in wanted):
+        return [*edits, *wanted]
+    edits += [replace(edit, number=_number_before(edit.number, forged.get(edit.name, ()))) for edit in wanted]
+    return sorted(edits, key=lambda edit: (edit.name, -edit.number))
+
+
+def _number_before(number: int, deleted: Sequence[int]) -> int:
+    """The scanner has seen the mail without the forged fields: what is the number of a field among all of them?"""
+    for one in deleted:
+        number += one <= number
+    return number
+
+
+def _add(name: str, value: str, agreement: codec.Agreement) -> bytes:
+    """RFC 8601 section 4.1: results are above those of other servers. The order of our own fields does not matter."""
+    encode = codec.encode_insert_header if name == authentication_results.FIELD else codec.encode_add_header
+    return encode(name, value, agreement)

@@ -318,6 +318,13 @@ def encode_add_header(name: str, value: str, agreement: Agreement) -> bytes:
     return _frame(protocol.ADD_HEADER, data)  # several per mail: no lookup in the table of responses
 
 
+def encode_insert_header(name: str, value: str, agreement: Agreement) -> bytes:
+    """Add a field above all others."""
+    space = " " if agreement.steps & protocol.LEADING_SPACE else ""
+    data = f"{_field_text(name)}\0{space}{_field_text(value)}\0".encode("utf-8", "replace")
+    return encode_response(protocol.END_OF_BODY, protocol.INSERT_HEADER, _U32.pack(0) + data)
+
+
 def encode_delete_header(name: bytes, index: int) -> bytes:
     """Remove the index-th (from 1) field of this name."""
     return encode_response(protocol.END_OF_BODY, protocol.CHANGE_HEADER, _U32.pack(index) + name + b"\0\0")

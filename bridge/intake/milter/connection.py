@@ -21,6 +21,7 @@ from time import monotonic
 from typing import cast
 
 from bridge.errors import ProtocolError, ScanTimeout
+from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
 from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.listener import UNKNOWN, peer_address
@@ -66,6 +67,7 @@ class MilterConnection(asyncio.Protocol):
         self._mail: Mail | None = None  # never None after MAIL: the table allows no content before it
         self._fields: list[bytes] = []  # header fields of one read, added to the mail together
         self._task: asyncio.Task[None] | None = None
+        self._is_in_data = False  # the client has sent DATA
         self._is_handed_over = False  # the filter has the mail, and will close its message
         # Deadlines
         self._heard_at = _NEVER
@@ -305,6 +307,7 @@ class MilterConnection(asyncio.Protocol):
         return self._client.session(self._session_id, self._settings.name, self.peer)
 
     def _on_data(self, data: bytes) -> None:
+        self._is_in_data = True
         self._answer(protocol.DATA)
 
     def _on_unknown(self, data: bytes) -> None:
@@ -396,15 +399,20 @@ class MilterConnection(asyncio.Protocol):
         """Forget the mail that is under way, and cancel the task that works on it.
 
         Once the filter has the mail, it closes the message: closing it here could interrupt a
-        thread of the filter that is writing it.
+        thread of the filter that is writing it. It also reports the mail.
         """
+        mail = self._mail
+        if mail is not None and not self._is_handed_over:
+            if mail.refusal is None and (self._is_in_data or self._content_until is not _NEVER):
+                address = self._describe().client.address
+                self._context.on_cancelled(EarlyRefusal("data", address, mail.sender, "", rule_names.CLIENT_GONE))
+            mail.close()
         self._content_until = _NEVER
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._mail is not None and not self._is_handed_over:
-            self._mail.close()
         self._mail = None
+        self._is_in_data = False
         self._is_handed_over = False
 
 

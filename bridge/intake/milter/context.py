@@ -82,12 +82,14 @@ class MilterContext:
         listener: Listener[OpenConnection],
         on_refused: Callable[[EarlyRefusal], None] = ignore,
         on_saturated: Callable[[EarlyRefusal], None] = ignore,
+        on_cancelled: Callable[[EarlyRefusal], None] = ignore,
         on_limit: Callable[[str], None] = ignore,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.spool = spool
         self.on_limit = on_limit
         self.on_saturated = on_saturated
+        self.on_cancelled = on_cancelled
         self._on_refused = on_refused
         self.listener = listener
         self.timer = ConnectionTimer(self.loop, settings.check_interval_s)
@@ -104,7 +106,7 @@ class MilterContext:
         self.settings = settings
         self.filter = filter_
         self.mail_class = WholeMail if settings.body_is_whole else Mail
-        self.limits = Limits.of(settings, filter_.header_prefix, filter_.refuses, self.on_limit)
+        self.limits = Limits.of(settings, filter_, self.on_limit)
 
     def admit(self, connection: OpenConnection, address: str | None) -> bool:
         """Whether a new connection from this address (None: on a unix socket) may stay."""

@@ -20,6 +20,7 @@ from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
 from bridge.mail.address import domain_of, has_certain_domain
+from bridge.mail.authentication_results import FIELD_LOWER, OwnResults
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
@@ -49,6 +50,14 @@ class LimitSettings(Protocol):
     def tenant_by_domain(self) -> Mapping[str, str]: ...
 
 
+class FilterFacts(Protocol):
+    """Properties of a listener's filter."""
+
+    header_prefix: str
+    own_results: OwnResults | None
+    refuses: bool  # it refuses mail, and does not only report what it would do
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one mail may be."""
@@ -59,6 +68,7 @@ class Limits:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     on_hit: Callable[[str], None] = lambda limit: None  # called with the limit that a mail exceeds
     needs_domain: bool = False  # a recipient whose domain is not certain is refused
+    own_results: OwnResults | None = None  # of Authentication-Results; None: we do not write them
     our_fields: re.Pattern[bytes] = field(init=False)  # finds the names of fields with our prefix
 
     def __post_init__(self) -> None:
@@ -66,23 +76,24 @@ class Limits:
         object.__setattr__(self, "our_fields", pattern)
 
     @classmethod
-    def of(cls, settings: LimitSettings, prefix: str, refuses: bool, on_hit: Callable[[str], None]) -> Limits:
-        """Those of one listener. `refuses`: it refuses mail at all, and does not only report what it would do."""
+    def of(cls, settings: LimitSettings, filter_: FilterFacts, on_hit: Callable[[str], None]) -> Limits:
+        """Those of one listener."""
         tenants = settings.tenant_by_domain
         return cls(
             settings.max_message_size,
             settings.max_recipients,
-            prefix.lower().encode("ascii"),
+            filter_.header_prefix.lower().encode("ascii"),
             tenants,
             on_hit,
-            needs_domain=bool(tenants) and refuses,
+            needs_domain=bool(tenants) and filter_.refuses,
+            own_results=filter_.own_results,
         )
 
 
 class Mail:
     """Grows event by event, from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_in_head", "_limits", "forged", "message", "params",
+    __slots__ = ("_colon", "_head", "_in_head", "_limits", "_results_seen", "forged", "message", "params",
                  "recipients", "refusal", "sender", "size")  # fmt: skip
 
     def __init__(
@@ -92,7 +103,9 @@ class Mail:
         self.params = params
         self.recipients: list[Recipient] = []
         self.message = Message(spool)
-        self.forged: dict[bytes, int] = {}  # how many fields with our prefix, by lower-case name
+        # Fields that only we may write: by lower-case name, their numbers among the fields of this name, from 1.
+        self.forged: dict[bytes, list[int]] = {}
+        self._results_seen = 0  # fields of the name Authentication-Results
         self.refusal: Reply | None = None
         self.size = 0
         self._limits = limits
@@ -182,15 +195,29 @@ class Mail:
         if _LF in b"".join(self._head):  # Postfix and Sendmail send folded fields with bare line feeds
             block = block.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         self._head.clear()
-        if self._limits.prefix in block.lower():
+        lower = block.lower()
+        if self._limits.prefix in lower:
             self._count_forged(block)
+        if self._limits.own_results is not None and FIELD_LOWER in lower:
+            self._count_results(block, self._limits.own_results)
         if self.refusal is None:
             self._write_head(block)
 
     def _count_forged(self, block: bytes) -> None:
         for name in map(bytes.lower, self._limits.our_fields.findall(block)):
-            self.forged[name] = self.forged.get(name, 0) + 1
-        if sum(self.forged.values()) > MAX_STRIPPED:
+            numbers = self.forged.setdefault(name, [])
+            numbers.append(len(numbers) + 1)
+        self._limit_forged()
+
+    def _count_results(self, block: bytes, own_results: OwnResults) -> None:
+        for is_own in own_results.own_of(block):
+            self._results_seen += 1
+            if is_own:
+                self.forged.setdefault(FIELD_LOWER, []).append(self._results_seen)
+        self._limit_forged()
+
+    def _limit_forged(self) -> None:
+        if sum(map(len, self.forged.values())) > MAX_STRIPPED:
             self._limits.on_hit("header")
             self.refuse(TOO_MANY_FORGED)
 

@@ -32,11 +32,14 @@ class MilterServer:
         *,
         on_refused: Callable[[EarlyRefusal], None] = ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[EarlyRefusal], None] = ignore,  # a mail, at the stage: mail
+        on_cancelled: Callable[[EarlyRefusal], None] = ignore,  # a mail that its client or mail server gave up
         on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:
         self.listener = Listener[OpenConnection](settings.listener, is_ahead=is_ahead)
-        self.context = MilterContext(settings, filter_, spool, self.listener, on_refused, on_saturated, on_limit)
+        self.context = MilterContext(
+            settings, filter_, spool, self.listener, on_refused, on_saturated, on_cancelled, on_limit
+        )
 
     @property
     def connections(self) -> int:

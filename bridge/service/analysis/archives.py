@@ -112,8 +112,9 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
-    if content.startswith(_PROGRAMS):
-        kinds += [kind for kind in ("rar", "7z") if more_archives.start_of(content, kind) >= 0]
+    for kind in ("rar", "7z"):  # archive programs search for the start, whatever precedes it
+        if (content.startswith(_PROGRAMS) or kind in suffixes) and more_archives.start_of(content, kind) >= 0:
+            kinds.append(kind)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
     return [kind for kind in dict.fromkeys(kinds) if kind]

@@ -32,7 +32,7 @@ from bridge.matching import spelling
 from bridge.mime.structure import Bounds, TooMuch, walk
 from bridge.service.analysis import headers
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.service.settings import Authentication
+from bridge.service.analyzer_settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5  # of the author's domains, and as many of others

@@ -18,7 +18,7 @@ from typing import Protocol
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mime import ambiguity
 from bridge.service.analysis.job import utc_now
-from bridge.service.settings import Decisions
+from bridge.service.decision_settings import Decisions
 
 INCOMPLETE = "incomplete"
 _FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
@@ -35,10 +35,13 @@ TAG_SCORES: dict[str, float] = {
     "mime:broken-archive": 2.0,
     "mime:unopened-archive": 2.0,
     "document:encrypted": 2.0,
+    "document:not-read": 4.0,
     "office:auto-macro": 3.0,
     "office:macro-runs-program": 4.0,
-    "office:dde": 6.0,
-    "office:remote-template": 6.0,
+    "office:dde": 8.0,
+    "office:dde-link": 1.0,
+    "office:exploit": 8.0,
+    "office:remote-template": 8.0,
     "office:remote-object": 4.0,
     "office:equation": 4.0,
     "office:embedded-file": 0.5,

@@ -137,9 +137,14 @@ def _step(failed: list[int], call: int) -> tuple[int, int]:
 
 def inflated(content: bytes, budget: Budget) -> bytes:
     """Decompressed zlib data; nothing if it is not zlib data (RFC 1950)."""
-    if content[:1] and content[0] & 0x0F == 8 and int.from_bytes(content[:2], "big") % 31 == 0:
+    if is_zlib(content[:2]):
         return decode(lambda: Inflater(zlib.MAX_WBITS), content, 0, budget).content
     return b""
+
+
+def is_zlib(beginning: bytes) -> bool:
+    """Whether these two bytes may begin zlib data."""
+    return len(beginning) == 2 and beginning[0] & 0x0F == 8 and int.from_bytes(beginning, "big") % 31 == 0
 
 
 def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:

@@ -10,7 +10,7 @@ from bridge.service.analysis.icap import IcapAnalyzer
 from bridge.service.analysis.plugin import PluginAnalyzer
 from bridge.service.analysis.rspamd import RspamdAnalyzer
 from bridge.service.analysis.spamassassin import SpamAssassinAnalyzer
-from bridge.service.settings import Analyzers
+from bridge.service.analyzer_settings import Analyzers
 
 
 def engines_of(settings: Analyzers) -> list[Engine]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import ConfigError
 
 if TYPE_CHECKING:  # the process that inspects mail needs no settings
-    from bridge.service.settings import Mime
+    from bridge.service.analyzer_settings import Mime
 
 LIBARCHIVE, OFFICE, PDF, QR_CODES, SCRIPTS = "libarchive", "office", "pdf", "qr_codes", "scripts"
 DEFAULT_FORMATS = (OFFICE, PDF, SCRIPTS)  # our own readers

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from bridge.mail.address import comparable_address
 from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
+from bridge.mime.structure import Part, TooMuch, is_message, walk
 from bridge.service.analysis import (
     archives,
     calendar_files,
@@ -31,16 +30,18 @@ from bridge.service.analysis import (
 )
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.formats import DEFAULT_FORMATS, FORMATS, LIBARCHIVE
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.formats import FORMATS, LIBARCHIVE
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import Links, NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
-from bridge.service.analysis.parts import Collector, MailParts, divided
+from bridge.service.analysis.parts import Collector, MailParts
+from bridge.service.analysis.pictures import QR_LINK
+from bridge.service.analysis.script_files import PAGE_NAME
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
-from bridge.service.analysis.yara_rules import YaraAnswer
 from bridge.service.detection import phishing
 from bridge.service.detection.material import Material
-from bridge.service.detection.phishing import Search, Suspicion
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -49,6 +50,7 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 MAX_SENDERS = 200  # with more, TooMuch
 MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+LINK_COST = 4096  # work for each link that a document gives: it may have thousands
 READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
@@ -72,70 +74,7 @@ _BASES = frozenset({"content-base", "content-location"})
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 _SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What to inspect and how far; plain data, because it is sent to another process."""
-
-    bounds: Bounds = field(default_factory=Bounds)
-    archive_depth: int = 4
-    archive_members: int = 10_000
-    extracted_bytes: int = 256 * 1024 * 1024
-    urls: int = 5000
-    look_at_mime: bool = True
-    look_at_urls: bool = True
-    look_at_headers: bool = True
-    phishing: Search | None = None  # None: it is not looked for
-    envelope_from: str = ""  # of this mail; only for `phishing`
-    archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
-    formats: tuple[str, ...] = DEFAULT_FORMATS  # see `formats`
-    keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
-    keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time
-    show_members: bool = False  # True: `see` also gets the files in archives that engines would open themselves
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Limits:
-        search = Search.from_dict(value["phishing"]) if value["phishing"] else None
-        return cls(
-            **{**value, "bounds": Bounds(**value["bounds"]), "phishing": search, "formats": tuple(value["formats"])}
-        )
-
-
-@dataclass(slots=True)
-class Inspection:
-    """The findings."""
-
-    tags: set[str] = field(default_factory=set)
-    limits: set[str] = field(default_factory=set)
-    hosts: set[str] = field(default_factory=set)
-    digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
-    senders: list[str] = field(default_factory=list)  # addresses in From and Sender
-    rendition: list[bytes] = field(default_factory=list)  # a mail of what engines may not find themselves, in pieces
-    parts: MailParts | None = None  # with `Limits.keep_parts`
-    yara: YaraAnswer | None = None  # if there are rules
-    phishing: Suspicion | None = None  # None: not looked for
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
-        return {**plain, "phishing": self.phishing and self.phishing.to_dict()}
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any], content: list[bytes] | None = None) -> Inspection:
-        """`content`: the bytes of the parts, if there are any, then the rendition."""
-        tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
-        found = cls(tags, limits, hosts, digests, list(value["senders"]), content or [])
-        if (described := value.get("parts")) is not None:
-            pieces, found.rendition = divided(content or [], sum(size for _, _, size, _ in described))
-            found.parts = MailParts(iter(pieces), described, is_complete=not limits)
-        if (yara := value.get("yara")) is not None:
-            found.yara = YaraAnswer.from_dict(yara)
-        if (suspicion := value["phishing"]) is not None:
-            found.phishing = Suspicion.from_dict(suspicion)
-        return found
+_ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
 
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
@@ -180,6 +119,7 @@ class _MailInspector:
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
         self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
+        self.pages = 0  # without a name
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
         self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
 
@@ -284,7 +224,17 @@ class _MailInspector:
             self.text(content, 0, len(content), _ANY_TEXT, nesting)
         if is_decoded and nesting < self.budget.depth:
             self.hidden(content, nesting + 1, is_text=False)
-        if recognition.is_file(content):
+        self.guessed_file(content, nesting)
+
+    def guessed_file(self, content: bytes, nesting: int) -> None:
+        """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
+        if hashlib.sha256(content).hexdigest() in self.found.digests:
+            return
+        if recognition.is_signed(content, ()):
+            self.signed(content, (), nesting)
+        if recognition.has_calendar(content):
+            self.calendar(content, _ANY_CALENDAR, nesting)
+        if recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats)):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, (), nesting)
 
@@ -327,6 +277,8 @@ class _MailInspector:
             self.text(data, part.body, part.end, part, nesting)
             if self.see:
                 self.show(data[part.body : part.end], part.names, part.content_type)
+            if self.is_file(part, nesting):
+                self.file(data[part.body : part.end], (PAGE_NAME,), nesting)
             return
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
@@ -338,8 +290,19 @@ class _MailInspector:
             self.hidden(content, nesting, is_text=part.content_type.startswith("text/"))
         if is_text:
             self.text(content, 0, len(content), part, nesting)
+            if self.is_file(part, nesting):
+                self.file(content, (PAGE_NAME,), nesting)
         if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
+
+    def is_file(self, part: Part, nesting: int) -> bool:
+        """Whether an unnamed page may be offered as a file: for its disposition, or because it is not the first."""
+        if part.content_type != "text/html" or not self.limits.look_at_mime:
+            return False
+        if nesting or part.body < self.quoted_until:
+            return recognition.is_attached(part)
+        self.pages += 1
+        return self.pages > 1 or recognition.is_attached(part)
 
     def bases(self, part: Part) -> None:
         """Fields with the address of a part: programs complete the links in it with their hosts (RFC 2557)."""
@@ -441,11 +404,12 @@ class _MailInspector:
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
         if (
             is_mail
-            or any(map(recognition.is_mail_name, part.names))
+            or recognition.is_mail_file(content, part.names)
             or (not part.names and readings.begins_like_mail(content))
         ):
             self.enclosed(content, nesting)
-        self.file(content, part.names, nesting)
+        is_page = recognition.is_page_type(part.content_type)
+        self.file(content, part.names | {PAGE_NAME} if is_page else part.names, nesting)
 
     def unnamed(self, content: bytes, part: Part) -> None:
         """No name says how to open it, so its type does: some programs add the extension to a name that has none."""
@@ -506,16 +470,16 @@ class _MailInspector:
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
         if self.limits.look_at_mime:
             for kind in documents.kinds_of(content, names, self.limits.formats):
-                self.document(content, kind, nesting)
+                self.document(content, kind, names, nesting)
 
-    def document(self, content: bytes, kind: str, nesting: int) -> None:
+    def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
         """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
         if not self.limits.archives:
             raise NeedsProcess
         if self.documents >= documents.MAX_NESTED:
             raise TooMuch("archive-depth")
         self.documents += 1
-        for member in documents.members(content, kind, self.budget):
+        for member in documents.members(content, kind, names, self.budget):
             self.member(member, kind, max(0, nesting - 1))
         self.documents -= 1
 
@@ -538,6 +502,8 @@ class _MailInspector:
         content = member.content
         self.found.tags.update(member.tags)
         self.linked(member.links)
+        if self.material is not None and QR_LINK in member.tags:
+            self.material.add_codes(member.links)
         if member.limit:
             self.found.limits.add(member.limit)
         if member.encrypted:
@@ -558,7 +524,7 @@ class _MailInspector:
         self.opaque += member.is_disputed
         if self.opaque or self.limits.show_members:
             self.show(content, member.names, "" if self.opaque else None)
-        if any(map(recognition.is_mail_name, member.names)) or (
+        if recognition.is_mail_file(content, member.names) or (
             kind == "openpgp" and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
@@ -571,6 +537,7 @@ class _MailInspector:
     def linked(self, links: Collection[str]) -> None:
         """Links outside of any text: in codes, documents and the like."""
         for link in links if self.limits.look_at_urls else ():
+            self.budget.take_work(LINK_COST)
             self.links.scan(link, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.service.analysis.inspection import Inspection, Limits
+from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.worker_pool import WorkerPool
 
 MODULE = "bridge.service.analysis.inspector_process"

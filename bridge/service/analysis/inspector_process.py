@@ -11,7 +11,9 @@ from typing import Any
 
 from bridge.mime.rendition import as_mail
 from bridge.service.analysis import archives, file_types
-from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.parts import Collector
 from bridge.service.analysis.worker import Answer, Handler, serve
 from bridge.service.analysis.yara_rules import Matcher

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 
+from bridge.api.scanning import readable_reasons
 from bridge.errors import ConfigError
 from bridge.service.analysis.decision import INCOMPLETE
+from bridge.service.analyzer_settings import Phishing
+from bridge.service.detection import reasons
 from bridge.service.detection.model import QUARANTINE_POINTS, BadModel, Model, model_at
 from bridge.service.detection.phishing import Search, Suspicion
-from bridge.service.settings import Phishing
 
 SUSPECTED_POINTS = 5.0
+LIKELY, SUSPECTED = "phishing:likely", "phishing:suspected"
 
 
 def search_of(settings: Phishing) -> Search:
@@ -46,17 +49,27 @@ class Judgement:
         self._settings = settings
         self._model = load_model(settings)
 
-    def points(self, suspicion: Suspicion | None, tags: set[str]) -> float:
-        """For the decision table. Adds a tag where there is something to say."""
+    @property
+    def weights(self) -> dict[str, float]:
+        return self._model.weights
+
+    def reasons(self, suspicion: Suspicion | None, tags: set[str]) -> tuple[str, ...]:
+        """The reasons in words, only for mail that looks like phishing: for all mail, it would cost time and space."""
+        if suspicion is None or tags.isdisjoint((LIKELY, SUSPECTED)):
+            return ()
+        return readable_reasons(reasons.sentences(suspicion.signals, self._model.weights))
+
+    def points(self, suspicion: Suspicion | None, tags: set[str], shift: float = 0.0) -> float:
+        """For the decision table; `shift` is what reports have changed. Adds a tag if there is a result."""
         if suspicion is None or suspicion.margin is None:
             if suspicion is not None and self._settings.required:
                 tags.add(INCOMPLETE)
             return 0.0
         if not self._settings.use_model:
             return 0.0
-        points = self._model.points(suspicion.margin, self._settings.profile)
+        points = self._model.points(suspicion.margin + shift, self._settings.profile)
         if points >= QUARANTINE_POINTS:
-            tags.add("phishing:likely")
+            tags.add(LIKELY)
         elif points >= SUSPECTED_POINTS:
-            tags.add("phishing:suspected")
+            tags.add(SUSPECTED)
         return points

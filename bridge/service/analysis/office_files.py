@@ -1,7 +1,7 @@
 """Office documents: macros that run by themselves, fields and templates that load something, and embedded files.
 
-Reads OLE2 files, parts of OOXML files (the zip reader unpacks those), RTF and OneNote, by their bytes alone: macros are
-decompressed and searched for names, but not run or emulated. What a macro puts together from pieces is not seen.
+Reads OLE2 files, parts of OOXML files (the zip reader unpacks those) and RTF, by their bytes alone: macros are
+decompressed and searched for names, but not run or emulated. What a macro assembles from pieces is not seen.
 """
 
 from __future__ import annotations
@@ -9,22 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
+from bridge.mime.encodings import decode
 from bridge.mime.references import unescaped
-from bridge.service.analysis import archives, file_types
-from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis import (
+    active_mime,
+    archives,
+    compressed_rtf,
+    excel_files,
+    file_types,
+    office_attacks,
+    office_xml,
+    onenote_files,
+)
+from bridge.service.analysis.decompression import inflated, is_zlib
+from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
 from bridge.service.analysis.more_archives import UNOPENED
+from bridge.service.analysis.office_xml import Relation
 from bridge.service.analysis.ole_files import MAGIC, Entry, entries
+from bridge.service.analysis.onenote_files import EMBEDDED
 from bridge.service.analysis.pdf_files import ENCRYPTED
-from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_objects, rtf_templates
+from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_fields, rtf_objects, rtf_templates
 from bridge.service.analysis.unpacking import Budget, Member
 from bridge.service.analysis.vba import sources
 
-AUTO_MACRO, RUNS_PROGRAM = "office:auto-macro", "office:macro-runs-program"
-DDE, TEMPLATE, REMOTE = "office:dde", "office:remote-template", "office:remote-object"
-EMBEDDED, EQUATION, MACRO = "office:embedded-file", "office:equation", "mime:macro"
-ONENOTE = b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d"
-_ONENOTE_FILE = bytes.fromhex("e716e3bd65261145a4c48d4d0b7a9eac")
+TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
+EQUATION, EXPLOIT = "office:equation", "office:exploit"
 _EQUATION_CLASS = bytes.fromhex("02ce020000000000c000000000000046")
+_EQUATION_NAMES = ("equation.2", "equation.3")
+_URL_MONIKER = bytes.fromhex("e0c9ea79f9bace118c8200aa004ba90b")
 _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
 _AUTO = re.compile(
@@ -38,19 +50,30 @@ _PROGRAMS = re.compile(
 )
 _LINK = re.compile(rb"https?://[\x21-\x7e]{4,500}")
 _WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,500}")
-_DDE_FIELD = re.compile(rb"\x13\0?\s{0,9}\0?D\0?D\0?E\0?", re.IGNORECASE)
+_DDE_FIELD = re.compile(rb"\x13(\0?[\s\"]{0,9}\0?D\0?D\0?E\0?[^\x14\x15]{0,2000})", re.IGNORECASE)
 _RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
-_FIELD = re.compile(r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}[\"']([^\"']*)")
-_DDE_WORD = re.compile(r"\bDDE(?:AUTO)?\b", re.IGNORECASE)
+_FIELD = re.compile(
+    r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}(?:\"([^\"]*)|'([^']*))|fldCharType\s{0,9}=\s{0,9}[\"']begin()"
+)
+_SHEET_LINK = re.compile(r"<(?:\w{1,20}:)?ddeLink\s([^>]{0,8000})")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
-_AUTO_NAMES = ("_xlnm.auto_open", "_xlnm.auto_close", "_xlnm.auto_activate")
-_MAX_LINKS = 5000
+_OBJECT_WORK = 1024
+_RTF_WORK = 100  # for each byte of compressed text
 _FILE_STREAMS = ("package", "contents", "embeddedodf", "\x01ole10native")
-_MAIL_NAME, _MAIL_FILE, _MAIL_PAGE = ("__substg1.0_3707", "__substg1.0_3704"), "__substg1.0_3701", "__substg1.0_1013"
+# Long and short name, long and short path, and transport name, in 16-bit or 8-bit characters (MS-OXCMSG 2.2.2)
+_MAIL_NAME = tuple(f"__substg1.0_{number}" for number in ("3707", "3704", "370d", "3708", "370c"))
+_MAIL_FILE, _MAIL_PAGE, _MAIL_RTF = "__substg1.0_3701", "__substg1.0_1013", "__substg1.0_1009"
+_EIGHT_BIT = "001e"
 
 
 def is_office(content: bytes, names: Collection[str]) -> bool:
-    return content.startswith((MAGIC, RTF, ONENOTE)) or any(map(_is_xml_part, names))
+    return (
+        content.startswith((MAGIC, RTF, onenote_files.MAGIC))
+        or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
+        or active_mime.is_active_mime(content)
+        or active_mime.has_web_archive(content, names)
+        or office_xml.is_likely(content)
+    )
 
 
 def _is_xml_part(name: str) -> bool:
@@ -58,37 +81,63 @@ def _is_xml_part(name: str) -> bool:
     return lower.endswith(".rels") or (lower.endswith(".xml") and _XML_PART.search(lower) is not None)
 
 
-def office_members(content: bytes, budget: Budget) -> Iterator[Member]:
+def office_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.startswith(MAGIC):
-        return _of_ole(content, budget)
-    if content.startswith(RTF):
-        return _of_rtf(content, budget)
-    if content.startswith(ONENOTE):
-        return _of_onenote(content, budget)
-    return _of_xml(content, budget)
+        yield from _of_ole(content, budget)
+    elif content.startswith(RTF):
+        yield from _of_rtf(content, budget)
+    elif content.startswith(onenote_files.MAGIC):
+        yield from onenote_files.onenote_members(content, budget)
+        yield Member((), None, links=_links(content))
+    elif active_mime.is_active_mime(content):
+        yield from active_mime.active_mime_members(content, budget)
+    elif any(map(excel_files.is_binary_part, names)):
+        yield Member((), None, tags=tuple(excel_files.tags_of_binary_part(content, tuple(names), budget)))
+    elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
+        yield from _of_xml(content, tuple(names), budget)
+    if active_mime.has_web_archive(content, names):
+        yield from active_mime.web_archive_members(content, budget)
 
 
 def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
-    names: dict[str, None] = {}
-    is_damaged = True
+    mail_names: dict[str, None] = {}
+    classes: set[bytes] = set()
+    names: set[str] = set()
     for entry in entries(content, budget):
-        is_damaged = False
         name = entry.name.lower()
-        if entry.class_id == _EQUATION_CLASS or name == "equation native":
-            yield Member((), None, tags=(EQUATION,))
-        if name in ("encryptedpackage", "encryptedsummary") or (
-            name == "worddocument" and _has_password(entry.content)
-        ):
-            yield Member((), None, tags=(ENCRYPTED,))
-        if name in ("workbook", "book"):
-            yield Member((), None, tags=tuple(_sheet_tags(entry.content)))
-        if name == "worddocument" and _DDE_FIELD.search(entry.content):
-            yield Member((), None, tags=(DDE,))
+        names.add(name)
+        classes.add(entry.class_id)
         if name.startswith(_MAIL_NAME):
-            names[entry.content.decode("utf-16-le", "replace")[-255:]] = None
+            codec = "latin-1" if name.endswith(_EIGHT_BIT) else "utf-16-le"
+            mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
+        if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
+            yield Member((), None, tags=tags)
         yield from _of_macros(entry.content, budget)
         yield from _of_stream(entry, name, budget)
-    yield Member(tuple(names)[:1000], None, tags=(UNOPENED,) if is_damaged else ())
+    found = [UNOPENED] if not names else []
+    if _EQUATION_CLASS in classes:
+        found.append(EQUATION)
+        if "\x01ole10native" in names and "equation native" not in names:  # what no equation editor writes
+            found.append(EXPLOIT)
+    yield Member(tuple(mail_names)[:1000], None, tags=tuple(found))
+
+
+def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
+    if name == "equation native":
+        yield EQUATION
+        if not office_attacks.is_formula(content):
+            yield EXPLOIT
+    elif name in ("encryptedpackage", "encryptedsummary"):
+        yield ENCRYPTED
+    elif name in ("workbook", "book"):
+        yield from excel_files.tags_of_book(content, budget)
+    elif name == "worddocument":
+        if _has_password(content):
+            yield ENCRYPTED
+        for field in _DDE_FIELD.findall(content)[:100]:
+            yield office_attacks.tag_of_field(field.replace(b"\0", b"").decode("latin-1"))
+    elif name == "\x01ole" and _URL_MONIKER in content and any(map(office_attacks.is_remote, _links(content))):
+        yield EXPLOIT  # an object that is loaded and run (CVE-2017-0199)
 
 
 def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
@@ -99,6 +148,11 @@ def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
         yield Member(("",), entry.content, tags=() if name.startswith(_MAIL_FILE) else (EMBEDDED,), is_disputed=True)
     elif name == "powerpoint document":
         yield from _of_slides(entry.content, budget)
+    elif name.startswith(_MAIL_RTF) and compressed_rtf.is_compressed(entry.content[:16]):
+        budget.take_work(_RTF_WORK * len(entry.content))
+        text = compressed_rtf.decompressed(entry.content)
+        budget.take(len(text))
+        yield Member(("",), text, is_disputed=True)
     elif name.startswith(_MAIL_PAGE):
         yield Member(("page.html",), entry.content)
     else:
@@ -113,8 +167,11 @@ def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
     """Objects and macros in a presentation: OLE2 files, most often compressed."""
     yield Member((), None, links=_links(stream))
     for match in _SLIDE_OBJECT.finditer(stream):
-        length = int.from_bytes(stream[match.end() : match.end() + 4], "little")
-        data = stream[match.end() + 4 : match.end() + 4 + length]
+        at = match.end() + 4
+        if not stream.startswith(MAGIC, at) and not is_zlib(stream[at + 4 : at + 6]):
+            continue
+        data = stream[at : at + int.from_bytes(stream[at - 4 : at], "little")]
+        budget.take_work(len(data) + _OBJECT_WORK)  # such objects may contain each other
         data = data if data.startswith(MAGIC) else inflated(data[4:], budget)
         if data.startswith(MAGIC):
             budget.take_member()
@@ -128,12 +185,11 @@ def _is_file(content: bytes) -> bool:
 def _links(content: bytes) -> tuple[str, ...]:
     found = [match.decode("latin-1") for match in _LINK.findall(content)]
     found += [match.decode("utf-16-le", "replace") for match in _WIDE_LINK.findall(content)]
-    return tuple(dict.fromkeys(found))[:_MAX_LINKS]
+    return tuple(dict.fromkeys(found))
 
 
 def _of_macros(content: bytes, budget: Budget) -> Iterator[Member]:
-    for source in sources(content):
-        budget.take(len(source))
+    for source in sources(content, budget):
         lower = source.decode("latin-1").lower()
         tags = [MACRO]
         if _AUTO.search(lower):
@@ -141,24 +197,6 @@ def _of_macros(content: bytes, budget: Budget) -> Iterator[Member]:
         if _PROGRAMS.search(lower):
             tags.append(RUNS_PROGRAM)
         yield Member(("macro.txt",), source, tags=tuple(tags), links=_links(source))
-
-
-def _sheet_tags(book: bytes) -> Iterator[str]:
-    """Records of a workbook (MS-XLS): sheets of Excel 4 macros, a name that runs one, a password."""
-    at = 0
-    while at + 4 <= len(book):
-        kind, size = int.from_bytes(book[at : at + 2], "little"), int.from_bytes(book[at + 2 : at + 4], "little")
-        data = book[at + 4 : at + 4 + min(size, 64)]
-        at += 4 + size
-        if kind == 0x85 and data[5:6] == b"\x01":  # BoundSheet8
-            yield MACRO
-        elif kind == 0x18 and data[:1] and data[0] & 0x20 and data[14:16] in (b"\0\x01", b"\0\x02"):  # Lbl, built in
-            yield AUTO_MACRO
-        elif kind == 0x2F:  # FilePass
-            yield ENCRYPTED
-            return
-        elif kind == 0 and size == 0:
-            return
 
 
 def package(content: bytes) -> Member:
@@ -172,32 +210,58 @@ def package(content: bytes) -> Member:
     return Member(tuple(names) or ("",), data or content[4:], tags=(EMBEDDED,), is_disputed=True)
 
 
-def _of_xml(content: bytes, budget: Budget) -> Iterator[Member]:
-    """A part of an OOXML document."""
-    budget.take_work(4 * len(content))
+def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[Member]:
+    """A part of an OOXML document, or a whole document in XML: as a parser reads it, and as patterns find it."""
+    budget.take_work(8 * len(content))
     text = content.replace(b"\0", b"").decode("utf-8", "replace")
-    tags: set[str] = set()
+    found = office_xml.read(content)  # as far as it is XML
+    tags = set(excel_files.tags_of_text_part(text, names)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
-    for match in _RELATION.finditer(text):
+    for relation in (*found.relations, *map(_relation, _RELATION.findall(text))):
+        tags.update(_tags_of_relation(relation))
+        if relation.is_external:
+            links[relation.target] = None
+    fields = unescaped("".join(map(_instruction, _FIELD.finditer(text))))
+    tags.update(map(office_attacks.tag_of_field, (fields, found.fields)))
+    for match in _SHEET_LINK.finditer(text):
         about = unescaped(match[1])
-        if not re.search(r"TargetMode\s{0,9}=\s{0,9}[\"']External", about):
-            continue
-        kind = _attribute(about, "Type").rpartition("/")[2].lower()
-        target = _attribute(about, "Target")
-        links[target] = None
-        if kind == "attachedtemplate" and "//" in target.replace("\\", "/"):
-            tags.add(TEMPLATE)
-        elif kind in ("oleobject", "frame", "subdocument", "externallink", "package") and ":" in target:
-            tags.add(REMOTE)
-    fields = "".join(first or second for first, second in _FIELD.findall(text))
-    if _DDE_WORD.search(fields) or "<ddeLink" in text:
-        tags.add(DDE)
-    if 'progid="equation.' in text.lower():
+        tags.add(office_attacks.tag_of_sheet_link(_attribute(about, "ddeService"), _attribute(about, "ddeTopic")))
+    tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
+    if re.search(r"progid=[\"']equation\.[23]", text, re.IGNORECASE):
         tags.add(EQUATION)
-    if any(name in text.lower() for name in _AUTO_NAMES):
-        tags.add(AUTO_MACRO)
-    links[unescaped(fields)] = None
-    yield Member((), None, tags=tuple(tags), links=tuple(filter(None, links))[:_MAX_LINKS])
+    links |= dict.fromkeys((fields, found.fields))
+    yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
+    for encoded in found.data:
+        data = decode(encoded.encode("latin-1", "replace"), "base64")[0]
+        budget.take_member()
+        budget.take(len(data))
+        yield Member(("",), data, is_disputed=True)
+
+
+def _relation(written: str) -> Relation:
+    about = unescaped(written)
+    is_external = re.search(r"TargetMode\s{0,9}=\s{0,9}[\"']External", about) is not None
+    return Relation(_attribute(about, "Type"), _attribute(about, "Target"), is_external)
+
+
+def _tags_of_relation(relation: Relation) -> Iterator[str]:
+    kind, target = relation.kind, relation.target
+    if kind in ("vbaproject", "xlmacrosheet", "xlintlmacrosheet"):
+        yield MACRO
+    if not relation.is_external:
+        return
+    if kind == "attachedtemplate" and office_attacks.is_remote(target):
+        yield TEMPLATE
+    elif kind == "oleobject" and office_attacks.is_script_object(target):
+        yield from (REMOTE, EXPLOIT)
+    elif kind in ("oleobject", "frame", "subdocument", "externallink", "package") and ":" in target:
+        yield REMOTE
+
+
+def _instruction(match: re.Match[str]) -> str:
+    """A piece of a field, or a new line if another field begins."""
+    piece, quoted, single, begin = match.groups()
+    return piece if piece is not None else "\n" + (begin or quoted or single or "")
 
 
 def _attribute(about: str, name: str) -> str:
@@ -208,7 +272,10 @@ def _attribute(about: str, name: str) -> str:
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
     templates = rtf_templates(content)
-    yield Member((), None, tags=(TEMPLATE,) if templates else (), links=(*templates, *_links(content)))
+    tags = [office_attacks.tag_of_field(rtf_fields(content))]
+    if any(map(office_attacks.is_remote, templates)):
+        tags.append(TEMPLATE)
+    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, *_links(content)))
     for found in rtf_objects(content):
         budget.take_member()
         budget.take(len(found.content))
@@ -216,8 +283,8 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
 
 
 def _of_object(found: Embedded) -> Iterator[Member]:
-    if found.class_name.startswith("equation"):
-        yield Member((), None, tags=(EQUATION,))
+    if found.class_name.startswith(_EQUATION_NAMES) or _EQUATION_CLASS in found.content:
+        yield Member((), None, tags=(EQUATION, EXPLOIT))  # formulas are no longer sent in RTF, exploits are
     ole = found.content.find(MAGIC)
     if ole >= 0:
         yield Member(("",), found.content[ole:], tags=(EMBEDDED,), is_disputed=True)
@@ -225,16 +292,3 @@ def _of_object(found: Embedded) -> Iterator[Member]:
         yield package(b"\0\0\0\0" + found.content)
     elif found.content:
         yield Member(("",), found.content, tags=(EMBEDDED,), is_disputed=True)
-
-
-def _of_onenote(content: bytes, budget: Budget) -> Iterator[Member]:
-    at = content.find(_ONENOTE_FILE)
-    while at >= 0:
-        size = int.from_bytes(content[at + 16 : at + 24], "little")
-        data = content[at + 36 : at + 36 + size]
-        budget.take_member()
-        budget.take(len(data))
-        is_picture = file_types.family_of(data) == file_types.IMAGE
-        yield Member(("",), data, tags=() if is_picture else (EMBEDDED,), is_disputed=True)
-        at = content.find(_ONENOTE_FILE, at + 36)
-    yield Member((), None, links=_links(content))

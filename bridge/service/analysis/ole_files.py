@@ -57,12 +57,13 @@ class _File:
             length = min(struct.unpack_from("<H", directory, at + 64)[0], 64)
             name = directory[at : at + max(0, length - 2)].decode("utf-16-le", "replace")
             start, size = _number(directory, at + 116), _number(directory, at + 120)
-            if kind == _ROOT:
+            if at == 0:  # the root; other entries of its type are ignored
                 self._small = self._chain(start, self._table, len(self._content))
             content = self._stream(start, size) if kind == _STREAM else b""
             yield Entry(name, kind == _STREAM, directory[at + 80 : at + 96], content)
 
     def _stream(self, start: int, size: int) -> bytes:
+        self._budget.take_work(min(size, len(self._content)))  # a chain may lead nowhere
         if size < self._cutoff:
             pieces, left = [], min(size, len(self._content))
             while start < len(self._small_table) and left > 0:

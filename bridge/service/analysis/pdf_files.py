@@ -5,37 +5,48 @@ the file, also those of earlier versions and those in object streams. So whateve
 that is linear in the size of the file. The streams that draw the pages are not decoded: a link that is only printed as
 text is not seen.
 
-An encrypted document is decrypted by pikepdf, if that is installed and the document has no password to open it.
+What is encrypted without a password to open it, or encoded in a way that is not known here, is read by pikepdf if that
+is installed; otherwise the document gets a tag.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import re
 from collections.abc import Iterator
 
-from bridge.service.analysis.decompression import Inflater, decode
+from bridge.service.analysis.pdf_streams import (
+    REFERENCE,
+    SPACE,
+    Decoder,
+    Stream,
+    from_hex,
+    outside,
+    plain,
+    streams,
+    without_comments,
+)
 from bridge.service.analysis.pictures import link_of
 from bridge.service.analysis.unpacking import Budget, Member
 
-ENCRYPTED = "document:encrypted"
+ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning
-_DICTIONARY = 4096  # bytes before a stream in which its description begins
-_MAX_LINKS = 5000
-_NAMES = 50  # of embedded files
+_STREAM_WORK = 4096  # for an object stream, however short
+_REWRITING = 20  # work for each byte that pikepdf reads and writes
 
-_STREAM = re.compile(rb"stream(?:\r\n|\n|\r)")
-_OBJECT = re.compile(rb"(\d{1,10})\s{1,9}\d{1,5}\s{1,9}obj")
-_ESCAPED_NAME = re.compile(rb"#([0-9a-fA-F]{2})")
-_ATTACHED = re.compile(rb"/U?F\s{0,9}(\d{1,10})\s{1,9}\d{1,5}\s{1,9}R")
-_SCRIPT = re.compile(rb"/JS\s{0,9}(\d{1,10})\s{1,9}\d{1,5}\s{1,9}R")
-_STRING = re.compile(rb"(?:/(URI|UF|F|URL)\s{0,20})?\(((?:[^()\\]|\\.){1,4000}+)", re.DOTALL)
-_HEX_STRING = re.compile(rb"(?:/(URI|UF|F|URL)\s{0,20})?<((?:[0-9a-fA-F]\s{0,2}){8,8000}+)>")
+_ATTACHED = re.compile(rb"/U?F" + SPACE + REFERENCE)
+_SCRIPT = re.compile(rb"/JS" + SPACE + REFERENCE)
+_FORM = re.compile(rb"/XFA" + SPACE + rb"(\[[^\]]{0,4000}|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)")
+_REFERENCE = re.compile(REFERENCE)
+_FORM_SCRIPT = re.compile(rb"<(?:[a-z]{1,20}:)?script[^>]{0,200}javascript", re.IGNORECASE)
+_STRING = re.compile(rb"\(((?:[^()\\]|\\.){1,4000}+)", re.DOTALL)
+_HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,16000}+)>")
+_KEY = re.compile(rb"/(URI|UF|F|URL)" + SPACE + rb"\Z")
+_KEY_WITHIN = 60  # bytes before a string
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
 _ADDRESS = re.compile(r"\s{0,20}(?:[a-z][a-z0-9+.-]{1,30}:[/\\]|www\.)", re.IGNORECASE)
-_FILTERS = re.compile(rb"/(FlateDecode|Fl|ASCII85Decode|A85|ASCIIHexDecode|AHx)(?![A-Za-z0-9])")
+_OBJECTS = re.compile(rb"/(?:ObjStm|First)(?![A-Za-z0-9])")
+_PAIR = re.compile(rb"[\s\0]{0,99}\d{1,10}[\s\0]{1,20}\d")
 _FILE_TYPE = re.compile(rb"/EmbeddedFile(?!s)")
 _RUNS = {
     "pdf:javascript": re.compile(rb"/(?:JavaScript|JS)(?![A-Za-z0-9])"),
@@ -51,30 +62,73 @@ def is_pdf(content: bytes) -> bool:
 
 
 def pdf_members(content: bytes, budget: Budget) -> Iterator[Member]:
-    budget.take_work(10 * len(content))
-    if b"/Encrypt" in content:
-        decrypted = _decrypted(content)
-        yield Member((), None, tags=() if decrypted else (ENCRYPTED,))
-        content = decrypted or content
-        budget.take(len(decrypted))
-    streams = list(_streams(content))
-    texts = [_plain(_without(content, streams))]
-    for _number, start, end, about in streams:
-        if b"/ObjStm" in about:
-            texts.append(_plain(_decoded(content[start:end], about, budget)))
-    attached = {number for text in texts for number in _ATTACHED.findall(text)}
-    scripts = {number for text in texts for number in _SCRIPT.findall(text)}
-    for number, start, end, about in streams:
-        if b"/ObjStm" in about:
-            continue
-        if _FILE_TYPE.search(about) or (number in attached and b"/Subtype" not in about):
-            budget.take_member()
-            yield Member(("",), _decoded(content[start:end], about, budget), tags=("pdf:embedded-file",))
-        elif number in scripts:
-            texts.append(_decoded(content[start:end], about, budget))
-        elif b"/DCTDecode" in about or b"/DCT" in about:
-            yield Member(("",), content[start:end])
-    yield _summary(texts)
+    document = _Document(content, budget)
+    if not document.is_encrypted and document.is_read:
+        yield from document.members()
+        return
+    rewritten, was_encrypted = _rewritten(content, budget)
+    if not rewritten:
+        yield Member((), None, tags=(ENCRYPTED if document.is_encrypted else NOT_READ,))
+    if not rewritten or not was_encrypted:  # some objects may be lost in the rewritten document
+        yield from document.members()
+    if rewritten:
+        yield from _Document(rewritten, budget).members()
+
+
+class _Document:
+    def __init__(self, content: bytes, budget: Budget) -> None:
+        budget.take_work(10 * len(content))
+        self._content = content
+        self._budget = budget
+        self._streams = list(streams(content))
+        text = outside(content, self._streams)
+        self._decoder = Decoder(content, text, budget)
+        self._texts = [text]
+        self.is_read = True
+        self._files = [stream for stream in self._streams if not self._read_objects(stream)]
+        self.is_encrypted = any(b"/Encrypt" in text for text in self._texts)
+
+    def _read_objects(self, stream: Stream) -> bool:
+        """Whether it is an object stream. Not all viewers need its type; all need the first offset."""
+        if not _OBJECTS.search(stream.about):
+            return False
+        self._budget.take_work(_STREAM_WORK)
+        data, is_known = self._decoder.decode(stream)
+        is_certain = b"/ObjStm" in stream.about
+        if is_certain and not (is_known and _looks_like_objects(data[:4096])):
+            self.is_read = False
+        self._texts.append(plain(data))
+        return is_certain
+
+    def members(self) -> Iterator[Member]:
+        attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
+        has_script = False
+        for stream in self._files:
+            if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
+                self._budget.take_member()
+                data, is_known = self._decoder.decode(stream)
+                yield Member(("",), data, tags=("pdf:embedded-file",), limit="" if is_known else "archive-method")
+            elif not stream.numbers.isdisjoint(scripts):
+                self._texts.append(self._decoder.decode(stream)[0])
+            elif not stream.numbers.isdisjoint(forms):
+                has_script |= _FORM_SCRIPT.search(self._decoder.decode(stream)[0]) is not None
+            elif b"/DCTDecode" in stream.about or b"/DCT" in stream.about:
+                self._budget.take_member()
+                self._budget.take(stream.end - stream.start)
+                yield Member(("",), self._content[stream.start : stream.end])
+        if has_script:
+            yield Member((), None, tags=("pdf:javascript",))
+        yield _summary(self._texts)
+
+    def _numbers(self, pattern: re.Pattern[bytes]) -> set[bytes]:
+        found = (
+            match for text in self._texts for match in pattern.findall(text) + pattern.findall(without_comments(text))
+        )
+        return {number for match in found for number in (_REFERENCE.findall(match) or [match])}
+
+
+def _looks_like_objects(data: bytes) -> bool:
+    return b"<<" in data or _PAIR.match(without_comments(data)) is not None
 
 
 def _summary(texts: list[bytes]) -> Member:
@@ -85,77 +139,26 @@ def _summary(texts: list[bytes]) -> Member:
     names: dict[str, None] = {}
     for text in texts:
         for key, value in _strings(text):
-            if _ADDRESS.match(value) or key in ("URI", "URL"):
+            if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
-            elif key and "." in value and len(names) < _NAMES:
+            elif key and "." in value:
                 names[value[-255:]] = None
-    return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links))[:_MAX_LINKS])
-
-
-def _streams(content: bytes) -> Iterator[tuple[bytes, int, int, bytes]]:
-    """The number of each object with a stream, where its stream begins and ends, and its description."""
-    end = 0
-    while match := _STREAM.search(content, end):
-        start = match.end()
-        if content.endswith(b"end", max(0, match.start() - 3), match.start()):
-            end = start
-            continue
-        about = content[max(end, match.start() - _DICTIONARY) : match.start()]
-        number = b""
-        for number_match in _OBJECT.finditer(about):
-            number, about_start = number_match[1], number_match.end()
-        about = about[about_start:] if number else about
-        end = content.find(b"endstream", start)
-        end = end if end >= 0 else len(content)
-        yield number, start, end, _plain(about)
-
-
-def _without(content: bytes, streams: list[tuple[bytes, int, int, bytes]]) -> bytes:
-    pieces, at = [], 0
-    for _, start, end, _ in streams:
-        pieces.append(content[at:start])
-        at = end
-    return b"\n".join((*pieces, content[at:]))
-
-
-def _plain(text: bytes) -> bytes:
-    """With the escapes in names replaced: `/J#61vaScript`."""
-    return _ESCAPED_NAME.sub(lambda match: bytes([int(match[1], 16)]), text) if b"#" in text else text
-
-
-def _decoded(data: bytes, about: bytes, budget: Budget) -> bytes:
-    filters = _FILTERS.findall(about)
-    if not filters and data[:1] == b"x":  # its description may be elsewhere
-        filters = [b"Fl"]
-    for name in filters[:8]:
-        if name in (b"FlateDecode", b"Fl"):
-            data = decode(lambda: Inflater(15), data, 0, budget).content
-        elif name in (b"ASCII85Decode", b"A85"):
-            data = _from_ascii85(data)
-        else:
-            data = _from_hex(data)
-    return data
-
-
-def _from_ascii85(data: bytes) -> bytes:
-    try:
-        return base64.a85decode(data.strip().removeprefix(b"<~").partition(b"~")[0])
-    except ValueError:
-        return b""
-
-
-def _from_hex(data: bytes) -> bytes:
-    digits = re.sub(rb"[^0-9a-fA-F]", b"", data.partition(b">")[0])
-    return binascii.unhexlify(digits + b"0" * (len(digits) % 2))
+    return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
 
 
 def _strings(text: bytes) -> Iterator[tuple[str, str]]:
     """Strings that may be an address or the name of a file, and the key before them."""
     for match in _STRING.finditer(text):
-        value = _ESCAPE.sub(_unescaped, match[2]) if b"\\" in match[2] else match[2]
-        yield (match[1] or b"").decode(), _as_text(value)
+        value = _ESCAPE.sub(_unescaped, match[1]) if b"\\" in match[1] else match[1]
+        yield _key(text, match.start()), _as_text(value)
     for match in _HEX_STRING.finditer(text):
-        yield (match[1] or b"").decode(), _as_text(_from_hex(match[2]))
+        yield _key(text, match.start()), _as_text(from_hex(match[1]))
+
+
+def _key(text: bytes, end: int) -> str:
+    before = text[max(0, end - _KEY_WITHIN) : end]
+    match = _KEY.search(without_comments(before) if b"%" in before else before)
+    return match[1].decode() if match else ""
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
@@ -171,16 +174,27 @@ def _as_text(value: bytes) -> str:
     return value.decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def _decrypted(content: bytes) -> bytes:
-    """The document without its encryption; empty if it needs a password, or pikepdf is not installed."""
+def _rewritten(content: bytes, budget: Budget) -> tuple[bytes, bool]:
+    """The document without encryption and object streams, and whether it was encrypted.
+
+    Empty if it needs a password, is damaged, or pikepdf is not installed.
+    """
     try:
         import pikepdf
     except ImportError:
-        return b""
+        return b"", False
+    budget.take_work(_REWRITING * len(content))
     out = io.BytesIO()
     try:
         with pikepdf.open(io.BytesIO(content)) as document:
-            document.save(out, object_stream_mode=pikepdf.ObjectStreamMode.disable, compress_streams=False)
+            was_encrypted = document.is_encrypted
+            document.save(
+                out,
+                object_stream_mode=pikepdf.ObjectStreamMode.disable,
+                stream_decode_level=pikepdf.StreamDecodeLevel.none,
+                compress_streams=False,
+            )
     except (pikepdf.PdfError, pikepdf.PasswordError, ValueError, RuntimeError, OverflowError, TypeError):
-        return b""
-    return out.getvalue()
+        return b"", False
+    budget.take(out.tell())
+    return out.getvalue(), was_encrypted

@@ -20,9 +20,10 @@ QR_LINK, NOT_READ = "picture:qr-link", "picture:not-read"
 MAX_PIXELS = 40_000_000  # of one picture, as its header declares them
 MAX_SIDE = 1600  # pixels to which a larger picture is reduced: a code on it is still legible
 MIN_SIDE = 42  # a code has at least 21 modules, and cameras need two pixels for each
-MAX_FRAMES = 3  # of an animation
+MAX_FRAMES = 20  # of an animation; with more, it gets the tag for unread pictures
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 _MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]", re.IGNORECASE)
 _HOST = re.compile(r"(?:www\.|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){0,5}\.[a-z]{2,24}(?:[/?#:]|\Z))", re.IGNORECASE)
 
 
@@ -41,24 +42,26 @@ def is_picture(content: bytes) -> bool:
 
 def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
     """A member without content for the links in its codes."""
-    from PIL import Image
+    from PIL import Image, ImageFile
 
+    ImageFile.LOAD_TRUNCATED_IMAGES = True  # browsers show what there is, and ignore checksums of texts
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its own limit is higher than ours
             with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
                 yield from _read(picture, budget)
-    except MemoryError:
-        yield Member((), None, tags=(NOT_READ,))
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error):
-        return  # a damaged picture; Pillow documents no exceptions
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, MemoryError):
+        yield Member((), None, tags=(NOT_READ,))  # damaged, but a browser may show it; Pillow documents no exceptions
     except Image.DecompressionBombError:
         yield Member((), None, tags=(NOT_READ,))
 
 
 def _read(picture: Any, budget: Budget) -> Iterator[Member]:
     pixels = picture.width * picture.height
-    for frame in range(min(getattr(picture, "n_frames", 1), MAX_FRAMES)):
+    frames = getattr(picture, "n_frames", 1)
+    if frames > MAX_FRAMES:
+        yield Member((), None, tags=(NOT_READ,))
+    for frame in range(min(frames, MAX_FRAMES)):
         if pixels > MAX_PIXELS or pixels > budget.pixels:
             yield Member((), None, tags=(NOT_READ,))
             return
@@ -95,6 +98,6 @@ def _on_white(picture: Any) -> Any:
 def link_of(text: str) -> str:
     """The address that a camera opens; empty if the text is none."""
     text = text.strip()
-    if re.match(r"[a-z][a-z0-9+.-]{1,30}:[/\\]", text, re.IGNORECASE):
+    if _SCHEME.match(text):
         return text
     return "http://" + text if _HOST.match(text) else ""

@@ -27,22 +27,27 @@ from bridge.mime.structure import Bounds
 from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.formats import formats_of
-from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.judgement import Judgement, search_of
+from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.analysis.yara_rules import YaraAnswer, compiled_setup
+from bridge.service.analyzer_settings import Analyzers, Mime, Urls
 from bridge.service.engine_settings import Yara
+from bridge.service.learning.follow import Learned
+from bridge.service.learning.votes import senders_of
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.scanning.records import RecordWriter
-from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
+from bridge.service.settings import ServiceConfig
 
 INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
 INLINE_PARTS = 200  # 10 ms; ordinary mail of this size has fewer than ten
@@ -72,6 +77,7 @@ class Pipeline:
         records: RecordWriter,
         engines: Sequence[Engine],
         metrics: ServiceMetrics,
+        learned: Learned | None = None,
     ) -> None:
         analyzers = config.analyzers
         self._table = DecisionTable(config.decisions)
@@ -94,6 +100,7 @@ class Pipeline:
         self._inspect_s = self._mime.timeout + (self._yara.timeout + 1 if self._yara else 0)  # YARA counts in seconds
         self._analyzers = analyzers
         self._phishing = Judgement(analyzers.phishing) if analyzers.phishing else None
+        self._learned = learned if analyzers.phishing and analyzers.phishing.learn else None
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
     async def start(self) -> None:
@@ -244,10 +251,12 @@ class Pipeline:
         return _Answer(Findings(frozenset({tag})), incomplete=required)
 
     def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
+        why: tuple[str, ...] = ()
         try:
             tags = self._tags(job, inspection, answers)
-            points = self._phishing.points(inspection.phishing, tags) if self._phishing else 0.0
+            points = self._model_points(job, inspection, tags)
             assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)), points)
+            why = self._phishing.reasons(inspection.phishing, tags) if self._phishing else ()
         except Exception as exc:
             log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
             tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
@@ -258,12 +267,25 @@ class Pipeline:
             tags=tuple(sorted(tags)),
             created=job.created,
             completed=utc_now(),
+            reasons=why,
         )
         try:
             self._report(job, result, assessment.score)
         except Exception as exc:  # the result stands without its record
             log.error("ggrid=%s could not be recorded: %s", job.ggrid, _place(exc))
         return result
+
+    def _model_points(self, job: AnalysisJob, inspection: Inspection, tags: set[str]) -> float:
+        if self._phishing is None:
+            return 0.0
+        shift = 0.0
+        if self._learned is not None and self._learned.has_votes and inspection.phishing is not None:
+            senders = senders_of(inspection.senders, job.request.border.remote_address, tags)
+            shift = self._learned.shift(
+                *(job.request.tenant_uid, senders, inspection.phishing.signals, self._phishing.weights),
+                is_dangerous=has_danger(tags),
+            )
+        return self._phishing.points(inspection.phishing, tags, shift)
 
     def _tags(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> set[str]:
         tags = inspection.tags | {f"limit:{name}" for name in inspection.limits}

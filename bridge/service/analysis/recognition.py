@@ -19,9 +19,13 @@ _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "app
 _PAGES = frozenset(
     ["htm", "html", "shtm", "shtml", "ehtml", "xht", "xhtm", "xhtml", "svg", "svgz", "mht", "mhtml", "hta", "url"]
 )
+_PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
 _TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "txt"})
 _MAILS = frozenset({"eml", "mbox", "mbx", "mht", "mhtml", "nws"})
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
+_WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
+_ARCHIVE_HEAD = 4096  # bytes in which its header section begins
+_CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)", re.IGNORECASE)
 _CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 
 
@@ -43,12 +47,22 @@ def is_mail_name(name: str) -> bool:
     return file_types.has_extension((name,), _MAILS)
 
 
+def is_mail_file(content: bytes, names: Collection[str]) -> bool:
+    """A mail; or MHTML, a page in the form of one, which Office opens under the name of a document as well."""
+    if any(map(is_mail_name, names)):
+        return True
+    is_document = any(file_types.named_family(name) == file_types.DOCUMENT for name in names)
+    return is_document and _WEB_ARCHIVE.search(content[:_ARCHIVE_HEAD]) is not None
+
+
 def is_file(content: bytes) -> bool:
     """Whether a text is no text: some programs save it as a file."""
     kind = archives.kind_of(content)
     if kind == "gzip":  # whose first two bytes alone could be an accident
         return content[2:3] == b"\x08"
-    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
+    if kind or file_types.family_of(content) == file_types.DOCUMENT:
+        return True
+    return archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
 
 
 def is_shown(part: Part, content: bytes) -> bool:
@@ -63,6 +77,17 @@ def is_page(names: Collection[str]) -> bool:
     return file_types.has_extension(names, _PAGES)
 
 
+def is_page_type(content_type: str) -> bool:
+    """Whether a file of this type is opened as a page, whatever its name is."""
+    return content_type in _PAGE_TYPES
+
+
+def is_attached(part: Part) -> bool:
+    """Whether mail programs offer it as a file instead of showing it, even if it has no name (RFC 2183, 2.8)."""
+    dispositions = (value.partition(";")[0].strip().lower() for value in part.values("content-disposition"))
+    return any(value and value != "inline" for value in dispositions)
+
+
 def is_web_page(content: bytes, names: Collection[str]) -> bool:
     """Whether a browser opens it as a page, by its name or its beginning."""
     return is_page(names) or (b"<" in content[:2048] and _PAGE.search(content[:2048].replace(b"\0", b"")) is not None)
@@ -72,6 +97,11 @@ def may_have_files(page: bytes) -> bool:
     """A quick test: most pages in archives are parts of documents, without such links or escapes for them."""
     text = page.replace(b"\0", b"").lower() if b"\0" in page else page.lower()
     return any(mark in text for mark in (b"data:", b"download", b"&#", b"&tab;", b"&newline;"))
+
+
+def has_calendar(content: bytes) -> bool:
+    """Whether a text has an appointment or a business card in it, whatever its type is."""
+    return _CALENDAR.search(content) is not None
 
 
 def is_calendar(part: Part) -> bool:

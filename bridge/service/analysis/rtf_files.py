@@ -20,6 +20,9 @@ _NOT_HEX = re.compile(rb"[^0-9a-fA-F]+")
 _TEMPLATE = re.compile(rb"\\template(?![a-z])\s{0,20}((?:[^{}\\]|\\[^{}]){4,2000}+)")
 _UNICODE = re.compile(rb"\\u(-?\d{1,6}) ?\??")
 _HEX = re.compile(rb"\\'([0-9a-fA-F]{2})")
+_FIELD = re.compile(rb"\\fldinst(?![a-z])")
+_WORD = re.compile(rb"\\[a-zA-Z]{1,32}(?:-?\d{1,10})? ?|\\.|[{}\r\n]", re.DOTALL)
+_MAX_FIELD = 1000  # bytes of an instruction
 _MAX_CLASS = 100  # bytes of the name of a class
 
 
@@ -38,6 +41,18 @@ def rtf_templates(content: bytes) -> list[str]:
         if "//" in address.replace("\\", "/"):
             found.append(address)
     return found
+
+
+def rtf_fields(content: bytes) -> str:
+    """The instructions of all fields, one on each line."""
+    found = []
+    starts = [match.end() for match in _FIELD.finditer(content)]
+    for start, following in zip(starts, [*starts, len(content)][1:], strict=True):  # never the same bytes twice
+        raw = content[start : min(start + _MAX_FIELD, following)].partition(b"\\fldrslt")[0]
+        raw = _HEX.sub(lambda code: bytes([int(code[1], 16)]), raw)
+        raw = _UNICODE.sub(lambda code: chr(int(code[1]) & 0xFFFF).encode("utf-8", "replace"), raw)
+        found.append(_WORD.sub(b"", raw.replace(b"\\\\", b"/")).decode("utf-8", "replace"))
+    return "\n".join(found)
 
 
 def rtf_objects(content: bytes) -> Iterator[Embedded]:

@@ -20,17 +20,21 @@ from bridge.service.analysis.unpacking import Budget, Member
 PAGE_NAME = "page.html"  # of a page that a script writes
 BUILDS_FILE, BUILDS_PAGE = "attachment:builds-file", "attachment:builds-page"
 CREDENTIAL_FORM = "attachment:credential-form"
-MAX_LITERALS = 500  # in one page that are decoded
+LITERAL_WORK = 8192  # for each literal that is decoded, and
+PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
 _JOINTS = re.compile(r"([\"'`])\s{0,40}[+,]\s{0,40}[\"'`]")
 _BASE64 = re.compile(r"[\"'`>]([A-Za-z0-9+/_=-]{40,}+)")
-_HEX = re.compile(r"[\"'`]((?:[0-9a-fA-F]{2}){30,}+)")
-_NUMBERS = re.compile(r"[\[(]\s{0,40}((?:\d{1,3}\s{0,40},\s{0,40}){15,}+\d{1,3})")
+_HEX = re.compile(r"[\"'`]([0-9a-fA-F]{60,}+)")
+_NUMBERS = re.compile(r"[\[(]([0-9a-fA-FxX,\s]{31,}+)")
 _PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})[^\"'`]+)")
 _PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
-_DIGITS = re.compile(r"\d{1,3}")
-_PASSWORD = re.compile(r"type\s{0,9}=\s{0,9}\\?[\"']?password")
+_NUMBER = re.compile(r"0x([0-9a-f]{1,2})|([0-9]{1,3})", re.IGNORECASE)
+_MIN_NUMBERS = 16
+_PASSWORD = re.compile(r"(?<![\[\w-])type\s{0,9}=\s{0,9}\\?[\"']?password")  # not `input[type=password]`: a selector
+_PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
+_ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
     rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob",
     re.IGNORECASE,
@@ -72,16 +76,14 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     tags = {tag for reading in texts for tag in _tags(reading.lower())}
     is_reversed = "reverse" in text
     literals = (literal for reading in texts for literal in _literals(reading, is_reversed))
-    for number, literal in enumerate(literals):
-        budget.take_work(4 * len(literal))
-        if number >= MAX_LITERALS:
-            break
+    for literal in literals:
+        budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
         if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of one
             continue
         done.add(literal)
         budget.take(len(literal))
         is_page = _PAGE_START.search(literal[:4096]) is not None
-        if is_page:
+        if is_page and not _is_picture(literal):
             tags.add(BUILDS_PAGE)
         yield Member((PAGE_NAME,) if is_page else names or ("",), literal, is_disputed=True)
     yield Member((), None, tags=tuple(tags))
@@ -101,9 +103,12 @@ def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
         if is_reversed:
             yield _from_base64(match[1][::-1])
     for match in _HEX.finditer(text):
-        yield binascii.unhexlify(match[1])
+        yield binascii.unhexlify(match[1][: len(match[1]) // 2 * 2])
     for match in _NUMBERS.finditer(text):
-        yield bytes(int(number) & 0xFF for number in _DIGITS.findall(match[1]))
+        if match[1].count(",") >= _MIN_NUMBERS - 1:
+            yield bytes(
+                int(digits or number, 16 if digits else 10) & 0xFF for digits, number in _NUMBER.findall(match[1])
+            )
     for match in _PERCENT.finditer(text):
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
 
@@ -112,6 +117,11 @@ def _from_base64(text: str) -> bytes:
     text = text.replace("-", "+").replace("_", "/").replace("=", "")
     text = text[:-1] if len(text) % 4 == 1 else text
     return binascii.a2b_base64(text + "=" * (-len(text) % 4))
+
+
+def _is_picture(page: bytes) -> bool:
+    """A drawing without actions, as found in style sheets."""
+    return _PICTURE.match(page) is not None and _ACTIVE.search(page) is None
 
 
 def _ends_with(piece: bytes) -> Callable[[bytes], bool]:

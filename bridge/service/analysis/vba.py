@@ -1,4 +1,4 @@
-"""The source of VBA macros (MS-OVBA 2.4.1), wherever it stands in a stream. Linear; nothing here raises.
+"""The source of VBA macros (MS-OVBA 2.4.1), wherever it stands in a stream. Linear; nothing here raises but TooMuch.
 
 The directory of a project says where in a stream the source begins. It may be damaged on purpose, and each source
 begins with the same word, so that word is searched for instead.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_BEGINNING = re.compile(rb"\x01..\x00Attribut", re.DOTALL)
+from bridge.service.analysis.unpacking import Budget
+
+_BEGINNING = re.compile(rb"\x01..\x00?Attribut", re.DOTALL)  # compressed or plain
 _CHUNK = 4096
+_CHUNK_WORK = 20 * _CHUNK
 _MAX_SOURCE = 8 * 1024 * 1024  # bytes
 
 
-def sources(stream: bytes) -> Iterator[bytes]:
+def sources(stream: bytes, budget: Budget) -> Iterator[bytes]:
     at = 0
     while match := _BEGINNING.search(stream, at):
-        source, at = _decompressed(stream, match.start() + 1)
+        source, at = _decompressed(stream, match.start() + 1, budget)
         yield source
 
 
-def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
+def _decompressed(data: bytes, at: int, budget: Budget) -> tuple[bytes, int]:
     """The text, and where it ends. It consists of chunks of at most 4,096 bytes."""
     out: list[bytes] = []
     for _ in range(_MAX_SOURCE // _CHUNK):
@@ -29,6 +32,8 @@ def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
         if at + 2 > len(data) or header >> 12 & 7 != 3:
             break
         end = min(len(data), at + (header & 0xFFF) + 3)
+        budget.take(_CHUNK)
+        budget.take_work(_CHUNK_WORK)
         out.append(_chunk(data, at + 2, end) if header >> 15 else data[at + 2 : end])
         at = end
     return b"".join(out), at
@@ -51,6 +56,7 @@ def _chunk(data: bytes, at: int, end: int) -> bytes:
             distance = (token >> (16 - bits)) + 1
             if distance > len(out):
                 return bytes(out)
-            for _ in range((token & (0xFFFF >> bits)) + 3):
-                out.append(out[-distance])
+            length = min((token & (0xFFFF >> bits)) + 3, _CHUNK - len(out))
+            repeated = bytes(out[-distance:])
+            out += (repeated * (length // distance + 1))[:length]
     return bytes(out)

@@ -41,7 +41,7 @@ class YaraAnswer:
         """Raises ValueError: the process may have been taken over by the mail."""
         score = float(value["score"])
         if not math.isfinite(score) or len(value["tags"]) > 2 * MAX_TAGS:
-            raise ValueError("not an answer of YARA")
+            raise ValueError("not an answer from YARA")
         return cls(frozenset(map(str, value["tags"])), score, bool(value["is_complete"]))
 
 

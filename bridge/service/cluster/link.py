@@ -117,7 +117,7 @@ class Link:
             await session.ended.wait()
             self._failed(server, "the connection ended")
         except NATS_ERRORS as exc:
-            self._failed(server, reason(exc))
+            self._failed(server, connect_reason(exc, client, self._settings))
         except Exception as exc:  # another answer than the library expects
             self._failed(server, f"unexpected answer ({type(exc).__name__})")
         finally:
@@ -200,6 +200,13 @@ def _read(settings: Nats, key: str, name: str) -> str:
     if not text:
         raise ConfigError(f"{WHERE}.{key}: {name} is empty")
     return text
+
+
+def connect_reason(exc: BaseException, client: Client, settings: Nats) -> str:
+    """Why the server refused us. Without a certificate that it demands, the error depends on who closes first."""
+    if client._server_info.get("tls_verify") and settings.client_cert_file is None:
+        return f"the server demands a certificate: set client_cert_file and client_key_file ({reason(exc)})"
+    return reason(exc)
 
 
 def reason(exc: BaseException) -> str:

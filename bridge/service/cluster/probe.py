@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from bridge.runtime.nats_client import NatsClient
-from bridge.service.cluster.link import CONNECT_S, NATS_ERRORS, REQUEST_S, options, reason
+from bridge.service.cluster.link import CONNECT_S, NATS_ERRORS, REQUEST_S, connect_reason, options
 from bridge.service.cluster.members import SIGN_INTERVAL_S
 from bridge.service.cluster.wire import Malformed, Names, WorkerSign
 from bridge.service.nats_settings import Nats
@@ -32,15 +32,15 @@ async def probe(settings: Nats, database: str) -> list[Found]:
     """Every server. Raises ConfigError if a file cannot be used."""
     given = options(settings)
     names = Names.of(settings.name, database)
-    return list(await asyncio.gather(*(_ask(server, given, names) for server in settings.servers)))
+    return list(await asyncio.gather(*(_ask(server, given, names, settings) for server in settings.servers)))
 
 
-async def _ask(server: str, given: dict[str, object], names: Names) -> Found:
+async def _ask(server: str, given: dict[str, object], names: Names, settings: Nats) -> Found:
     found = Found(server)
     client = NatsClient()
     try:
         async with asyncio.timeout(CONNECT_S * 2):
-            await client.connect([server], name="scanbridge check", **given)  # type: ignore[arg-type]
+            await client.connect([server], name="scanbridge check", **given)
         found.is_cluster = bool(client._server_info.get("cluster"))
         await _listen(client, names, found)
         async with asyncio.timeout(REQUEST_S):
@@ -48,7 +48,7 @@ async def _ask(server: str, given: dict[str, object], names: Names) -> Found:
     except APIError as exc:
         found.problem = f"JetStream cannot be used: {exc.description or 'it is not enabled for this account'}"
     except NATS_ERRORS as exc:
-        found.problem = reason(exc)
+        found.problem = connect_reason(exc, client, settings)
     finally:
         await client.close()
     return found

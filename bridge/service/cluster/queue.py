@@ -260,7 +260,7 @@ class NatsQueue:
             try:
                 result = AnalysisResult.from_json(message.data)
             except (ValueError, RecursionError):
-                log.error("ggrid=%s malformed answer of a worker", waiting.job.ggrid)
+                log.error("ggrid=%s malformed answer from a worker", waiting.job.ggrid)
                 return
             if not waiting.answer.done() and result.ggrid == waiting.job.ggrid:
                 waiting.answer.set_result(result)

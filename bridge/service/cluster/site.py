@@ -16,6 +16,8 @@ from bridge.service.auth import StaticTokens
 from bridge.service.cluster.worker import NatsWorker
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
+from bridge.service.learning.follow import Learned
+from bridge.service.learning.store import VoteStore
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import ListStore
 from bridge.service.metrics import ServiceMetrics
@@ -38,8 +40,9 @@ class WorkerSite:
             self._store, lists, KeyRing(self._store), config.decisions.allowing(lists.definitions)
         )
         self._records = RecordWriter(self._store, config.records.retention)
+        self._learned = Learned(VoteStore(self._store))
         engines = engines_of(config.analyzers)
-        pipeline = Pipeline(config, self._follower, self._records, engines, self._metrics)
+        pipeline = Pipeline(config, self._follower, self._records, engines, self._metrics, self._learned)
         self._worker = NatsWorker(config, pipeline, self._metrics, self._store.identity)
         self._metrics.know_engines(engine.name for engine in engines)
         self._show_metrics()
@@ -54,7 +57,7 @@ class WorkerSite:
         """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
         async with AsyncExitStack() as stack:
             stack.callback(self._store.close)
-            for component in (self._follower, self._records, self._worker):
+            for component in (self._follower, self._learned, self._records, self._worker):
                 stack.push_async_callback(component.stop)
                 await component.start()
             self._stack = stack.pop_all()

@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import io
+import json
+import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
     DiscardPolicy,
-    ObjectMeta,
-    ObjectMetaOptions,
+    Header,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -30,12 +31,13 @@ from nats.js.api import (
 from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
+from bridge.runtime.nats_client import cancellable
 from bridge.service.cluster.link import REQUEST_S, Session
 from bridge.service.cluster.wire import Names
 from bridge.service.nats_settings import Nats
 
 ACK_WAIT_S = 6.0  # a worker that says nothing for this long has lost its job
-DELIVERIES = 10  # of one job; `worker` gives up much earlier
+DELIVERIES = -1  # of one job: no limit, since NATS says nothing when it is reached; `worker` gives up much earlier
 DUPLICATES_S = 120.0  # a job that is sent again within this time is the same job
 CHUNK = 256 * 1024
 _WAITING_PULLS = 10_000  # one for each free slot of all workers
@@ -104,9 +106,40 @@ _ADAPTED = ("max_bytes", "max_age", "num_replicas")
 
 
 async def put(session: Session, names: Names, name: str, pieces: Iterable[bytes]) -> None:
-    store = _store(session, names)
-    meta = ObjectMeta(name=name, options=ObjectMetaOptions(max_chunk_size=CHUNK))
-    await store.put(name, _Pieces(iter(pieces)), meta)
+    """As the library's `put` does, but all chunks of all attempts are found under the object's name.
+
+    The library chooses a random subject, which is lost with an attempt that fails: its chunks would stay there until
+    they expire. Raises nats errors.
+    """
+    place = f"{name}.{secrets.token_hex(8)}"
+    digest, size, chunks = hashlib.sha256(), 0, 0
+    for chunk in _chunks(pieces):
+        await session.stream.publish(f"$O.{names.bucket}.C.{place}", chunk)
+        digest.update(chunk)
+        size, chunks = size + len(chunk), chunks + 1
+    info = {
+        "name": name, "bucket": names.bucket, "nuid": place, "size": size, "chunks": chunks,
+        "mtime": datetime.now(UTC).isoformat(), "options": {"max_chunk_size": CHUNK},
+        "digest": f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}",
+    }  # fmt: skip
+    latest = {Header.ROLLUP.value: "sub"}  # this message replaces those of the same subject
+    await session.stream.publish(_about(names, name), json.dumps(info).encode(), headers=latest)
+
+
+def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest = bytearray()
+    for piece in pieces:
+        rest += piece
+        while len(rest) >= CHUNK:
+            yield bytes(rest[:CHUNK])
+            del rest[:CHUNK]
+    if rest:
+        yield bytes(rest)
+
+
+def _about(names: Names, name: str) -> str:
+    """The subject that says where an object's chunks are."""
+    return f"$O.{names.bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 async def get(session: Session, names: Names, name: str) -> AsyncIterator[bytes]:
@@ -117,7 +150,7 @@ async def get(session: Session, names: Names, name: str) -> AsyncIterator[bytes]
     try:
         while left > 0:
             async with asyncio.timeout(REQUEST_S):
-                chunk = (await subscription.next_msg(REQUEST_S)).data
+                chunk = (await cancellable(subscription.next_msg(REQUEST_S))).data
             left -= len(chunk)
             digest.update(chunk)
             yield chunk
@@ -128,41 +161,18 @@ async def get(session: Session, names: Names, name: str) -> AsyncIterator[bytes]
 
 
 async def remove(session: Session, names: Names, name: str) -> None:
-    """The content and all that was known about it; nothing happens if it does not exist."""
+    """Delete the content, including that of failed attempts, and its metadata. Raises nats errors."""
     try:
-        info = await _store(session, names).get_info(name)
+        place = (await _store(session, names).get_info(name)).nuid
     except NotFoundError:
-        return
-    bucket = f"OBJ_{names.bucket}"
-    await session.stream.purge_stream(bucket, subject=f"$O.{names.bucket}.C.{info.nuid}")
-    label = base64.urlsafe_b64encode(name.encode()).decode()
-    await session.stream.purge_stream(bucket, subject=f"$O.{names.bucket}.M.{label}")
+        place = None
+    subjects = [f"$O.{names.bucket}.C.{name}.*", _about(names, name)]
+    if place is not None and not place.startswith(f"{name}."):  # an API node of an older version
+        subjects.insert(0, f"$O.{names.bucket}.C.{place}")
+    for subject in subjects:
+        await session.stream.purge_stream(f"OBJ_{names.bucket}", subject=subject)
 
 
 def _store(session: Session, names: Names) -> ObjectStore:
     """Without the library's question, at every use, whether it exists."""
     return ObjectStore(name=names.bucket, stream=f"OBJ_{names.bucket}", js=session.stream)
-
-
-class _Pieces(io.BufferedIOBase):
-    """A file that consists of these pieces, read once."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        super().__init__()
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        filled = 0
-        while filled < len(buffer):
-            if not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-                continue
-            count = min(len(buffer) - filled, len(self._rest))
-            buffer[filled : filled + count] = self._rest[:count]
-            self._rest = self._rest[count:]
-            filled += count
-        return filled

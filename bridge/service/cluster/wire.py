@@ -26,7 +26,7 @@ _NODE = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 class Malformed(Exception):
-    """The message is not one of ours."""
+    """The message was not written by scanbridge."""
 
 
 @dataclass(frozen=True, slots=True)

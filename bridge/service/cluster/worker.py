@@ -42,7 +42,6 @@ CONFIRM_S = 1.0  # for the API node's word; it may be on its way to another serv
 CONFIRMATIONS = 8
 START_S = 3.0
 
-LAST_JOBS_S = 0.2  # for jobs that NATS gave us before it knew that we leave
 ACKNOWLEDGE, IN_PROGRESS = b"+ACK", b"+WPI"
 HAND_BACK_LATER = b'-NAK {"delay": 1000000000}'  # nanoseconds
 
@@ -88,9 +87,10 @@ class NatsWorker:
         """Take no more jobs; finish those in work, and hand back what takes longer than `drain_s`."""
         self._leaving.set()
         await self._give_sign()
+        if self._pulls is not None:
+            await self._pulls.withdraw()
         if self._slots:
             await asyncio.wait(self._slots, timeout=drain_s)
-        await asyncio.sleep(LAST_JOBS_S)
         if self._answers:
             await asyncio.wait(self._answers, timeout=CONFIRM_S)
 
@@ -117,6 +117,8 @@ class NatsWorker:
         await session.client.subscribe(self._names.dropped, cb=self._on_dropped)
         pulls = Pulls(session, self._names)
         await pulls.start()
+        if self._pulls is not None:
+            self._pulls.end()  # NATS forgot its requests when its session ended
         self._pulls = pulls
         self._prepare(session)
 
@@ -164,18 +166,10 @@ class NatsWorker:
         if self._leaving.is_set() or pulls is None or self._link.session is None or not self._pipeline.ready:
             await self._pause()
             return None
-        pulling = asyncio.ensure_future(pulls.next())
-        leaving = asyncio.ensure_future(self._leaving.wait())
         try:
-            await asyncio.wait({pulling, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not pulling.done():
-                return None
-            if pulling.exception() is None:
-                return pulling.result()
-        finally:
-            leaving.cancel()
-            pulling.cancel()
-        log.debug("slot: no job: %s", pulling.exception())
+            return await pulls.next()
+        except NATS_ERRORS as exc:
+            log.debug("slot: no job: %s", exc)
         if self._link.session is not None:
             self._prepare(self._link.session)
         await self._pause()
@@ -290,7 +284,7 @@ class NatsWorker:
                 found, rest = read_job(beginning)
                 mail.write(bytes(rest))
         if found is None or mail.size != head.size:
-            raise Malformed("the object is not the job's")
+            raise Malformed("the object does not belong to the job")
         return found
 
     async def _analyze(self, job: AnalysisJob) -> AnalysisResult | None:

@@ -62,6 +62,8 @@ def signals(material: Material, sender: Sender, text: str) -> Iterator[tuple[str
         yield from _shown(page)
     for page in material.attached_pages:
         yield from _attached(page)
+    if material.is_cut or any(page.is_cut for page in (*material.pages, *material.attached_pages)):
+        yield "html:cut", ""
     yield from _files(material, text)
     yield from _phrases(material, sender, text)
 

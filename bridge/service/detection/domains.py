@@ -54,6 +54,20 @@ def exists(host: str) -> bool:
 _LABELS = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?")
 
 
+# Names of networks that are not part of the internet: RFC 6762 (appendix G), RFC 8375, ICANN's .internal, and habits.
+_INTERNAL = frozenset(
+    [
+        *("local", "localdomain", "localhost", "lan", "home", "home.arpa", "corp", "private"),
+        *("internal", "intern", "intranet", "intra"),
+    ]
+)
+
+
+def is_internal(host: str) -> bool:
+    """Whether it can be a name within somebody's own network."""
+    return "." in host and in_list(host, _INTERNAL) and _LABELS.fullmatch(host) is not None
+
+
 def in_list(host: str, names: frozenset[str]) -> bool:
     """Whether the host or a domain above it is listed."""
     while host:

@@ -9,6 +9,7 @@ from bridge.service.detection import page
 
 MAX_PAGES = 4  # of each kind
 MAX_NAMES = 100
+MAX_CODES = 20
 MAX_PLAIN = 64 * 1024  # characters
 
 
@@ -19,6 +20,8 @@ class Material:
     sources: list[str] = field(default_factory=list)  # pages of the mail itself
     attached_sources: list[str] = field(default_factory=list)
     plain: str = ""
+    codes: list[str] = field(default_factory=list)  # links in QR codes
+    is_cut: bool = False  # more pages, or longer ones, than are read
     names: list[str] = field(default_factory=list)  # of attached files, in lower case
     types: set[str] = field(default_factory=set)  # of attached files
     pages: list[page.Page] = field(default_factory=list)  # what `read` makes of the sources
@@ -33,10 +36,14 @@ class Material:
     def add_text(self, text: str, *, is_html: bool, is_attached: bool) -> None:
         if is_html or is_attached:
             sources = self.attached_sources if is_attached else self.sources
+            self.is_cut |= len(sources) >= MAX_PAGES or len(text) > page.MAX_PAGE
             if len(sources) < MAX_PAGES:
-                sources.append(text[: page.MAX_PAGE])
+                sources.append(text[: page.MAX_SOURCE])
         elif len(self.plain) < MAX_PLAIN:
             self.plain += text[: MAX_PLAIN - len(self.plain)] + "\n"
+
+    def add_codes(self, links: Collection[str]) -> None:
+        self.codes += list(links)[: MAX_CODES - len(self.codes)]
 
     def add_file(self, names: Collection[str], content_type: str) -> None:
         self.types.add(content_type)

@@ -26,6 +26,10 @@ MAX_POINTS = 12.0
 POINTS_PER_MARGIN = 1.5
 
 
+# Signals too rare in the training mails to be learned. A weight in the model takes precedence.
+HAND_SET = {"picture:qr-link": 1.0, "html:cut": 1.0}
+
+
 class BadModel(ValueError):
     """The file is not a model; the text says why."""
 
@@ -87,7 +91,7 @@ def load(path: Path) -> Model:
         if len(words) != 1 << WORD_BITS:
             raise BadModel(f"{path}: {len(words)} word weights instead of {1 << WORD_BITS}")
         thresholds = {name: float(value["thresholds"][name]) for name in ("cautious", "balanced", "strict")}
-        weights = {str(name): float(weight) for name, weight in value["weights"].items()}
+        weights = HAND_SET | {str(name): float(weight) for name, weight in value["weights"].items()}
         numbers = [float(value["bias"]), float(value["words"]["scale"]), *thresholds.values(), *weights.values()]
         if not all(map(math.isfinite, numbers)):
             raise BadModel(f"{path}: a weight is not a number")

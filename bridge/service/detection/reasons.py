@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-MAX_REASONS = 6
+from bridge.api.scanning import MAX_REASONS
 
 # In the order of what a reader wants to know first. {0} and {1} are what the signal was found in.
 _SENTENCES: dict[str, str] = {
@@ -23,6 +23,7 @@ _SENTENCES: dict[str, str] = {
     "url:lookalike": "the link host {1} imitates {0}",
     "url:not-the-brand": "none of the links lead to {0}; most lead to {1}",
     "url:mostly-not-the-brand": "most links lead to {1}, not to {0}",
+    "picture:qr-link": "a QR code leads to {0}",
     "attachment:credential-form": "an attached page asks for a password",
     "attachment:form": "an attached page contains a form",
     "attachment:script": "an attached page runs a script",
@@ -38,6 +39,7 @@ _SENTENCES: dict[str, str] = {
     "html:picture-little-text": "a picture with hardly any text",
     "html:split-words": "invisible characters split {0} words",
     "html:letters-as-numbers": "{0} letters are written as numbers in the page's source",
+    "html:cut": "is too long, or has too many links, to be read completely",
     "html:script": "the mail contains a script",
     "html:redirect": "the mail leads to another page at once",
     "html:base": "the mail changes where its links lead",

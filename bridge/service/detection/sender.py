@@ -18,7 +18,7 @@ from bridge.service.detection.material import Material
 
 MAX_FIELD = 1000  # characters of a field that are looked at
 _PLAIN_FROM = re.compile(  # possessive, because a name can consist of white space
-    r"""(?:"(?:[^"\\<>]|\\.)*+"\s*+|[^"<>@,;:()]*+(?:\([^()<>]*+\)[^"<>@,;:()]*+)*+)?<[^<>@\s,;:"]++@[^<>@\s,;:"]++>"""
+    r"""(?:"(?:[^"\\<>]|\\.)*+"\s*+|[^"<>@,;:()]*+(?:\([^()<>]*+\)[^"<>@,;:()]*+)*)?<[^<>@\s,;:"]++@[^<>@\s,;:"]++>"""
     r"""|[^<>@\s,;:"()]++@[^<>@\s,;:"()]++\s*+(?:\([^<>]*+\))?"""
 )
 _BRACKET = re.compile(r"<([^<>]*)>\s*$")
@@ -121,7 +121,7 @@ def _is_own(sender: Sender, address: str) -> bool:
 def _domain(sender: Sender) -> Iterator[tuple[str, str]]:
     if sender.raw and not _PLAIN_FROM.fullmatch(_ENCODED.sub("x", sender.raw).strip()):
         yield "sender:malformed", sender.raw[:80]
-    if sender.domain and not domains.exists(sender.domain) and not sender.domain.startswith("["):
+    if sender.domain and not _can_exist(sender.domain):
         yield "sender:impossible-domain", sender.domain
     if domains.is_abused(sender.domain):
         yield "sender:abused-tld", sender.domain.rpartition(".")[2]
@@ -142,6 +142,10 @@ def _domain(sender: Sender) -> Iterator[tuple[str, str]]:
     known = sender.signers or sender.envelope_domain
     if known and sender.site and not sender.is_aligned and not sender.is_list:
         yield "sender:unaligned", sender.domain
+
+
+def _can_exist(domain: str) -> bool:
+    return domain.startswith("[") or domains.exists(domain) or domains.is_internal(domain)
 
 
 def _answers(sender: Sender) -> Iterator[tuple[str, str]]:

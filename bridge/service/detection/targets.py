@@ -13,7 +13,7 @@ from bridge.service.detection import brands, domains
 from bridge.service.detection.material import Material
 from bridge.service.detection.sender import Sender
 
-MAX_TARGETS = 300
+MAX_TARGETS = 600
 _ADDRESS = re.compile(r"https?:/{1,3}(?:[^\s/?#@\"'<>]*@)?([^\s/?#\"'<>@:]+)(:\d+)?([^\s\"'<>]*)", re.IGNORECASE)
 _SHOWN_HOST = re.compile(r"\s*(?:https?://)?(?:www\.)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)(?:[\s/?:]|\Z)")
 _ONWARD = re.compile(r"[=/?&](?:https?(?::|%3a)(?:/|%2f){2})([a-z0-9.-]{4,253})", re.IGNORECASE)
@@ -40,6 +40,7 @@ def all_of(material: Material) -> tuple[list[Target], int]:
             target = _target(link.address, link.shown)
             if target and len(found) < MAX_TARGETS:
                 found.append(target)
+    found += filter(None, (_target(code, "") for code in material.codes))
     if not material.pages:
         for match in _ADDRESS.finditer(material.plain):
             if len(found) >= MAX_TARGETS:
@@ -87,11 +88,23 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
             yield "url:mailto-only", ""
         return
     own = sender.sites()
-    known = {site: any(site == one or brands.are_related(site, one) for one in own) for _, site, *_ in targets}
+    known = {
+        site: any(site == one or brands.are_related(site, one) for one in own)
+        for site in {target.site for target in targets}
+    }
     foreign = [target for target in targets if not known[target.site]]
+    yield from _codes(material, known)
     yield from _hosts(foreign)
     yield from _addresses(foreign, sender)
     yield from _purpose(targets, foreign, sender)
+
+
+def _codes(material: Material, known: dict[str, bool]) -> Iterator[tuple[str, str]]:
+    """A code that leads away from the sender: on a phone, nobody sees where it leads."""
+    for code in material.codes:
+        target = _target(code, "")
+        if target and target.host and not known.get(target.site, False):
+            yield "picture:qr-link", target.host
 
 
 def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from bridge.service.keys import KeyRing
 from bridge.service.lists.index import ListIndex
 from bridge.service.lists.store import REMOVALS_KEPT_S, Change, ListStore
+from bridge.service.polling import next_poll
 from bridge.service.store import Store, StoreUnavailable
 
 POLL_INTERVAL_S = 0.5
@@ -67,12 +68,7 @@ class ListFollower:
 
     async def _follow(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(POLL_INTERVAL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+            await next_poll(self._wake, POLL_INTERVAL_S)
             try:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from bridge.api.lists import ListFileInfo
 from bridge.errors import BridgeError
 from bridge.service.settings import ListDefinition
-from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
+from bridge.service.store import Store, clock, insert_into, list_entry, list_removal, list_state, next_numbers
 
 GLOBAL = ""  # the deployment-global scope
 PAGE = 2000
@@ -205,16 +204,12 @@ def _size(connection: Connection, scope: str, name: str) -> int:
     return int(connection.execute(select(func.coalesce(func.max(list_state.c.size), 0)).where(here)).scalar_one())
 
 
-def _insert(connection: Connection) -> type[sqlite.Insert] | type[postgresql.Insert]:
-    return postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert
-
-
 def _upsert(connection: Connection, rows: list[dict[str, object]]) -> None:
-    statement = _insert(connection)(list_entry)
+    statement = insert_into(connection, list_entry)
     changed = {name: statement.excluded[name] for name in ("shown", "comment", "seq")}
     connection.execute(statement.on_conflict_do_update(index_elements=["scope", "name", "entry"], set_=changed), rows)
 
 
 def _set_size(connection: Connection, scope: str, name: str, size: int) -> None:
-    statement = _insert(connection)(list_state).values(scope=scope, name=name, size=size)
+    statement = insert_into(connection, list_state).values(scope=scope, name=name, size=size)
     connection.execute(statement.on_conflict_do_update(index_elements=["scope", "name"], set_={"size": size}))

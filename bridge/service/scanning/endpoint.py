@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.api.scanning import AnalysisResult, Decision, QueueStatus
 from bridge.mail.message import Spool
+from bridge.service.abby_settings import Permission
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.auth import StaticTokens
@@ -27,8 +28,8 @@ from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
 from bridge.service.responses import Refused, check_plain, refuse, send_json
 from bridge.service.scanning.admission import Admission
+from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
-from bridge.service.settings import Permission
 from bridge.service.store import DATABASE_ID
 
 log = logging.getLogger("bridge.service")
@@ -96,7 +97,7 @@ class SubmitEmailEndpoint:
         return self._admission.enter()
 
     async def _scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
-        upload = Upload(self._spool, self._idle_s)
+        upload = Upload(self._spool, parse_parameters, self._idle_s)
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
             job = AnalysisJob.new(request, upload.mail)

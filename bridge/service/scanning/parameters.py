@@ -13,6 +13,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from bridge.api.feedback import FEEDBACK_KINDS, MAX_REPORTER, FeedbackRequest
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.service.requests import decode_json, tenant_uid
 from bridge.service.responses import Refused
@@ -20,13 +21,33 @@ from bridge.service.responses import Refused
 
 def parse_parameters(raw: bytes) -> AnalysisRequest:
     """Raises Refused."""
+    value = _object(raw)
+    return AnalysisRequest(_border(value.get("borderMtaData")), tenant_uid=_tenant(value.get("tenantUid")))
+
+
+def parse_feedback(raw: bytes) -> FeedbackRequest:
+    """The same for a report of a mail, whose envelope may be unknown. Raises Refused."""
+    value = _object(raw)
+    kind, reporter, ggrid = (value.get(name, "") for name in ("kind", "reporter", "ggrid"))
+    if kind not in FEEDBACK_KINDS:
+        raise _invalid("`kind` must be spam or ham")
+    if not isinstance(reporter, str) or not 1 <= len(reporter) <= MAX_REPORTER:
+        raise _invalid(f"`reporter` must be a string of 1 to {MAX_REPORTER} characters")
+    if not isinstance(ggrid, str) or len(ggrid) > 100 or not ggrid.isprintable():
+        raise _invalid("`ggrid` must be a printable string of at most 100 characters")
+    border = value.get("borderMtaData")
+    tenant = _tenant(value.get("tenantUid"))
+    return FeedbackRequest(kind, reporter, None if border is None else _border(border), tenant, ggrid)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
     try:
         value = decode_json(raw)
     except (ValueError, RecursionError):
         raise _invalid("the part `parameters` is not JSON in UTF-8, or has a field twice") from None
     if not isinstance(value, dict):
         raise _invalid("`parameters` must be an object")
-    return AnalysisRequest(_border(value.get("borderMtaData")), tenant_uid=_tenant(value.get("tenantUid")))
+    return value
 
 
 def _border(border: object) -> BorderMtaData:

@@ -15,12 +15,11 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Insert, delete
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import delete
 from sqlalchemy.exc import DataError, IntegrityError
 
 from bridge.api.scanning import AnalysisResult
-from bridge.service.store import STORAGE_ERRORS, Store, analysis
+from bridge.service.store import STORAGE_ERRORS, Store, analysis, insert_into
 
 WRITE_INTERVAL_S = 1.0
 EXPIRE_INTERVAL_S = 3600.0
@@ -107,15 +106,9 @@ class RecordWriter:
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
         with self._store.writing() as connection:
-            connection.execute(_insert(connection.dialect.name), batch)
+            # Two workers may have analyzed the same mail, if one of them could not be heard; the first record stays.
+            connection.execute(insert_into(connection, analysis).on_conflict_do_nothing(), batch)
             if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
                 self._expired_at = time.monotonic()
                 oldest = datetime.now(UTC) - timedelta(seconds=self._retention_s)
                 connection.execute(delete(analysis).where(analysis.c.completed < oldest.isoformat()))
-
-
-def _insert(dialect: str) -> Insert:
-    """Two workers may have analyzed the same mail, if one of them could not be heard; the first record stays."""
-    if dialect == "postgresql":
-        return postgresql.insert(analysis).on_conflict_do_nothing()
-    return sqlite.insert(analysis).on_conflict_do_nothing()

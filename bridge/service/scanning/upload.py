@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 from starlette.types import Receive
 
-from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest
+from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.errors import Saturated
 from bridge.mail.message import Spool
 from bridge.service.analysis.job import StoredMail
 from bridge.service.requests import is_json, parse_options
 from bridge.service.responses import Refused
-from bridge.service.scanning.parameters import parse_parameters
 
 MAX_PARAMETERS_BYTES = 1024 * 1024
 MAX_OVERHEAD_BYTES = 1024 * 1024  # delimiters, part headers, parts of other names
@@ -31,14 +31,20 @@ MAX_BODY_BYTES = MAX_MESSAGE_BYTES + MAX_PARAMETERS_BYTES + MAX_OVERHEAD_BYTES
 MAX_PARTS = 16
 MIN_RATE = 1024  # bytes per second, averaged over the whole upload, once it has lasted as long as a pause may
 
+T = TypeVar("T")
+
 log = logging.getLogger("bridge.service")
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed body
 
 
-class Upload:
-    """The body of one request: `read` it, use the returned request and `mail`, then `close` it."""
+class Upload(Generic[T]):
+    """The body of one request: `read` it, use the returned request and `mail`, then `close` it.
 
-    def __init__(self, spool: Spool, idle_s: float = 60.0) -> None:
+    `parse` reads the part `parameters`, and raises Refused.
+    """
+
+    def __init__(self, spool: Spool, parse: Callable[[bytes], T], idle_s: float = 60.0) -> None:
+        self._parse = parse
         self.mail = StoredMail(spool)
         self._idle_s = idle_s  # the longest pause
         self._parameters: bytearray | None = None
@@ -53,7 +59,7 @@ class Upload:
     def close(self) -> None:
         self.mail.close()
 
-    async def read(self, receive: Receive, content_type: bytes) -> AnalysisRequest:
+    async def read(self, receive: Receive, content_type: bytes) -> T:
         """Read the whole body. Raises Refused and Disconnected."""
         parser = MultipartParser(_boundary(content_type), self._callbacks())
         try:
@@ -103,14 +109,14 @@ class Upload:
             self._begun = bool(chunk)
         parser.write(chunk)
 
-    def _complete(self) -> AnalysisRequest:
+    def _complete(self) -> T:
         if not self._finished:
             raise Refused(400, "invalid_multipart", "the body ends before its last delimiter")
         if self._parameters is None:
             raise Refused(400, "missing_part", "the part `parameters` is missing")
         if not self._has_mail:
             raise Refused(400, "missing_part", "the part `email` is missing")
-        return parse_parameters(bytes(self._parameters))
+        return self._parse(bytes(self._parameters))
 
     # Callbacks of the parser. A chunk may end anywhere, even within a header field.
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.responses import Response
 
 from bridge.console.checks import Refused
 from bridge.digests.schedule import SCHEDULES
 from bridge.errors import BridgeError
 from bridge.lists.personal import PersonalEntry
-from bridge.user_pages.call import N_, Call
+from bridge.runtime.marked_text import N_
+from bridge.user_pages.call import Call
+
+log = logging.getLogger(__name__)
 
 WORDS = {
     "immediate": N_("As soon as a mail is held"),
@@ -38,8 +43,12 @@ async def save(call: Call) -> Response:
     schedule, language = call.form.get("schedule", ""), call.form.get("language", "")
     if schedule not in SCHEDULES or language not in call.sources.settings.config.languages:
         raise Refused(400, call.speak("Not done"), call.speak("Choose one of the answers."))
-    await call.run(call.sources.items.choose, call.person, schedule=schedule, language=language)
-    await call.audit("chose a schedule", detail=f"{schedule}, {language}")
+    stored, usual = await call.run(call.sources.items.person, call.person), call.sources.settings.of(call.person)
+    # The usual setting is not stored as a choice, so it follows changes of the configuration.
+    schedule = schedule if stored.schedule or schedule != usual.schedule else ""
+    language = language if stored.language or language != usual.language else ""
+    async with call.audited("chose a schedule", detail=f"{schedule or 'as usual'}, {language or 'as usual'}"):
+        await call.run(call.sources.items.choose, call.person, schedule=schedule, language=language)
     return call.redirect("/choices", notice="saved")
 
 
@@ -49,15 +58,19 @@ async def remove(call: Call) -> Response:
     if call.sources.lists is None or kind not in ("block", "allow") or not is_theirs:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     try:
-        await call.run(call.sources.lists.remove, recipient, kind, sender)
+        async with call.audited("removed an entry", detail=f"{kind} {sender}"[:200]):
+            await call.run(call.sources.lists.remove, recipient, kind, sender)
     except BridgeError as exc:
-        raise Refused(409, call.speak("Not done"), str(exc)) from exc
-    await call.audit("removed an entry", detail=f"{kind} {sender}"[:200])
+        log.warning("user pages: an entry of a list cannot be removed: %s", exc)
+        text = call.speak("This cannot be done at this moment. Try again later.")
+        raise Refused(503, call.speak("Not done"), text, 5) from exc
     return call.redirect("/choices", notice="removed")
 
 
 def _entries(call: Call) -> list[PersonalEntry]:
     """Of all addresses of the person that mail was held for."""
-    lists = call.sources.lists
-    addresses = call.sources.items.addresses_of(call.person) if lists is not None else []
-    return [entry for address in addresses for entry in (lists.entries(address) if lists is not None else ())]
+    lists, person_of = call.sources.lists, call.sources.people.person_of
+    if lists is None:
+        return []
+    addresses = [each for each in call.sources.items.addresses_of(call.person) if person_of(each) == call.person]
+    return [entry for address in addresses for entry in lists.entries(address)]

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
+from bridge.console.audit import is_storable
 from bridge.console.checks import Refused
 from bridge.console.preview import document
 from bridge.digests.items import Item
-from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, is_held_for
+from bridge.digests.listing import is_held_for
+from bridge.digests.message import MAX_SENDER, MAX_SUBJECT
 from bridge.digests.message import shown as shown_text
 from bridge.digests.reasons import reason_of, words_for
-from bridge.digests.requests import RELEASE
+from bridge.digests.requests import RELEASE, Request
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
 from bridge.mime.mail_text import read as read_text
 from bridge.quarantine.content import beginning
 from bridge.quarantine.record import MailRecord
+from bridge.quarantine.store import is_id
+from bridge.runtime.marked_text import N_
 from bridge.user_pages import copies
 from bridge.user_pages.call import Call
 from bridge.user_pages.copies import Copy
 
 _PER_PAGE = 50
+_MAX_ROUNDS = 20  # of rows that are not shown
 _MAX_READ = 64 * 1024 * 1024
 
 
@@ -43,12 +50,7 @@ async def listed(call: Call) -> Response:
     sources = call.sources
     await call.run(sources.items.refresh, sources.quarantine, sources.people, is_quick=True)
     before = _cursor(call.request.query_params.get("before", ""))
-    items = await call.run(sources.items.of, call.person, before=before, limit=_PER_PAGE + 1)
-    rows = await call.run(_rows, call, items[:_PER_PAGE])
-    following = ""
-    if len(items) > _PER_PAGE:
-        last = items[_PER_PAGE - 1]
-        following = f"{last.kept_at!r}-{last.mail}"
+    rows, following = await call.run(_rows, call, before)
     return call.page("held.html", rows=rows, following=following, is_first=before is None)
 
 
@@ -128,29 +130,43 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
     }
 
 
-def _rows(call: Call, items: list[Item]) -> list[Row]:
+def _rows(call: Call, before: Item | None) -> tuple[list[Row], str]:
+    """A page, and where the next one begins. Mail that is gone, and copies for operators, do not shorten it."""
+    rows: list[Row] = []
+    for _ in range(_MAX_ROUNDS):
+        items = call.sources.items.of(call.person, before=before, limit=_PER_PAGE)
+        for item, row in zip(items, _rows_of(call, items), strict=True):
+            before = item
+            rows += [row] if row is not None else []
+            if len(rows) == _PER_PAGE:
+                break
+        if len(rows) == _PER_PAGE or len(items) < _PER_PAGE:
+            break
+    has_more = before is not None and bool(call.sources.items.of(call.person, before=before, limit=1))
+    return rows, f"{before.kept_at!r}-{before.mail}-{before.recipient}" if before is not None and has_more else ""
+
+
+def _rows_of(call: Call, items: list[Item]) -> list[Row | None]:
     records = {mail.id: mail for mail in call.sources.quarantine.records([item.mail for item in items])}
     asked = call.sources.requests.of(call.person, list(records))
-    rows = []
-    for item in items:
-        mail = records.get(item.mail)
-        if mail is None or mail.is_copy:
-            continue
-        is_held = is_held_for(item.recipient, mail)
-        request = asked.get((RELEASE, item.mail, item.recipient))
-        rows.append(
-            Row(
-                id=mail.id,
-                subject=shown_text(mail.subject, MAX_SUBJECT) or call.speak("(no subject)"),
-                sender=shown_text(mail.envelope.sender, MAX_SENDER) or call.speak("a mail server"),
-                time=call.words.time(item.kept_at, call.sources.settings.clock.zone),
-                why=call.speak(words_for(reason_of(mail))),
-                to="" if item.recipient == call.person else item.recipient,
-                may=call.sources.settings.of(item.recipient).may(reason_of(mail)),
-                state="released" if not is_held else request.state if request is not None else "held",
-            )
-        )
-    return rows
+    return [_row(call, item, records.get(item.mail), asked) for item in items]
+
+
+def _row(call: Call, item: Item, mail: MailRecord | None, asked: Mapping[tuple[str, str, str], Request]) -> Row | None:
+    if mail is None or mail.is_copy or call.sources.people.person_of(item.recipient) != call.person:
+        return None
+    request = asked.get((RELEASE, item.mail, item.recipient))
+    is_held = is_held_for(item.recipient, mail)
+    return Row(
+        id=mail.id,
+        subject=shown_text(mail.subject, MAX_SUBJECT) or call.speak("(no subject)"),
+        sender=shown_text(mail.envelope.sender, MAX_SENDER) or call.speak("a mail server"),
+        time=call.words.time(item.kept_at, call.sources.settings.clock.zone),
+        why=call.speak(words_for(reason_of(mail))),
+        to="" if item.recipient == call.person else item.recipient,
+        may=call.sources.settings.of(item.recipient).may(reason_of(mail)),
+        state="released" if not is_held else request.state if request is not None else "held",
+    )
 
 
 def _read(call: Call, mail: MailRecord) -> tuple[Reading, bool]:
@@ -164,9 +180,12 @@ def _content(call: Call, mail: MailRecord) -> bytes:
     return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ)[mail.head_size :]
 
 
-def _cursor(text: str) -> tuple[float, str] | None:
-    moment, _, mail = text.partition("-")
+def _cursor(text: str) -> Item | None:
+    moment, _, rest = text.partition("-")
+    mail, _, recipient = rest.partition("-")
     try:
-        return (float(moment), mail) if text else None
+        if text and not (math.isfinite(float(moment)) and is_id(mail) and is_storable(recipient)):
+            raise ValueError("not one of our links")
+        return Item(mail, recipient, float(moment)) if text else None
     except ValueError:
-        raise Refused(404, "No such page", "There is no such page.") from None
+        raise Refused(404, N_("No such page"), N_("There is no page at this address.")) from None

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
-from bridge.digests.languages import language
 from bridge.digests.links import Act, Link, LinkRefused
 from bridge.mail.address import comparable_address
 from bridge.user_pages import copies
@@ -67,8 +66,8 @@ async def unsubscribe(call: Call) -> Response:
     link = await _verified(call, is_use=True)
     if link.act is not Act.UNSUBSCRIBE:
         raise _not_working(call, is_expired=False)
-    await call.run(call.sources.items.choose, link.recipient, schedule="never")
-    await call.audit("chose a schedule", detail="never, by the link of a digest", name=link.recipient)
+    async with call.audited("chose a schedule", detail="never, through the link in a digest", name=link.recipient):
+        await call.run(call.sources.items.choose, link.recipient, schedule="never")
     return call.page("unsubscribe.html", address=link.recipient, is_done=True)
 
 
@@ -105,9 +104,8 @@ async def _verified(call: Call, *, is_use: bool) -> Link:
 async def _speak_their_language(call: Call, link: Link) -> None:
     """What the person chose; otherwise, what the browser asks for."""
     person = await call.run(call.sources.people.person_of, link.recipient)
-    stored = await call.run(call.sources.items.person, person) if person is not None else None
-    if stored is not None and stored.language:
-        call.words = language(stored.language)
+    if person is not None:
+        await call.speak_language_of(person)
 
 
 def _not_working(call: Call, *, is_expired: bool) -> Refused:

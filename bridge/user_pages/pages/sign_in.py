@@ -17,6 +17,7 @@ from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
 from bridge.errors import BridgeError
 from bridge.mail.address import comparable_address
+from bridge.runtime.marked_text import N_
 from bridge.user_pages.call import Call
 from bridge.user_pages.cookies import FORM_COOKIE, PROVIDER_COOKIE, SESSION_COOKIE
 from bridge.user_pages.sessions import CODE_S
@@ -27,6 +28,9 @@ _MAX_ADDRESS = 254
 _PAGES = "users"  # counted apart from the console
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
+_NO_ADDRESS = N_("The provider does not say which mail address is yours.")
+_NOT_OURS = N_("There is no quarantine for your mail address here.")
+_NOT_SIGNED_IN = N_("The provider did not sign you in. Start again, or ask your administrator.")
 
 
 async def static(call: Call) -> Response:
@@ -50,6 +54,7 @@ async def ask_code(call: Call) -> Response:
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
     await _admit(call, await _attempt(call, "ask", address))
+    await call.audit("asked for a code", name=address)
     sending = call.pages.sending
     if len(sending) < _MAX_SENDING:
         task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
@@ -57,7 +62,6 @@ async def ask_code(call: Call) -> Response:
         task.add_done_callback(sending.discard)
     else:
         log.warning("user pages: too many codes are being sent; one was left out")
-    await call.audit("asked for a code", name=address)
     return call.page("code.html", address=address, problem="", minutes=round(CODE_S / 60))
 
 
@@ -81,7 +85,8 @@ async def to_provider(call: Call) -> Response:
     try:
         target = await provider.authorization_url(begun)
     except SignInRefused as exc:
-        raise Refused(503, call.speak("Not signed in"), str(exc)) from exc
+        log.warning("user pages: sign-in with the provider: %s", exc)
+        raise Refused(503, call.speak("Not signed in"), call.speak(_NOT_SIGNED_IN)) from exc
     response = RedirectResponse(target, status_code=303)
     set_cookie(response, PROVIDER_COOKIE, begun.cookie, round(LASTS_S))
     return response
@@ -93,7 +98,8 @@ async def from_provider(call: Call) -> Response:
         person = await _person_of(call, claims)
     except SignInRefused as exc:
         await call.audit("signed in by the provider", detail=str(exc), result=audit_log.REFUSED, name="unknown")
-        response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=str(exc))
+        why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
+        response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
     else:
         response = await begin(call, person, "signed in by the provider")
     set_cookie(response, PROVIDER_COOKIE, "", 0)
@@ -101,6 +107,7 @@ async def from_provider(call: Call) -> Response:
 
 
 async def sign_out(call: Call) -> Response:
+    await call.audit("signed out")
     await call.run(call.sources.sessions.end, call.session)
     response = call.redirect("/sign-in", notice="signed-out")
     set_cookie(response, SESSION_COOKIE, "", 0)
@@ -123,10 +130,10 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
     """By the address that the provider says it has verified. Raises SignInRefused."""
     email = claims.get("email")
     if not isinstance(email, str) or claims.get("email_verified") not in (True, "true"):
-        raise SignInRefused(call.speak("The provider does not say which mail address is yours."))
+        raise SignInRefused(_NO_ADDRESS)
     person = await call.run(call.sources.people.person_of, comparable_address(email))
     if person is None:
-        raise SignInRefused(call.speak("There is no quarantine for your mail address here."))
+        raise SignInRefused(_NOT_OURS)
     return person
 
 

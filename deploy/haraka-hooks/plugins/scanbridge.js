@@ -92,6 +92,7 @@ exports.ask = async function (stage, next, connection) {
 
 exports.question = async function (stage, connection) {
     const id = crypto.randomUUID()
+    const told = facts(stage, connection) // once: the same id must come with the same body
     const until = Date.now() + this.scanner.timeout
     for (let attempt = 0; ; attempt++) {
         const registration = await this.registered(until)
@@ -102,7 +103,7 @@ exports.question = async function (stage, connection) {
                     'X-MTA-Hooks-Registration': registration.registrationId,
                     'X-MTA-Hooks-Request-Id': id,
                 },
-                facts: facts(stage, connection),
+                facts: told,
                 mail: stage === 'data' ? connection.transaction.message_stream : null,
             })
         } catch (error) {

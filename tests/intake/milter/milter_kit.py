@@ -52,7 +52,7 @@ class ScriptedFilter(Filter):
 
     def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
         self.deadline_s = 30.0
-        self.header_prefix = "X-Scan-"
+        self.header_prefix, self.own_results = "X-Scan-", None
         self.refuses = True
         self.answer = answer
         self.saturated: Reply | None = None

@@ -28,7 +28,7 @@ class Sleeper(Filter):
     """Waits with every mail, and then delivers it."""
 
     deadline_s = 60.0
-    header_prefix = "X-Scan-"
+    header_prefix, own_results = "X-Scan-", None
     refuses = True
 
     def __init__(self, scan_s: float) -> None:

@@ -46,6 +46,30 @@ async def test_several_mails_on_one_connection_share_nothing_but_the_client():
     assert {s.tx.session.client.address for s in filter_.seen} == {"203.0.113.9"}
 
 
+@pytest.mark.parametrize("end", ["A", "Q", "K", ""], ids=["abort", "quit", "next client", "connection lost"])
+async def test_a_mail_that_is_given_up_during_its_content_is_reported(end):
+    """As Postfix does when its client disconnects; once, with the client and the sender, and only after DATA."""
+    gone = []
+    async with listening(ScriptedFilter(), hooks={"on_cancelled": gone.append}) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail(sender=b"<early@example.org>")
+        mta.send(frame("A"))  # before DATA: nothing to look for
+        await mta.mail(sender=b"<whole@example.org>")
+        mta.send(frame("T"))
+        mta.content()
+        await mta.until_final()
+        await mta.mail(sender=b"<gone@example.org>")
+        mta.send(frame("T"), *([frame(end)] if end else []))
+        if not end:
+            mta.close()
+        await eventually(lambda: gone, "the report")
+    (refusal,) = gone
+    assert (refusal.stage, refusal.client, refusal.sender, refusal.rule) == (
+        "data", "203.0.113.9", "gone@example.org", "client_gone",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("content", [b"", frame("L", b"A\0 b\0"), frame("N") + frame("B", b"x" * 5000)])
 async def test_abort_forgets_the_mail(content):
     """Recipients and content of an aborted mail never reach the next one."""

@@ -108,7 +108,7 @@ def test_fields_of_ours_are_still_found() -> None:
     for name, value in FIELDS:
         mail.add_fields([name + b"\0" + value + b"\0"])
     mail.add_body(RAW + BODY)
-    assert dict(mail.forged) == {b"x-scan-decision": 1}
+    assert dict(mail.forged) == {b"x-scan-decision": [1]}
     mail.close()
 
 

@@ -78,7 +78,8 @@ public class Client {
         HttpRequest.Builder request = HttpRequest.newBuilder(URI.create(url + "/v1/messageQueue/submitEmail"))
                 .header("Authorization", "Bearer " + token)
                 .header("Content-Type", "multipart/form-data; boundary=" + BOUNDARY)
-                .expectContinue(way.equals("expect"));
+                // JDK 17 waits forever for 100 Continue if the answer is a refusal: curl and Go test that.
+                .expectContinue(way.equals("expect") && !token.equals("wrong"));
         if (way.equals("chunks")) {
             return send(request.POST(BodyPublishers.ofInputStream(() -> new ByteArrayInputStream(body))).build());
         }

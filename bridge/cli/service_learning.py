@@ -1,0 +1,111 @@
+"""`scanbridge service learning`: show, export, import and reset what the phishing score has learned from reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TextIO
+from uuid import UUID
+
+import click
+
+from bridge.cli.service_place import opened_store, own_config
+from bridge.cli.single_values import Group
+from bridge.cli.terminal import say, say_cells, say_json
+
+_MAX_LINE = 20_000
+
+
+def _scope(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
+    try:
+        return "" if value is None else str(UUID(value))
+    except ValueError:
+        raise click.BadParameter("a tenant must be a UUID") from None
+
+
+_tenant = click.option(
+    "--tenant", "scope", metavar="UUID", callback=_scope, help="The tenant. Default: mail without a tenant."
+)
+
+
+@click.group(cls=Group)
+def learning() -> None:
+    """Show, export, import or reset what was learned from people's reports."""
+
+
+@learning.command()
+@own_config
+@_tenant
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_obj
+def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None:
+    """Show which senders and signals now have a different weight, and by how much.
+
+    The numbers use the scale of `explain`: above 0, mail looks more like phishing; below 0, less.
+    """
+    from bridge.service.learning.layer import layer_of
+    from bridge.service.learning.store import VoteStore
+
+    with opened_store(own or path) as store:
+        found = layer_of(VoteStore(store).votes(scope))
+    if as_json:
+        say_json({"votes": found.votes, "senders": found.senders, "signals": found.signals}, indent=2)
+        return
+    say(f"votes: {found.votes:,}")
+    for title, values in (("senders", found.senders), ("signals", found.signals)):
+        for name, change in sorted(values.items(), key=lambda item: (-abs(item[1]), item[0])):
+            say_cells(title.removesuffix("s"), f"{change:+.2f}", name)
+
+
+@learning.command()
+@own_config
+@_tenant
+@click.pass_obj
+def reset(path: Path | None, own: Path | None, scope: str) -> None:
+    """Forget everything that was learned. A running service picks up the change within seconds."""
+    from bridge.service.learning.store import VoteStore
+
+    with opened_store(own or path) as store:
+        count = VoteStore(store).reset(scope)
+    say(f"{count:,} votes removed", err=True)
+
+
+@learning.command("export")
+@own_config
+@_tenant
+@click.pass_obj
+def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
+    """Print all votes, one JSON object per line, for `import`.
+
+    A vote contains digests of the mail and of the person, the sender's domain, and the signals: no content.
+    """
+    from bridge.service.learning.store import VoteStore
+
+    with opened_store(own or path) as store:
+        for vote in VoteStore(store).votes(scope):
+            say(vote.to_json())
+
+
+@learning.command("import")
+@own_config
+@_tenant
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.pass_obj
+def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) -> None:
+    """Replace all votes with those in FILE, written by `export`; `-` is standard input.
+
+    If any line is invalid, nothing is changed.
+    """
+    from bridge.service.learning.store import VoteStore
+    from bridge.service.learning.votes import BadVote, Vote
+
+    votes = []
+    for number, line in enumerate(file, 1):
+        try:
+            votes.append(Vote.from_json(line[:_MAX_LINE]))
+        except BadVote as exc:
+            say(f"line {number}: {exc}; nothing was changed", err=True)
+            sys.exit(1)
+    with opened_store(own or path) as store:
+        count = VoteStore(store).replace(scope, votes)
+    say(f"{count:,} votes stored", err=True)

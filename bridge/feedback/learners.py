@@ -1,0 +1,50 @@
+"""Passes a report to everything that learns from it: rspamd, the included scanning service, or both.
+
+Each of them remembers what it has learned, so a report that failed for one of them is sent to both again.
+"""
+
+from __future__ import annotations
+
+from bridge.feedback.learning import Learning, LearningRefused
+from bridge.feedback.report import LearnableMail, ReportKind, ReportState
+from bridge.feedback.scanner_learning import ScannerLearning
+
+
+class Learners:
+    def __init__(self, rspamd: Learning | None = None, scanner: ScannerLearning | None = None) -> None:
+        self._rspamd = rspamd
+        self._scanner = scanner
+
+    @property
+    def names(self) -> str:
+        return " and ".join(name for name, one in _named(self._rspamd, self._scanner) if one is not None)
+
+    def close(self) -> None:
+        for one in (self._rspamd, self._scanner):
+            if one is not None:
+                one.close()
+
+    def learn(self, kind: ReportKind, mail: LearnableMail) -> tuple[ReportState, str]:
+        """The result, with a sentence for the person. Raises LearningUnavailable."""
+        learned: list[str] = []
+        known: list[str] = []
+        refused: list[str] = []
+        for name, one in _named(self._rspamd, self._scanner):
+            try:
+                if isinstance(one, Learning):
+                    (learned if one.learn(kind, mail.content) else known).append(name)
+                elif one is not None:
+                    (learned if one.learn(kind, mail) else known).append(name)
+            except LearningRefused as exc:
+                refused.append(str(exc))
+        if learned:
+            return ReportState.LEARNED, "; ".join([f"learned by {' and '.join(learned)}", *refused])
+        if known:
+            return ReportState.KNOWN, "; ".join([f"{' and '.join(known)} already knew it", *refused])
+        return ReportState.REFUSED, "; ".join(refused)
+
+
+def _named(
+    rspamd: Learning | None, scanner: ScannerLearning | None
+) -> list[tuple[str, Learning | ScannerLearning | None]]:
+    return [("rspamd", rspamd), ("the scanning service", scanner)]

@@ -1,0 +1,58 @@
+"""Web archives of Office: a document as a mail, whose macros are in a separate, compressed file (`editdata.mso`).
+
+Word opens such a mail whatever its name is, and also behind the beginning of another file, such as a PDF document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from bridge.service.analysis import file_types
+from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.pdf_files import NOT_READ, is_pdf
+from bridge.service.analysis.unpacking import Budget, Member
+
+MAGIC = b"ActiveMime"
+_HEAD = 64  # bytes in which it begins
+_ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+_ZLIB_WITHIN = 4096  # bytes; usually at 50
+_ATTEMPTS = 16
+_OFFICE_NAMES = frozenset(
+    "doc docx docm dot dotx dotm rtf wiz wbk xml xls xlsx xlsm xlt xlsb ppt pptx pps pot one".split()  # noqa: SIM905
+)
+_FIELDS_WITHIN = 4096  # bytes before the field that is searched for, in which others may stand
+
+
+def is_active_mime(content: bytes) -> bool:
+    return MAGIC in content[:_HEAD]
+
+
+def active_mime_members(content: bytes, budget: Budget) -> Iterator[Member]:
+    for match in list(_ZLIB.finditer(content, 0, _ZLIB_WITHIN))[:_ATTEMPTS]:
+        data = inflated(content[match.start() :], budget)
+        if data:
+            budget.take_member()
+            yield Member(("",), data, is_disputed=True)
+            return
+    yield Member((), None, tags=(NOT_READ,))
+
+
+def has_web_archive(content: bytes, names: Collection[str]) -> bool:
+    """Whether Word may open it as a mail. Mail programs do not, so its parts are not those of the mail."""
+    return (is_pdf(content) or file_types.has_extension(names, _OFFICE_NAMES)) and _start(content) >= 0
+
+
+def web_archive_members(content: bytes, budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    yield Member(("archive.mht",), content[_start(content) :])
+
+
+def _start(content: bytes) -> int:
+    """Where the header begins; -1 if there is none."""
+    lower = content.lower()
+    at = lower.find(b"mime-version:")
+    if at < 0 or lower.find(b"multipart/") < 0:
+        return -1
+    other = lower.find(b"content-type:", max(0, at - _FIELDS_WITHIN), at)
+    return at if other < 0 else other

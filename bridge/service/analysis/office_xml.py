@@ -1,0 +1,116 @@
+"""Office documents in XML: what an XML parser reads in a part of one, or in a whole document that is one XML file.
+
+Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
+find those. The parser stops at the first mistake, and at the first entity that a document declares, because Office
+refuses both; what was read before counts. Linear; nothing here raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from xml.parsers import expat
+
+# The names of elements cannot be written in another way. With none of them, there is nothing to read.
+_MARKS = (b"Relationship", b"nstrText", b"fldSimple", b"ddeLink", b"definedName", b"binData", b"binaryData")
+_FIELDS, _DATA = frozenset({"instrText", "delInstrText"}), frozenset({"binData", "binaryData"})
+_START = 4096  # bytes in which the first element begins; before it are comments
+_BLOCK = 1024 * 1024
+
+
+class Relation(NamedTuple):
+    type: str
+    target: str
+    is_external: bool
+
+    @property
+    def kind(self) -> str:
+        """The last word of its type, in lower case."""
+        return self.type.strip().rpartition("/")[2].lower()
+
+
+@dataclass(slots=True)
+class Facts:
+    relations: list[Relation] = field(default_factory=list)
+    fields: str = ""  # the instructions of all fields
+    defined: str = ""  # the names of cells, in lower case, each on its own line
+    data: list[str] = field(default_factory=list)  # files, in Base64
+    dde_links: list[tuple[str, str]] = field(default_factory=list)  # service and topic
+
+
+def is_likely(content: bytes) -> bool:
+    """A quick test: most XML has nothing of interest."""
+    if b"<" not in content[:_START]:
+        return False
+    text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
+    return any(mark in text for mark in _MARKS)
+
+
+def read(content: bytes) -> Facts:
+    reader = _Reader()
+    if not reader.parse(content, None) and b"\0" in content:  # undeclared UTF-16
+        reader.parse(content.replace(b"\0", b""), "utf-8")
+    reader.facts.fields = "".join(reader.fields)
+    reader.facts.defined = "\n".join(reader.defined).lower()
+    return reader.facts
+
+
+class _Stop(Exception):
+    """The document declares an entity."""
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self.fields: list[str] = []
+        self.defined: list[str] = []
+        self._text: list[str] | None = None  # of the element that is open, if it matters
+
+    def parse(self, content: bytes, encoding: str | None) -> bool:
+        """Whether all of it is XML."""
+        parser = expat.ParserCreate(encoding)
+        parser.buffer_text = True
+        parser.StartElementHandler = self._begin
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._add
+        parser.EntityDeclHandler = _refuse
+        start = max(0, content[:_START].find(b"<"))
+        try:
+            for at in range(start, len(content), _BLOCK):
+                parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
+        except (expat.ExpatError, ValueError, LookupError, _Stop):
+            return False
+        return True
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        name = name.rpartition(":")[2]
+        if name == "Relationship":
+            is_external = attributes.get("TargetMode", "").strip().lower() == "external"
+            relation = Relation(attributes.get("Type", ""), attributes.get("Target", ""), is_external)
+            self.facts.relations.append(relation)
+        elif name in _FIELDS or name in _DATA:
+            self._text = []
+        elif name == "fldSimple":
+            self.fields += [value for key, value in attributes.items() if key.rpartition(":")[2] == "instr"]
+        elif name == "ddeLink":
+            self.facts.dde_links.append((attributes.get("ddeService", ""), attributes.get("ddeTopic", "")))
+        elif name == "definedName":
+            self.defined.append(attributes.get("name", ""))
+
+    def _add(self, text: str) -> None:
+        if self._text is not None:
+            self._text.append(text)
+
+    def _end(self, name: str) -> None:
+        name = name.rpartition(":")[2]
+        if self._text is None or not (name in _FIELDS or name in _DATA):
+            return
+        if name in _FIELDS:
+            self.fields += self._text
+        else:
+            self.facts.data.append("".join(self._text))
+        self._text = None
+
+
+def _refuse(*_about: object) -> None:
+    raise _Stop

@@ -1,0 +1,121 @@
+"""POST /v1/feedback: one person's report of one mail.
+
+The mail is inspected again, in a separate process as for any untrusted mail, to find its signals; none of its content
+is stored. A report is rare and nobody waits long for it, so a few at a time are enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import closing
+
+from starlette.types import Receive, Scope, Send
+
+from bridge.api.feedback import FeedbackRequest
+from bridge.api.scanning import MAX_MESSAGE_BYTES
+from bridge.mail.message import Spool
+from bridge.service.abby_settings import Permission
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.inspector import Inspector
+from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.pipeline import limits_of
+from bridge.service.analysis.worker_pool import WorkerFailed
+from bridge.service.analyzer_settings import Analyzers
+from bridge.service.auth import StaticTokens
+from bridge.service.learning.follow import DEPLOYMENT, Learned
+from bridge.service.learning.store import VoteStore
+from bridge.service.learning.votes import AUTHENTICATED, Vote, bounded, digest, digest_of_person, origin_of, senders_of
+from bridge.service.requests import header
+from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
+from bridge.service.scanning.endpoint import check_length
+from bridge.service.scanning.parameters import parse_feedback
+from bridge.service.scanning.upload import Disconnected, Upload
+from bridge.service.store import STORAGE_ERRORS
+
+CONCURRENT = 4
+INSPECTION_S = 30.0
+
+log = logging.getLogger("bridge.service")
+
+
+class FeedbackEndpoint:
+    def __init__(
+        self, tokens: StaticTokens, votes: VoteStore, learned: Learned, analyzers: Analyzers, idle_s: float
+    ) -> None:
+        self._tokens = tokens
+        self._votes = votes
+        self._learned = learned
+        self._analyzers = analyzers
+        self._idle_s = idle_s
+        self._spool = Spool(CONCURRENT * MAX_MESSAGE_BYTES)
+        self._inspector = Inspector(1, analyzers.process_memory)  # its process starts with the first report
+        self._in_work = 0
+
+    async def start(self) -> None:
+        """Nothing to do before the first report."""
+
+    async def stop(self) -> None:
+        await self._inspector.stop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+            self._in_work += 1
+            try:
+                is_new = await self._take(scope, receive)
+            finally:
+                self._in_work -= 1
+        except Refused as refused:
+            await refuse(scope, receive, send, refused)
+        except STORAGE_ERRORS:
+            await refuse(scope, receive, send, storage_unavailable())
+        except Disconnected:
+            log.info("client disconnected before its report was complete")
+        else:
+            await send_json(send, 200, {"learned": is_new})
+
+    def _check(self, scope: Scope) -> None:
+        self._tokens.check(scope, Permission.FEEDBACK)
+        if self._analyzers.phishing is None or not self._analyzers.phishing.learn:
+            raise Refused(403, "learning_disabled", "analyzers.phishing.learn is switched off")
+        check_plain(scope)
+        check_length(scope)
+        if self._in_work >= CONCURRENT:
+            raise Refused(503, "saturated", "too many reports at the same time", retry_after_s=1)
+
+    async def _take(self, scope: Scope, receive: Receive) -> bool:
+        with closing(Upload(self._spool, parse_feedback, self._idle_s)) as upload:
+            request = await upload.read(receive, header(scope, b"content-type"))
+            found = await self._inspected(upload.mail, request)
+            mail = await asyncio.to_thread(upload.mail.content)
+        tags = set(found.tags)
+        if request.ggrid and AUTHENTICATED in await asyncio.to_thread(self._votes.tags_of, request.ggrid):
+            tags.add(AUTHENTICATED)
+        vote = _vote(request, mail, found, tags)
+        is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
+        self._learned.wake()
+        return is_new
+
+    async def _inspected(self, mail: StoredMail, request: FeedbackRequest) -> Inspection:
+        sender = request.border.envelope_from if request.border else ""
+        try:
+            return await self._inspector.inspect(mail, limits_of(self._analyzers, envelope_from=sender), INSPECTION_S)
+        except WorkerFailed:
+            raise Refused(409, "not_inspected", "the mail cannot be inspected, so nothing can be learned") from None
+
+
+def _vote(request: FeedbackRequest, mail: bytes, found: Inspection, tags: set[str]) -> Vote:
+    client = request.border.remote_address if request.border else None
+    senders = senders_of(found.senders, client, tags)
+    signals = found.phishing.signals if found.phishing else {}
+    return Vote(
+        digest(mail),
+        digest_of_person(request.reporter),
+        request.kind,
+        senders[0] if senders else "",
+        origin_of(client),
+        bounded(signals),
+        time.time(),
+    )

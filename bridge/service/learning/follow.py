@@ -1,0 +1,89 @@
+"""Keeps the learned layers in memory in step with the database, including votes that other nodes have received.
+
+If the database is unavailable, the layers are kept: mail is judged with what was learned before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+
+from bridge.service.learning.layer import EMPTY, Layer, combined, layer_of
+from bridge.service.learning.store import VoteStore
+from bridge.service.polling import next_poll
+from bridge.service.store import STORAGE_ERRORS
+
+POLL_INTERVAL_S = 1.0
+DEPLOYMENT = ""  # the scope of mail without a tenant, whose votes count for all
+
+log = logging.getLogger("bridge.service")
+
+
+class Learned:
+    """Starts after the database was opened."""
+
+    def __init__(self, votes: VoteStore) -> None:
+        self._votes = votes
+        self._layers: dict[str, Layer] = {}
+        self._versions: dict[str, int] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    async def start(self) -> None:
+        await self._refresh()
+        self._task = asyncio.create_task(self._follow(), name="learning")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Check the database now, because this process has received a vote."""
+        self._wake.set()
+
+    @property
+    def has_votes(self) -> bool:
+        return any(layer.votes for layer in self._layers.values())
+
+    def shift(
+        self,
+        tenant: str | None,
+        senders: Collection[str],
+        signals: Collection[str],
+        weights: Mapping[str, float],
+        *,
+        is_dangerous: bool,
+    ) -> float:
+        """How much reports change the score of a mail like this."""
+        scopes = dict.fromkeys((DEPLOYMENT, tenant or DEPLOYMENT))
+        layers = [self._layers.get(scope, EMPTY) for scope in scopes]
+        return combined(layers, senders, signals, weights, is_dangerous=is_dangerous)
+
+    async def _follow(self) -> None:
+        while True:
+            await next_poll(self._wake, POLL_INTERVAL_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            changed = await asyncio.to_thread(self._changed)
+        except STORAGE_ERRORS as exc:
+            if type(exc).__name__ != self._trouble:
+                log.error("learning: cannot read the database, using what is in memory: %s", type(exc).__name__)
+            self._trouble = type(exc).__name__
+        except Exception as exc:  # if the task ended here, nothing more would be learned
+            log.error("learning: cannot use the votes in the database: %s", type(exc).__name__)
+        else:
+            self._layers |= changed
+            self._trouble = ""
+
+    def _changed(self) -> dict[str, Layer]:
+        """The layers whose votes have changed. The version is read first: a vote in between is found next time."""
+        found = self._votes.versions()
+        changed = [scope for scope, version in found.items() if self._versions.get(scope) != version]
+        layers = {scope: layer_of(self._votes.votes(scope)) for scope in changed}
+        self._versions = found
+        return layers

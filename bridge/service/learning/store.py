@@ -1,0 +1,113 @@
+"""Votes in the service's database, which all nodes share.
+
+A scope is a tenant's UUID, or "" for the deployment. Each change to a scope raises its version, so that other nodes
+notice it. The number of votes is limited per scope, and per person, so that nobody can displace the votes of others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+
+from bridge.service.learning.votes import Vote
+from bridge.service.store import Store, analysis, insert_into, learning_scope, learning_vote
+
+MAX_VOTES = 5000  # per scope; the newest are kept
+MAX_OF_REPORTER = 200
+KEPT_S = 365 * 86400.0
+BATCH = 500
+
+
+class VoteStore:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, scope: str, vote: Vote) -> bool:
+        """False if this person has already reported this mail the same way. The opposite vote replaces it."""
+        with self._store.writing() as connection:
+            same = (learning_vote.c.scope == scope) & (learning_vote.c.mail == vote.mail)
+            same &= learning_vote.c.reporter == vote.reporter
+            known = connection.execute(select(learning_vote.c.kind).where(same)).scalar()
+            if known == vote.kind:
+                return False
+            _touch(connection, scope)
+            connection.execute(delete(learning_vote).where(same))
+            connection.execute(insert(learning_vote).values(_row(scope, vote)))
+            _trim(connection, scope, vote.reporter)
+        return True
+
+    def replace(self, scope: str, votes: Iterable[Vote]) -> int:
+        """Replace all votes of the scope; if there are too many, the newest are kept."""
+        wanted = {(vote.mail, vote.reporter): vote for vote in sorted(votes, key=lambda one: one.at)}
+        newest = list(wanted.values())[-MAX_VOTES:]
+        with self._store.writing() as connection:
+            _touch(connection, scope)
+            connection.execute(delete(learning_vote).where(learning_vote.c.scope == scope))
+            for start in range(0, len(newest), BATCH):
+                connection.execute(insert(learning_vote), [_row(scope, one) for one in newest[start : start + BATCH]])
+        return len(newest)
+
+    def reset(self, scope: str) -> int:
+        """Forget everything that was learned in this scope; returns the number of votes deleted."""
+        with self._store.writing() as connection:
+            _touch(connection, scope)
+            return connection.execute(delete(learning_vote).where(learning_vote.c.scope == scope)).rowcount
+
+    def votes(self, scope: str) -> list[Vote]:
+        """The oldest first."""
+        query = select(learning_vote).where(learning_vote.c.scope == scope, learning_vote.c.at > time.time() - KEPT_S)
+        with self._store.reading() as connection:
+            rows = connection.execute(query.order_by(learning_vote.c.at, learning_vote.c.mail)).all()
+        return [
+            Vote(row.mail, row.reporter, row.kind, row.sender, row.origin, tuple(json.loads(row.signals)), row.at)
+            for row in rows
+        ]
+
+    def versions(self) -> dict[str, int]:
+        with self._store.reading() as connection:
+            rows = connection.execute(select(learning_scope.c.scope, learning_scope.c.version))
+            return {row.scope: row.version for row in rows}
+
+    def tags_of(self, ggrid: str) -> Sequence[str]:
+        """The tags of an analysis that is still on record."""
+        with self._store.reading() as connection:
+            tags = connection.execute(select(analysis.c.tags).where(analysis.c.ggrid == ggrid)).scalar()
+        return [str(tag) for tag in json.loads(tags)] if tags else []
+
+
+def _row(scope: str, vote: Vote) -> dict[str, object]:
+    return {
+        "scope": scope,
+        "mail": vote.mail,
+        "reporter": vote.reporter,
+        "kind": vote.kind,
+        "sender": vote.sender,
+        "origin": vote.origin,
+        "signals": json.dumps(vote.signals),
+        "at": vote.at,
+    }
+
+
+def _touch(connection: Connection, scope: str) -> None:
+    """Take the lock of the scope, and tell other nodes."""
+    first = insert_into(connection, learning_scope).values(scope=scope, version=1)
+    more = {"version": learning_scope.c.version + 1}
+    connection.execute(first.on_conflict_do_update(index_elements=["scope"], set_=more))
+
+
+def _trim(connection: Connection, scope: str, reporter: str) -> None:
+    here = learning_vote.c.scope == scope
+    connection.execute(delete(learning_vote).where(here, learning_vote.c.at < time.time() - KEPT_S))
+    for condition, most in ((here & (learning_vote.c.reporter == reporter), MAX_OF_REPORTER), (here, MAX_VOTES)):
+        _keep_newest(connection, condition, most)
+
+
+def _keep_newest(connection: Connection, condition: ColumnElement[bool], most: int) -> None:
+    if connection.execute(select(func.count()).select_from(learning_vote).where(condition)).scalar_one() <= most:
+        return
+    times = select(learning_vote.c.at).where(condition).order_by(learning_vote.c.at.desc())
+    oldest = connection.execute(times.offset(most - 1).limit(1)).scalar_one()
+    connection.execute(delete(learning_vote).where(condition, learning_vote.c.at < oldest))

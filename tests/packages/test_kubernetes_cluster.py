@@ -1,0 +1,86 @@
+"""The Kustomize base of the cluster: every object follows the Kubernetes schemas, and the objects fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
+from bridge.service import config_files
+from tests.packages.test_kubernetes import VERSIONS
+
+BASE = Path(__file__).parents[2] / "deploy/cluster/kubernetes"
+KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+OBJECTS: list[dict[str, Any]] = [
+    item for name in KUSTOMIZATION["resources"] for item in yaml.safe_load_all((BASE / name).read_text())
+]
+DEPLOYMENTS = {item["metadata"]["name"]: item["spec"] for item in OBJECTS if item["kind"] == "Deployment"}
+
+
+def of(kind: str) -> list[dict[str, Any]]:
+    return [item for item in OBJECTS if item["kind"] == kind]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_follow_the_schemas(version: str) -> None:
+    """Strict validation: a key that Kubernetes does not know is an error."""
+    assert set(DEPLOYMENTS) == {"scanbridge", "scanbridge-api", "scanbridge-worker"}
+    for item in OBJECTS:
+        assert kubernetes_validate.validate(item, version, strict=True) == version
+
+
+def test_every_part_can_lose_a_pod_and_finishes_its_mail() -> None:
+    """A disruption budget, probes, a pause before SIGTERM, and more time than the drain takes."""
+    assert {item["metadata"]["name"] for item in of("PodDisruptionBudget")} == set(DEPLOYMENTS)
+    drain_s = yaml_file.load(BASE / "bridge.yml", Config).drain_timeout
+    for spec in DEPLOYMENTS.values():
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        assert spec["replicas"] > 1 and pod["terminationGracePeriodSeconds"] > drain_s + 5
+        assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
+        assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+
+
+def test_references_resolve() -> None:
+    """Files, configurations, selectors, ports and names that one object uses exist in the others."""
+    generated = {item["name"]: item["files"] for item in KUSTOMIZATION["configMapGenerator"]}
+    files = {
+        "README.md",
+        "kustomization.yaml",
+        *KUSTOMIZATION["resources"],
+        *(name for names in generated.values() for name in names),
+    }
+    assert {path.name for path in BASE.iterdir()} == files
+    ports = {}
+    for name, spec in DEPLOYMENTS.items():
+        pod = spec["template"]["spec"]
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+        mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["volumes"]}
+        assert {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume} <= set(generated)
+        ports[name] = {port["name"] for port in pod["containers"][0]["ports"]}
+    for service in of("Service"):
+        known = ports[service["spec"]["selector"]["app.kubernetes.io/name"]]
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= known
+    for policy in of("NetworkPolicy"):
+        known = ports[policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]]
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == known
+    for scaler in of("HorizontalPodAutoscaler"):
+        assert scaler["spec"]["minReplicas"] == DEPLOYMENTS[scaler["spec"]["scaleTargetRef"]["name"]]["replicas"]
+    config = yaml_file.load(BASE / "bridge.yml", Config)
+    services = {service["metadata"]["name"] for service in of("Service")}
+    assert {str(node.host) for node in (*config.cluster.bridges, *config.cluster.workers)} <= services
+
+
+def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
+    text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge", str(tmp_path))
+    for number, name in enumerate(("api-token", "metrics-token")):
+        (tmp_path / name).write_text(f"{number}5ca11ab1e5ca11ab1e5ca11ab1e\n")
+    (tmp_path / "service.yml").write_text(text)
+    assert config_files.load(tmp_path / "service.yml")

@@ -1,0 +1,34 @@
+"""The NATS client's own behaviour, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bridge.runtime.nats_client import NatsClient
+from tests.nats_kit import nats_server
+
+
+def test_a_request_cancelled_in_the_moment_of_its_answer_is_cancelled(tmp_path):
+    """Python 3.11's `wait_for` returned the answer instead; a client then waited eight seconds for its mail."""
+
+    async def answer(message) -> None:
+        await message.respond(b"here")
+
+    async def run(url: str) -> None:
+        client = NatsClient()
+        await client.connect(url, allow_reconnect=False)
+        await client.subscribe("question", cb=answer)
+        assert (await client.request("question", timeout=5)).data == b"here"
+        asking = asyncio.create_task(client.request("question", timeout=5))
+        while not client._resp_map:
+            await asyncio.sleep(0)
+        (awaited,) = client._resp_map.values()
+        awaited.add_done_callback(lambda _: asking.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await client.close()
+
+    with nats_server(tmp_path) as server:
+        asyncio.run(run(server.url))

@@ -1,0 +1,134 @@
+"""Lists what our packages contain, as CycloneDX (a software bill of materials) and as a list of licences.
+
+`python -m tools.sbom` writes requirements/scanbridge.cdx.json, which is in the wheel, and requirements/licences.txt,
+both from requirements/packages.lock. `--site DIRECTORY --out FILE` describes the libraries in a directory instead: the
+Debian and RPM packages contain them. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from bridge import __version__
+
+REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+LOCK = REQUIREMENTS / "packages.lock"
+SBOM, LICENCES = REQUIREMENTS / "scanbridge.cdx.json", REQUIREMENTS / "licences.txt"
+_LOCKED = re.compile(
+    r"^([A-Za-z0-9._-]+)==([^ ;\\]+)(?: ; ([^\\\n]+?))? ?(?:\\|$)((?:\n    --hash=\S+(?: \\)?)*)", re.M
+)
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_ELSEWHERE = re.compile(r"== '(?:emscripten|win32|darwin|Windows)'")  # our packages are for Linux
+# Metadata that names the licence only in prose.
+_PROSE = {"Apache Software License": "Apache-2.0", "MIT License": "MIT", "BSD License": "BSD"}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    name: str
+    version: str
+    licence: str
+    hashes: tuple[str, ...] = ()  # SHA-256 of the archives on the package index
+    marker: str = ""  # the platforms that need it
+
+
+def locked(text: str) -> Iterator[Library]:
+    """Every package of a lock file; its licence is known if it is installed."""
+    for name, version, marker, hashes in _LOCKED.findall(text):
+        try:
+            licence = _licence(distribution(name))
+        except PackageNotFoundError:
+            licence = ""
+        yield Library(name, version, licence, tuple(_HASH.findall(hashes)), marker)
+
+
+def used(text: str) -> list[Library]:
+    """Those that our packages may contain."""
+    return [one for one in locked(text) if not _ELSEWHERE.search(one.marker)]
+
+
+def installed(site: Path) -> Iterator[Library]:
+    """Every library in a directory, without ourselves."""
+    for found in distributions(path=[str(site)]):
+        if found.name != "scanbridge":
+            yield Library(found.name, found.version, _licence(found))
+
+
+def _licence(found: Distribution) -> str:
+    """As an SPDX expression where the metadata has one, else its first line or its classifier."""
+    metadata = found.metadata
+    if expression := metadata.get("License-Expression"):
+        return expression
+    classifiers = [one.rpartition(" :: ")[2] for one in metadata.get_all("Classifier", []) if one.startswith("License")]
+    written = (metadata.get("License") or "").strip().split("\n")[0]
+    named = written if 0 < len(written) < 60 else " and ".join(one for one in classifiers if one != "OSI Approved")
+    return _PROSE.get(named, named)
+
+
+def sbom(libraries: Iterable[Library], made_at: datetime) -> str:
+    """CycloneDX 1.6. The serial number follows from the content."""
+    licences = LicenseFactory()
+    ourselves = Component(
+        name="scanbridge",
+        version=__version__,
+        type=ComponentType.APPLICATION,
+        bom_ref="scanbridge",
+        licenses=[licences.make_from_string("Apache-2.0")],
+        purl=PackageURL("pypi", name="scanbridge", version=__version__),
+    )
+    bom = Bom()
+    bom.metadata.component = ourselves
+    bom.metadata.timestamp = made_at
+    for one in sorted(libraries, key=lambda one: one.name.lower()):
+        component = Component(
+            name=one.name,
+            version=one.version,
+            bom_ref=f"{one.name}=={one.version}",
+            purl=PackageURL("pypi", name=one.name.lower().replace("_", "-"), version=one.version),
+            licenses=[licences.make_from_string(one.licence)] if one.licence else [],
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=content) for content in sorted(one.hashes)],
+        )
+        bom.components.add(component)
+        bom.register_dependency(component)
+    bom.register_dependency(ourselves, bom.components)
+    content = [(one.name, one.version) for one in bom.components]
+    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, f"scanbridge {__version__} {sorted(content)}")
+    return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+
+
+def licences(libraries: Iterable[Library]) -> str:
+    lines = [f"{one.name} {one.version}: {one.licence or 'unknown'}" for one in libraries]
+    return "\n".join(["# Generated by tools/sbom.py from packages.lock: run `make lock`.", *lines]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the bill of materials.")
+    parser.add_argument("--site", type=Path, help="a directory with installed libraries (default: the lock file)")
+    parser.add_argument("--out", type=Path, default=SBOM, help="the file to write")
+    wanted = parser.parse_args()
+    made_at = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)
+    if wanted.site is not None:
+        wanted.out.write_text(sbom(installed(wanted.site), made_at))
+        return
+    libraries = used(LOCK.read_text())
+    wanted.out.write_text(sbom(libraries, datetime.fromtimestamp(0, UTC)))
+    LICENCES.write_text(licences(libraries))
+
+
+if __name__ == "__main__":
+    main()
