@@ -8,11 +8,9 @@ expect.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import pkgutil
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from re import _parser as parser
@@ -26,35 +24,15 @@ from bridge.mime import names, structure, words
 from bridge.service.analysis import headers
 from bridge.service.analysis.links import Links
 from tests.hard_texts import attacks
+from tests.processor_time import cpu_s, is_linear
 
 PARTS = (
     *("api", "events", "filter", "history", "intake", "lists", "mail", "matching", "mime", "observe", "quarantine"),
     *("relay", "runtime", "scanner", "service"),
 )
 SHORT, LONG = 3_000, 12_000
-SLACK_S = 0.003  # what a clock and a busy machine add
 ENDS = ("", "\r", "\x01", "x", '"', "\n")
 OTHERS = (" ", "\t", "\r\n ", "a", "0", "=", ".")
-
-
-def cpu_s(work: Callable[[], object], attempts: int = 3) -> float:
-    """The least of several attempts: the others met something else."""
-    best = 9.0
-    gc.disable()
-    for _ in range(attempts):
-        start = time.thread_time()
-        work()
-        best = min(best, time.thread_time() - start)
-    gc.enable()
-    return best
-
-
-def is_linear(work: Callable[[Any], object], short: Any, long: Any) -> bool:
-    """Four times the text takes four times as long, not sixteen times. Doubts are resolved by trying again."""
-    return any(
-        cpu_s(lambda: work(long), attempts) <= 8 * cpu_s(lambda: work(short), attempts) + SLACK_S
-        for attempts in (1, 3, 9)
-    )
 
 
 def modules() -> Iterator[Any]:

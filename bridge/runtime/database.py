@@ -7,6 +7,7 @@ because it may contain a password.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -98,6 +99,8 @@ class Database:
             event.listen(engine, "do_connect", lambda *_: _make_private_if_possible(path))
         event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
+        if self.path is not None:
+            _close_late_returns(engine)
         return engine
 
     def reading_engine(self, *, wait_s: float = 10.0) -> Engine:
@@ -116,10 +119,12 @@ class Database:
         arguments: dict[str, Any] = {**_POSTGRESQL, "connect_timeout": max(2, min(5, round(wait_s)))}
         if statement_s:
             arguments["options"] = f"-c statement_timeout={statement_s * 1000:.0f}"
-        return create_engine(
+        engine = create_engine(
             url, pool_size=connections, max_overflow=connections, pool_pre_ping=True, pool_timeout=wait_s,
             connect_args=arguments,
         )  # fmt: skip
+        _close_late_returns(engine)
+        return engine
 
 
 @contextmanager
@@ -185,6 +190,13 @@ def reason(exc: BaseException) -> str:
     if isinstance(exc, OSError):
         return exc.strerror or type(exc).__name__
     return (str(getattr(exc, "orig", None) or "") or type(exc).__name__).splitlines()[0]
+
+
+def _close_late_returns(engine: Engine) -> None:
+    """Close what another thread returns after `dispose`, which closes only the connections that nobody uses."""
+    disposed = threading.Event()
+    event.listen(engine, "engine_disposed", lambda _engine: disposed.set())
+    event.listen(engine, "checkin", lambda _opened, entry: disposed.is_set() and entry.invalidate())
 
 
 def _make_private_if_possible(path: Path) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chain import until
-from tests.daemon.workers.workers_kit import children
 from tests.faults.tracing import end_tracer, is_traced, tracer_of
 from tests.faults.world import World, signal_all
+from tests.processes import children
 
 _OTHERS = ("scanner killed", "next hop killed")  # not the bridge
 

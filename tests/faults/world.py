@@ -20,7 +20,7 @@ from typing import Any
 from bridge.testing import TOKEN
 from tests.chain import Destination, Postfix, free_port, is_listening, until
 from tests.daemon.process_kit import ROOT, accepts_mail, environment, get, scanbridge
-from tests.daemon.workers.workers_kit import children, is_alive
+from tests.processes import children, is_running
 from tests.requirements import unavailable
 
 DEADLINE_S = 3.0  # of the bridge's listeners
@@ -154,7 +154,7 @@ class Bridge:
         return self.process.wait(60)
 
     def await_orphans(self) -> None:
-        until(lambda: not any(map(is_alive, self._orphans)), "the workers of killed supervisors to end")
+        until(lambda: not any(map(is_running, self._orphans)), "the workers of killed supervisors to end")
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(get(self.ports["admin"], "/status")[1]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import idna
 import pytest
 from hypothesis import given, settings
@@ -17,6 +15,7 @@ from bridge.mail.address import (
     has_certain_domain,
     split_address,
 )
+from tests.processor_time import cpu_s
 
 # Spellings of one domain, each with the form in which it is compared.
 SPELLINGS = [
@@ -166,9 +165,7 @@ def test_punycode_agrees_with_the_codec(label: str) -> None:
 )
 def test_no_domain_takes_long(domain: str) -> None:
     """A few milliseconds for the worst of them, also for a name far longer than any address."""
-    began = time.process_time()
-    domain_of("user@" + domain)
-    assert time.process_time() - began < 0.1
+    assert cpu_s(lambda: domain_of("user@" + domain), attempts=1) < 0.1
 
 
 def test_a_name_of_more_than_the_limit_is_only_lowered() -> None:
@@ -200,6 +197,5 @@ def test_a_thousand_recipients_in_long_domains_are_converted_once() -> None:
     addresses = [f"u@{long_name(number)}" for number in range(500)]
     addresses += [f"({'(' * 200}{')' * 200})u{number}@(x) b.example" for number in range(500)]
     found = list(map(domain_of, addresses))
-    began = time.process_time()
     assert list(map(domain_of, addresses)) == found
-    assert time.process_time() - began < 0.1
+    assert cpu_s(lambda: list(map(domain_of, addresses))) < 0.1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from bridge.mail.header_fields import clean_fields, field_named, fields_with_prefix
+from tests.processor_time import cpu_s, is_linear
 
 HEAD = (
     b"Received: from a\r\n"
@@ -59,14 +58,13 @@ def test_a_field_that_holds_a_bare_carriage_return_is_removed_whole() -> None:
     assert fields_with_prefix("X-Scan-").remove(b"A: 1\r\nX-Scan-A: x\ry\r\n z\r\nB: 2\r\n") == b"A: 1\r\nB: 2\r\n"
 
 
-@pytest.mark.parametrize(
-    "head", [b"a" * (1 << 20), b"A: " + b"\r\n " * (1 << 18), b"A:\r\n" * (1 << 18), b"A" + b" " * (1 << 20)]
-)
-def test_a_header_section_is_read_in_linear_time(head: bytes) -> None:
-    begin = time.process_time()
-    clean_fields(head)
-    field_named("A").remove(head)
-    assert time.process_time() - begin < 2.0
+@pytest.mark.parametrize(("start", "repeated"), [(b"", b"aaaa"), (b"A: ", b"\r\n "), (b"", b"A:\r\n"), (b"A", b"    ")])
+def test_a_header_section_is_read_in_linear_time(start: bytes, repeated: bytes) -> None:
+    def read(head: bytes) -> None:
+        clean_fields(head)
+        field_named("A").remove(head)
+
+    assert is_linear(read, start + repeated * (1 << 16), start + repeated * (1 << 18))
 
 
 @pytest.mark.parametrize(
@@ -108,11 +106,8 @@ def test_a_header_section_cut_in_a_continuation_line_loses_only_whole_lines() ->
 )
 def test_a_header_section_of_one_mebibyte_took_a_second(head: bytes) -> None:
     """Other mail waited for it, although it was neither admitted nor scanned yet."""
-    begin = time.process_time()
-    for finder in (fields_with_prefix("X-Scan-"), field_named("X-Scan-Released")):
-        finder.remove(head)
-        finder.first(head)
-    assert time.process_time() - begin < 0.5
+    finders = (fields_with_prefix("X-Scan-"), field_named("X-Scan-Released"))
+    assert cpu_s(lambda: [(finder.remove(head), finder.first(head)) for finder in finders]) < 0.5
     assert not fields_with_prefix("X-Scan-").remove(head).startswith(b"X-Scan-Released")
 
 

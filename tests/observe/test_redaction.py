@@ -7,7 +7,6 @@ import logging
 import re
 import stat
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from bridge.observe import log_format, mail_log
 from bridge.observe.redaction import Mode, Redaction
 from bridge.testing import TOKEN
 from tests.daemon.process_kit import running, scanbridge
+from tests.processor_time import cpu_s
 
 KEY = b"k" * 32
 NAME = re.compile(r"~[0-9a-f]{16}")
@@ -183,9 +183,12 @@ def test_the_log_of_a_daemon_contains_no_address(tmp_path: Path, mode: Mode) -> 
 )
 def test_one_long_field_kept_the_event_loop_from_all_other_mail(mode: str, text: str) -> None:
     """A Message-ID of 1 MiB took 1.7 seconds, and quotes after backslashes took quadratic time."""
-    begin = time.process_time()
-    hidden = [REDACTIONS[mode].address(text), REDACTIONS[mode].text(text)]
-    assert time.process_time() - begin < 0.5
+    hidden: list[str] = []
+
+    def hide() -> None:
+        hidden[:] = [REDACTIONS[mode].address(text), REDACTIONS[mode].text(text)]
+
+    assert cpu_s(hide) < 0.5
     assert "a@b" not in " ".join(hidden)
 
 
@@ -200,7 +203,6 @@ def test_only_the_recipients_that_a_line_names_are_redacted() -> None:
     envelope = Envelope("a@client.example", tuple(Recipient("(" * 900 + ")" * 900 + f"u{n}@b c") for n in range(1000)))
     tx = Transaction("1", Session("s", "l", "p"), envelope, Message(Spool(1 << 20)), 0.0, 1.0)
     record = Record(tx, 1, outcome=Outcome(Action.TEMPFAIL, Reply(451, "4.0.0", "x")))
-    begin = time.process_time()
+    assert cpu_s(lambda: mail_log._fields(record, REDACTIONS["hashed"])) < 0.5
     fields = mail_log._fields(record, REDACTIONS["hashed"])
-    assert time.process_time() - begin < 0.5
     assert (fields["nrcpt"], fields["to"].count("<~"), fields["to"][-4:]) == (1000, 20, ",...")

@@ -22,6 +22,7 @@ from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from tests.filter.smtp_kit import mail_lines
 from tests.postfix_kit import Postfix
+from tests.processor_time import cpu_s
 from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made, thread_is_in
 from tests.requirements import need
 
@@ -212,9 +213,9 @@ def test_a_forged_mark_above_a_body_of_empty_lines_was_quadratic() -> None:
     mail.write(marked(key=KEY[::-1], mail=b"Subject: x\r\n\r\n"))
     for _ in range(50):
         mail.write(b"\r\n" * (1 << 19))
-    begin = time.process_time()
-    assert ReleaseTokens(KEY, "X-Scan-").find(mail.head(), SENDER, TO, time.time()) is None
-    assert time.process_time() - begin < 0.1
+    tokens = ReleaseTokens(KEY, "X-Scan-")
+    assert tokens.find(mail.head(), SENDER, TO, time.time()) is None
+    assert cpu_s(lambda: tokens.find(mail.head(), SENDER, TO, time.time())) < 0.1
 
 
 def test_a_true_mark_above_another_body_of_empty_lines_costs_one_pass() -> None:
@@ -224,9 +225,9 @@ def test_a_true_mark_above_another_body_of_empty_lines_costs_one_pass() -> None:
     mail.write(b"Subject: x\r\n\r\n")
     for _ in range(50):
         mail.write(b"\r\n" * (1 << 19))
-    begin = time.process_time()
-    field = ReleaseTokens(KEY, "X-Scan-").field(mail, SENDER, TO, datetime.now(UTC))
-    assert field and time.process_time() - begin < 2.0
+    tokens = ReleaseTokens(KEY, "X-Scan-")
+    assert tokens.field(mail, SENDER, TO, datetime.now(UTC))
+    assert cpu_s(lambda: tokens.field(mail, SENDER, TO, datetime.now(UTC))) < 2.0
 
 
 def test_a_header_section_full_of_marks_is_cheap() -> None:
@@ -234,14 +235,14 @@ def test_a_header_section_full_of_marks_is_cheap() -> None:
     field = marked(key=KEY[::-1]).removesuffix(MAIL)
     many = field.replace(b"mark=", b"mark=" + b"A" * 24 + b"," + (b"\r\n " + b"A" * 24 + b",") * 2000)
     to = [f"{number}@example.org" for number in range(1000)]
+    tokens = ReleaseTokens(KEY, "X-Scan-")
     for head in (
         field * ((1 << 20) // len(field)),
         many * ((1 << 20) // len(many)),
         b"X-Scan-Released:" + b"\t" * (1 << 20),
     ):
-        begin = time.process_time()
-        assert ReleaseTokens(KEY, "X-Scan-").find(head, SENDER, to, time.time()) is None
-        assert time.process_time() - begin < 0.2
+        assert tokens.find(head, SENDER, to, time.time()) is None
+        assert cpu_s(lambda head=head: tokens.find(head, SENDER, to, time.time())) < 0.2
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from bridge.cli.replay import profiles
 from bridge.cli.replay.judgement import Judgement, Replay, Row
 from bridge.testing import until
 from tests.postgresql import fresh_database
+from tests.processes import command_line, descendants
 from tests.quarantine.quarantine_kit import desk
 from tests.replay.replay_kit import Replays
 from tests.service.service_kit import CONFIG, GTUBE, Lists, service
@@ -113,12 +114,12 @@ def test_the_service_ends_with_the_command_however_that_ends(at: Replays, tmp_pa
         with subprocess.Popen(at.command("--service", file), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             silent.settimeout(60)
             connection, _ = silent.accept()
-            children = _children(run.pid)
-            assert any("private_service" in _command(pid) for pid in children)
+            found = descendants(run.pid)
+            assert any("private_service" in command_line(pid) for pid in found)
             run.send_signal(sig)
             run.communicate(timeout=60)
             connection.close()
-    until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], "the end of the service")
+    until(lambda: not [pid for pid in found if Path(f"/proc/{pid}").exists()], "the end of the service")
     until(lambda: leftovers(tmp_path) == [], "its files to be gone")
 
 
@@ -128,16 +129,6 @@ def _rows(database: Path) -> list[str]:
         return list(connection.iterdump())
     finally:
         connection.close()
-
-
-def _children(pid: int) -> list[int]:
-    """All descendants."""
-    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return found + [deep for child in found for deep in _children(child)]
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 PHISHING = """\

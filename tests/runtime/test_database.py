@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sqlalchemy import text
+import pytest
+from sqlalchemy import event, text
 
 from bridge.runtime.database import Database, writing
+from tests.postgresql import fresh_database
 
 _WRITE = """
 import sqlite3, sys
@@ -46,3 +48,20 @@ def test_a_new_file_is_for_our_eyes_only(tmp_path: Path) -> None:
         connection.execute(text("SELECT 1"))
     engine.dispose()
     assert (tmp_path / "new.sqlite").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+def test_a_connection_returned_after_the_end_is_closed(tmp_path: Path, is_server: bool, postgresql: str) -> None:
+    """A thread may still read while another one closes the database, or may begin just after that."""
+    place = Database(fresh_database(postgresql)) if is_server else Database.file(tmp_path / "one.sqlite")
+    engine = place.engine()
+    closed: list[object] = []
+    event.listen(engine, "close", lambda opened, _entry: closed.append(opened))
+    with engine.connect() as reading:
+        engine.dispose()
+        assert reading.execute(text("SELECT 1")).scalar() == 1
+        assert not closed
+    assert len(closed) == 1
+    with engine.connect() as late:
+        assert late.execute(text("SELECT 1")).scalar() == 1
+    assert len(closed) == 2

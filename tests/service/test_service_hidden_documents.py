@@ -14,6 +14,7 @@ import zlib
 import pytest
 
 from bridge.service.analysis.inspection import inspect
+from tests.processor_time import cpu_s
 from tests.service.service_kit import EICAR, attached, mail, zipped
 from tests.service.test_service_documents import ALL, FORM, MACRO, entry, ole, pdf, rar5, relations, tags, vba
 
@@ -194,9 +195,7 @@ def test_macro_sheets_were_found_by_their_path_only() -> None:
 def test_entities_of_a_document_are_not_expanded() -> None:
     entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 10}">' for n in range(12))
     part = f"<!DOCTYPE a [{entities}]><instrText>&e11;</instrText>".encode()
-    start = time.process_time()
-    tags(zipped(("word/document.xml", part)), "a.docx")
-    assert time.process_time() - start < 2
+    assert cpu_s(lambda: tags(zipped(("word/document.xml", part)), "a.docx")) < 2
 
 
 def small_ole(source: bytes, *, has_other_root: bool) -> bytes:

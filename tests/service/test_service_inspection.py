@@ -14,7 +14,6 @@ import signal
 import tarfile
 import time
 from binascii import b2a_uu
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,6 +32,7 @@ from bridge.service.analysis.inspection import NeedsProcess, inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import Links, host_of
 from bridge.service.decision_settings import DEFAULT_RULES, DecisionRule, Decisions
+from tests.processes import children, command_line
 from tests.service.service_kit import (
     CONFIG,
     EICAR,
@@ -412,9 +412,8 @@ def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
     with service(tmp_path, CONFIG + "analyzers: {processes: 1}\n") as running:
         content = attached(zipped(("x", b"x")))
         assert running.submit(content).json["decision"] == "deliver"
-        children = Path("/proc/self/task").glob("*/children")
-        for child in {int(pid) for file in children for pid in file.read_text().split()}:
-            if b"inspector_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+        for child in children(os.getpid()):
+            if "inspector_process" in command_line(child):
                 os.kill(child, signal.SIGKILL)
                 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert running.submit(content).json["decision"] == "deliver"

@@ -19,6 +19,7 @@ from bridge.testing import RunningBridge, running_bridge, until
 from tests.daemon.api.api_kit import ALL, ONLY_A, TENANT_A, ask, bridge, mails, send, write_tokens
 from tests.daemon.process_kit import running as running_process
 from tests.daemon.process_kit import scanbridge
+from tests.processes import children, command_line, is_running
 
 HISTORY, STATS, MAIL = "/api/v1/history", "/api/v1/stats?by=day", "/api/v1/mails/1A1E3F3139AF066FEF9"
 PATHS = (HISTORY, STATS, MAIL)
@@ -194,21 +195,11 @@ def test_no_search_outlives_the_daemon(tmp_path: Path) -> None:
             (searcher,) = _searchers(process.process.pid)
             process.signal(number)
             process.wait()
-            until(lambda pid=searcher: not _is_running(pid), "the search to end")
+            until(lambda pid=searcher: not is_running(pid), "the search to end")
 
 
 def _searchers(pid: int) -> list[int]:
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
-    ]
-    return [child for child in children if b"searcher" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
+    return [child for child in children(pid) if "searcher" in command_line(child)]
 
 
 def test_check_warns_of_tokens_on_an_unencrypted_network(tmp_path: Path) -> None:

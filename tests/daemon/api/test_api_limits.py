@@ -28,6 +28,7 @@ from bridge.history.sqlite import SqliteHistory
 from bridge.testing import RunningBridge, eventually, until
 from tests.daemon.api.api_kit import ALL, BOTH, ONLY_A, ask, bridge, mails, pages, send
 from tests.postgresql import PostgreSql, fresh_database
+from tests.processes import children, command_line
 
 HISTORY, STATS, MAIL = "/api/v1/history", "/api/v1/stats?by=sender", "/api/v1/mails/1A1E3F3139AF066FEF9"
 
@@ -216,7 +217,7 @@ def test_a_query_that_takes_too_long_is_ended() -> None:
             assert await run("b", "quick") == "quick"
 
     asyncio.run(play())
-    assert children() == 0
+    assert scripts() == 0
 
 
 def test_one_token_leaves_room_for_others() -> None:
@@ -234,7 +235,7 @@ def test_one_token_leaves_room_for_others() -> None:
             assert await run("a", "again") == "again"
 
     asyncio.run(play())
-    assert children() == 0
+    assert scripts() == 0
 
 
 def test_a_search_that_fails_is_answered_and_the_next_one_works() -> None:
@@ -253,7 +254,7 @@ def test_a_search_that_fails_is_answered_and_the_next_one_works() -> None:
         await queries.close()
 
     asyncio.run(play())
-    assert children() == 0
+    assert scripts() == 0
 
 
 def test_an_idle_process_ends() -> None:
@@ -261,20 +262,18 @@ def test_an_idle_process_ends() -> None:
 
     async def play() -> None:
         async with scripted(QueryLimits(idle_s=0.1)) as run:
-            assert children() == 0
+            assert scripts() == 0
             assert await run("a", "x") == "x"
-            assert children() == 1
-            await eventually(lambda: children() == 0, "the process to end")
+            assert scripts() == 1
+            await eventually(lambda: scripts() == 0, "the process to end")
             assert await run("a", "y") == "y"
 
     asyncio.run(play())
 
 
-def children() -> int:
-    """Our own processes that run the script."""
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = [pid for task in tasks for pid in task.read_text().split()]
-    return sum(b"json.loads(line)" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+def scripts() -> int:
+    """How many of our own processes run the script."""
+    return sum("json.loads(line)" in command_line(pid) for pid in children(os.getpid()))
 
 
 def test_a_search_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:

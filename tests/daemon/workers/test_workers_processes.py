@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bridge.testing import SmtpClient, free_port
 from tests.daemon.process_kit import Gate, get, parts, running, scanbridge, start, until, write_config
-from tests.daemon.workers.workers_kit import children, clients_of_all, is_alive, number, owner, send, state, workers
+from tests.daemon.workers.workers_kit import clients_of_all, number, owner, send, state, workers
+from tests.processes import children, is_running
 
 
 def test_the_limit_holds_for_all_workers_together(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_without_a_supervisor_the_workers_exit(tmp_path: Path) -> None:
     with running(tmp_path, workers=2) as (bridge, _, _):
         pids = workers(bridge)
         bridge.end()
-        until(lambda: not any(map(is_alive, pids)), "the workers to exit")
+        until(lambda: not any(map(is_running, pids)), "the workers to exit")
         assert "the supervisor is gone" in bridge.log
         again = start(tmp_path / "bridge.yml", bridge.port, bridge.admin)
         try:

@@ -17,7 +17,8 @@ import trustme
 from bridge.runtime import yaml_file
 from bridge.testing import SmtpClient, answer, free_port, result
 from tests.daemon.process_kit import Bridge, Gate, busy, running, scanbridge, until
-from tests.daemon.workers.workers_kit import clients_of_all, is_alive, number, send, state, workers
+from tests.daemon.workers.workers_kit import clients_of_all, number, send, state, workers
+from tests.processes import is_running
 
 
 def change(bridge: Bridge, **sections: Any) -> None:
@@ -196,6 +197,6 @@ def test_workers_are_replaced_one_after_the_other_under_load(tmp_path: Path) -> 
         assert waiting.reply().startswith(b"250 ")
         accepted = sum(reply.startswith(b"250 ") for reply in answers)
         assert len(next_hop.mails) == accepted + 1 and accepted >= 50
-        until(lambda: not any(map(is_alive, before)), "the old workers to exit")
+        until(lambda: not any(map(is_running, before)), "the old workers to exit")
         assert len(workers(bridge)) == 2 and not set(workers(bridge)) & set(before)
         assert number(bridge, "scanbridge_mails_total", action="relay") == accepted + 1

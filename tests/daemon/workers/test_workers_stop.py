@@ -12,7 +12,8 @@ import pytest
 
 from bridge.testing import free_port
 from tests.daemon.process_kit import ROOT, Gate, environment, get, parts, running, start, until, write_config
-from tests.daemon.workers.workers_kit import children, clients_of_all, is_alive, send, workers
+from tests.daemon.workers.workers_kit import clients_of_all, send, workers
+from tests.processes import children, is_running
 
 
 def test_sigterm_drains_all_workers_together(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_sigterm_drains_all_workers_together(tmp_path: Path) -> None:
         for sending, _ in found.values():
             assert sending.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert bridge.wait() == 0
-        assert len(next_hop.mails) == 2 and not any(map(is_alive, found))
+        assert len(next_hop.mails) == 2 and not any(map(is_running, found))
 
 
 def test_only_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Pa
                 os.kill(pid, signal.SIGSTOP)
             until(lambda: f"worker {hung} is not responding" in bridge.log, "the worker to be reported")
             until(lambda: "the scanning service is not responding" in bridge.log, "the service to be reported")
-            until(lambda: not is_alive(service), "the service to be killed")
+            until(lambda: not is_running(service), "the service to be killed")
             until(lambda: len(set(workers(bridge)) - {hung}) == 2, "another worker")
             bridge.signal(signal.SIGHUP)
             until(lambda: hear("RELOADING=1\nMONOTONIC_USEC="), "RELOADING=1")

@@ -25,17 +25,6 @@ def workers(bridge: Bridge) -> list[int]:
     return [worker["pid"] for worker in state(bridge).get("workers", []) if worker["ready"]]
 
 
-def children(pid: int) -> set[int]:
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def number(bridge: Bridge, name: str, **labels: str) -> float:
     """The sum of a metric's samples that have these labels."""
     _, text = get(bridge.admin, "/metrics")

@@ -1,0 +1,36 @@
+"""What /proc says about processes, any of which may end while we look."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(pid: int) -> set[int]:
+    """The processes that its threads started."""
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, file.read_text().split()))
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    found = children(pid)
+    return found.union(*map(descendants, found))
+
+
+def is_running(pid: int) -> bool:
+    """A zombie has ended; its parent has not asked yet."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def command_line(pid: int) -> str:
+    """Empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
