@@ -28,14 +28,18 @@ def setup() -> None:
 @click.option(
     "--commands", is_flag=True, help="Print postconf commands for `sh` instead; running them again changes nothing."
 )
-def postfix(path: Path | None, mode: str, listener: str | None, file: str | None, commands: bool) -> None:
+@click.option("--undo", is_flag=True, help="Print postconf commands for `sh` that remove these settings.")
+def postfix(path: Path | None, mode: str, listener: str | None, file: str | None, commands: bool, undo: bool) -> None:
     """Print the lines for Postfix's main.cf and master.cf. Exit code 78 if no listener is suitable."""
-    if commands and file:
-        raise click.UsageError("--commands changes both files: leave out --file")
+    if (commands or undo) and file:
+        raise click.UsageError(f"{'--undo' if undo else '--commands'} changes both files: leave out --file")
     try:
         lines = postfix_lines.for_postfix(load_or_exit(path), mode, listener)
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
+    if undo:
+        say_lines(postfix_commands.undo(lines))
+        return
     if commands:
         say_lines(postfix_commands.for_lines(lines, postfix_lines.next_step(path)))
         return

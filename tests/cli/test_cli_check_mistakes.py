@@ -319,6 +319,40 @@ def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
+def test_setup_commands_are_undone(world: World, mode: str) -> None:
+    """What the operator had set is kept, also a value that was changed since; undoing twice changes nothing."""
+    world.postfix(mode)
+    place = world.directory / "commanded"
+    place.mkdir()
+    main_cf = "compatibility_level = 3.6\nmyhostname = m.example\nsmtpd_milters = inet:h:1, inet:h:2\n"
+    (place / "main.cf").write_text(main_cf)
+    (place / "master.cf").write_text("smtp inet n - n - - smtpd\n  -o syslog_name=postfix/front\n" + LOCAL)
+    environment = {"MAIL_CONFIG": str(place), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+    def shell(script: str) -> str:
+        run = subprocess.run(
+            ["/bin/sh", "-e"], input=script, text=True, env=environment, check=True, timeout=120, capture_output=True
+        )
+        return run.stdout
+
+    def settings() -> list[str]:
+        return [shell(command) for command in ("postconf -n", "postconf -M", "postconf -P")]
+
+    arguments = ["setup", "postfix", "--mode", mode, "-c", str(world.directory / "bridge.yml")]
+    before = settings()
+    shell(CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
+    assert settings() != before
+    undo = CliRunner().invoke(main, [*arguments, "--undo"]).stdout
+    for _ in range(2):
+        shell(undo)
+        assert settings() == before
+    shell(CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
+    shell("postconf -e 'message_size_limit = 12345678'")
+    shell(undo)
+    assert "message_size_limit = 12345678" in settings()[0]
+
+
+@pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
 def test_postfix_must_not_rewrite_recipients_on_which_a_tenant_depends(world: World, mode: str) -> None:
     """`setup` prints the two settings, and `check` looks for them; without tenants, neither does."""
     world.postfix(mode)
