@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from bridge.service.analysis.authentication import _author_domains, worst
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from bridge.service.detection.model import model_at
 from bridge.service.learning.layer import MAX_OF_SENDER, MAX_OF_SIGNALS, MAX_SHIFT, combined, layer_of
 from bridge.service.learning.store import MAX_OF_REPORTER, VoteStore
@@ -124,6 +127,8 @@ def test_the_newest_word_of_a_person_counts() -> None:
         (["a@shop.example"], None, (), []),
         (["a@shop.example"], "unknown", (), []),
         (["a@shop.example"], CLIENT, ("header:several-from",), []),
+        (["a@shop.example", "a@shop.example"], None, ("auth:dmarc-pass",), ["shop.example dmarc"]),
+        (["a@shop.example", "b@evil.example"], CLIENT, ("auth:dmarc-pass",), []),
         ([], CLIENT, (), []),
     ],
 )
@@ -131,6 +136,16 @@ def test_who_a_sender_is(authors, client, tags, expected) -> None:
     """A name counts only with a proof: DMARC, or the network of the client."""
     assert senders_of(authors, client, tags) == expected
     assert origin_of("not an address") == ""
+
+
+def test_an_author_whose_domain_cannot_be_spelled_borrowed_the_proof_of_another() -> None:
+    """Two From fields, DMARC passed for the second: the mail was learned as mail of the first."""
+    content = "From: Boss <ceo@partner.example\u00a0>\r\nFrom: x@attacker.example\r\n\r\nx\r\n".encode()
+    found = inspect(content, Limits())
+    assert len(found.authors) == 2
+    assert senders_of(found.authors, CLIENT, found.tags | {"auth:dmarc-pass"}) == []
+    assert _author_domains(content) == {"", "attacker.example"}
+    assert worst(["pass", ""]) == "" and worst(["pass", "pass"]) == "pass" and worst(["pass", "none", ""]) == "none"
 
 
 # The database

@@ -8,7 +8,12 @@ import zlib
 
 import pytest
 
+from bridge.mime.structure import TooMuch
 from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.analysis.office_attacks import tag_of_field
+from bridge.service.analysis.pdf_files import pdf_members
+from bridge.service.analysis.unpacking import Budget
+from tests.processor_time import cpu_s, is_linear
 from tests.service.service_kit import EICAR
 from tests.service.test_service_documents import pdf, tags
 
@@ -169,3 +174,24 @@ def test_documents_of_qpdf_are_read_without_any_tag() -> None:
     document.save(out, object_stream_mode=pikepdf.ObjectStreamMode.generate)
     assert b"a.example" not in out.getvalue()
     assert tags(out.getvalue(), "a.pdf") == {"host:a.example"}
+
+
+@pytest.mark.parametrize("kind", [b"\0", b"\1", b"\2", b"\3", b"\4"])
+def test_a_predictor_with_enormous_rows_took_forty_seconds(kind: bytes) -> None:
+    """The document chooses how long a row is: three bytes were padded to 64 MB, of which nothing was counted."""
+    numbers = b"/DecodeParms<</Predictor 12/Columns 999999/Colors 32/BitsPerComponent 16>>"
+    content = pdf(stream(ABOUT + numbers, zlib.compress(kind + b"ab")))
+    assert cpu_s(lambda: tags(content, "a.pdf"), attempts=1) < 1
+
+
+@pytest.mark.parametrize("repeated", [b">>stream\n", b"/F/F/F%(ab", b"(a)"])
+def test_every_stream_and_string_counts_as_work(repeated: bytes) -> None:
+    """Short ones took six times as long as what the limit on work allows."""
+    budget = Budget()
+    with pytest.raises(TooMuch):
+        list(pdf_members(b"%PDF-1.4\n" + repeated * 600_000, budget))
+
+
+def test_fields_of_empty_lines_are_read_in_linear_time() -> None:
+    assert is_linear(tag_of_field, "\n" * 50_000, "\n" * 200_000)
+    assert tag_of_field('\n\n \t"DDEAUTO cmd /c calc') == "office:dde"

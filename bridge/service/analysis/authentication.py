@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -270,8 +269,11 @@ class Record:
 
 
 def worst(results: Iterable[str]) -> str:
-    """The strictest of several results: a mail with several authors must satisfy the domains of all of them."""
-    return max(results, key=("", "pass", "none", "quarantine", "reject").index, default="")
+    """The strictest of several results: a mail with several authors must satisfy the domains of all of them.
+
+    It passes only if each of them passes: one without a record proves nothing.
+    """
+    return max(results, key=("pass", "", "none", "quarantine", "reject").index, default="")
 
 
 def dmarc(author: str, passed: Mapping[str, Iterable[str]], record: Record | None) -> str:
@@ -321,15 +323,17 @@ def _record(texts: list[str]) -> dict[str, str] | None:
 
 
 def _author_domains(content: bytes) -> set[str]:
-    """The domains in From."""
+    """The domains in From; "" for an author whose domain nobody can spell, and who therefore proves nothing."""
     try:
         first = next(walk(content, Bounds()))
     except TooMuch:
         return set()
     found = set()
     for address in (address for value in first.values("from") for address in headers.authors(value)):
-        with suppress(ValueError):
+        try:
             found.add(spelling.domain(split_address(address)[1]))
+        except ValueError:
+            found.add("")
     return found
 
 

@@ -246,12 +246,15 @@ class _MailInspector:
             self.material.fields = part.fields
         if self.limits.look_at_headers:
             self.found.tags |= headers.check(part.fields)
-        for value in part.values("from") + part.values("sender"):
+        authors = part.values("from")
+        for number, value in enumerate(authors + part.values("sender")):
             found = headers.addresses(value)
             if len(self.found.senders) + len(found) > MAX_SENDERS:
                 raise TooMuch("senders")
             self.links.spend("".join(found))
             self.found.senders += map(comparable_address, found)  # here, because it takes time
+            if number < len(authors):
+                self.found.authors = list(self.found.senders)
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
         if part.content_type in _INCOMPLETE:

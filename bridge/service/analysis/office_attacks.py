@@ -24,7 +24,7 @@ _PRIVATE = tuple(
 _DRIVE = re.compile(r"[a-z][:|]")
 _NUMERIC = re.compile(r"(?:0x)?[0-9a-f]+")
 _DDE_WORD = re.compile(  # at the beginning of a line: a host may be called `dde`
-    r"^[\s\"]{0,99}DDE(?:AUTO)?(?![A-Za-z0-9])\s{0,200}(?:\"([^\"\n]{0,1000})\"|([^\s\"]{1,1000}))?([^\n]{0,2000})",
+    r"^(?:[^\S\n]|\"){0,99}DDE(?:AUTO)?(?![A-Za-z0-9])\s{0,200}(?:\"([^\"\n]{0,1000})\"|([^\s\"]{1,1000}))?([^\n]{0,2000})",
     re.IGNORECASE | re.MULTILINE,
 )
 _OFFICE_PROGRAM = re.compile(

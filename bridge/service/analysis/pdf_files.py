@@ -32,6 +32,7 @@ from bridge.service.analysis.unpacking import Budget, Member
 ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning
 _STREAM_WORK = 4096  # for an object stream, however short
+_FOUND_WORK = 500  # for each stream and each string, however short
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 
 _ATTACHED = re.compile(rb"/U?F" + SPACE + REFERENCE)
@@ -80,7 +81,10 @@ class _Document:
         budget.take_work(10 * len(content))
         self._content = content
         self._budget = budget
-        self._streams = list(streams(content))
+        self._streams: list[Stream] = []
+        for stream in streams(content):
+            budget.take_work(_FOUND_WORK)
+            self._streams.append(stream)
         text = outside(content, self._streams)
         self._decoder = Decoder(content, text, budget)
         self._texts = [text]
@@ -118,7 +122,7 @@ class _Document:
                 yield Member(("",), self._content[stream.start : stream.end])
         if has_script:
             yield Member((), None, tags=("pdf:javascript",))
-        yield _summary(self._texts)
+        yield _summary(self._texts, self._budget)
 
     def _numbers(self, pattern: re.Pattern[bytes]) -> set[bytes]:
         found = (
@@ -131,7 +135,7 @@ def _looks_like_objects(data: bytes) -> bool:
     return b"<<" in data or _PAIR.match(without_comments(data)) is not None
 
 
-def _summary(texts: list[bytes]) -> Member:
+def _summary(texts: list[bytes], budget: Budget) -> Member:
     tags = {tag for text in texts for tag, pattern in _RUNS.items() if pattern.search(text)}
     if any(map(_ON_OPENING.search, texts)) and any(map(_ACTIONS.search, texts)):
         tags.add("pdf:open-action")
@@ -139,6 +143,7 @@ def _summary(texts: list[bytes]) -> Member:
     names: dict[str, None] = {}
     for text in texts:
         for key, value in _strings(text):
+            budget.take_work(_FOUND_WORK)
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
             elif key and "." in value:

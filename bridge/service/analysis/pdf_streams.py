@@ -35,6 +35,8 @@ _LOOKUP_WORK = 4096
 _MAX_FILTERS = 8
 _PIECE = 5 * 8192  # digits, in groups of five
 _SLOW = 60  # work for each byte that Python itself decodes
+_GUESSING, _GUESSED = (1, 3, 4), 300  # rows of a predictor that looks at the bytes before, and their work for each byte
+_ROW_WORK = 100
 _ZLIB = tuple(bytes((0x78, level)) for level in (0x01, 0x5E, 0x9C, 0xDA))
 _NOT_ASCII85 = bytes(set(range(256)) - set(range(33, 118)) - {122})
 _NOT_HEX = re.compile(rb"[^0-9a-fA-F]")
@@ -152,11 +154,12 @@ class Decoder:
         """Undo a PNG predictor, whose number begins each row; other predictors are for pictures."""
         if numbers.get(b"Predictor", 1) < 10:
             return data
-        self._budget.take_work(_SLOW * len(data))
         bits = max(1, min(numbers.get(b"Colors", 1), 32)) * max(1, min(numbers.get(b"BitsPerComponent", 8), 16))
         width, distance = (max(1, numbers.get(b"Columns", 1)) * bits + 7) // 8, max(1, bits // 8)
+        width = min(width, len(data))  # the document chooses the numbers, so they may be far too large
         out, above = [], bytes(width)
         for at in range(0, len(data), width + 1):
+            self._budget.take_work(_ROW_WORK + (_GUESSED if data[at] in _GUESSING else _SLOW) * width)
             above = _row(data[at], data[at + 1 : at + 1 + width].ljust(width, b"\0"), above, distance)
             out.append(above)
         return b"".join(out)

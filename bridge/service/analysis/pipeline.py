@@ -280,7 +280,7 @@ class Pipeline:
             return 0.0
         shift = 0.0
         if self._learned is not None and self._learned.has_votes and inspection.phishing is not None:
-            senders = senders_of(inspection.senders, job.request.border.remote_address, tags)
+            senders = senders_of(inspection.authors, job.request.border.remote_address, tags)
             shift = self._learned.shift(
                 *(job.request.tenant_uid, senders, inspection.phishing.signals, self._phishing.weights),
                 is_dangerous=has_danger(tags),

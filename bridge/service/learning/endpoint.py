@@ -108,7 +108,7 @@ class FeedbackEndpoint:
 
 def _vote(request: FeedbackRequest, mail: bytes, found: Inspection, tags: set[str]) -> Vote:
     client = request.border.remote_address if request.border else None
-    senders = senders_of(found.senders, client, tags)
+    senders = senders_of(found.authors, client, tags)
     signals = found.phishing.signals if found.phishing else {}
     return Vote(
         digest(mail),

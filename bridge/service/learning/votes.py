@@ -96,8 +96,12 @@ def origin_of(client: str | None) -> str:
 
 
 def senders_of(authors: Sequence[str], client: str | None, tags: Collection[str]) -> list[str]:
-    """The keys under which a mail's sender is known, the best proof first; none if nothing proves who sent it."""
-    if not authors or AMBIGUOUS in tags:
+    """The keys under which a mail's sender is known, the best proof first; none if nothing proves who sent it.
+
+    `authors`: all addresses that any reader finds in any From field. If they differ, nobody knows whom a reader sees,
+    and the proof may be for another one.
+    """
+    if len(set(authors)) != 1 or AMBIGUOUS in tags:
         return []
     domain = domain_of(authors[0])
     who = authors[0] if domains.in_list(domain, domains.FREEMAIL) else domain
