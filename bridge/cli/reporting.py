@@ -121,7 +121,7 @@ class Reporter:
             if state is not ReportState.WAITING:
                 self._store.finish(mail.key, by, kind, state)
         except (BridgeError, OSError) as exc:
-            self._forget(mail.key, by)
+            self._forget(mail.key, by, kind)
             return _failed(mail.id, kind, str(exc))
         text = f"{text}; {sent}" if sent and text else text or sent
         self._tell(kind, mail, by, state, text)
@@ -140,7 +140,7 @@ class Reporter:
         try:
             return self._learners.learn(kind, learnable)
         except LearningUnavailable as exc:
-            self._store.wait(mail.key, by, mail.content, learnable.about())
+            self._store.wait(mail.key, by, kind, mail.content, learnable.about())
             return ReportState.WAITING, f"{self._learners.names} will learn it later ({exc})"
 
     def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
@@ -167,9 +167,9 @@ class Reporter:
         finally:
             await relay.close()
 
-    def _forget(self, key: str, by: str) -> None:
+    def _forget(self, key: str, by: str, kind: ReportKind) -> None:
         try:
-            self._store.forget(key, by)
+            self._store.forget(key, by, kind)
         except BridgeError:  # then it counts as interrupted after some minutes
             pass
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from bridge.api.scanning import Decision
@@ -74,6 +74,12 @@ class Discovery(Section):
         if longest < info.data.get("min_interval", 0.0):
             raise ValueError("max_interval must not be shorter than min_interval")
         return longest
+
+    @model_validator(mode="after")
+    def _order_of_default(self) -> Self:
+        if self.max_interval < self.min_interval:
+            raise ValueError(f"min_interval is longer than max_interval, which is {self.max_interval:g}s by default")
+        return self
 
 
 def _no_default(schema: dict[str, Any]) -> None:

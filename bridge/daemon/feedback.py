@@ -16,6 +16,7 @@ from typing import Any
 from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, history_place
 from bridge.errors import BridgeError
+from bridge.feedback.learners import Learners
 from bridge.feedback.learning import LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.store import ReportStore, Totals, Waiting
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 _RETRY_S = 30.0  # without feedback.rspamd, which may have been removed by mistake
 _COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
+_MAX_PROBLEMS = 3  # mails of one turn that cannot be learned now
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
@@ -95,22 +97,27 @@ class Feedback:
         if learners is None:
             self._fail(conf, "neither feedback.rspamd nor feedback.scanner is configured any more")
             return
-        place = None
+        place, problems = None, 0
         try:
             for _ in range(_PER_TURN):
                 found = store.next_waiting(place)
                 if found is None:
                     break
                 waiting, place = found
-                mail = LearnableMail.waiting(waiting.content, waiting.person, waiting.about)
-                result, text = learners.learn(waiting.kind, mail)
+                try:
+                    result, text = _learned(learners, waiting, is_last=place[0] < time.time() - conf.feedback.retention)
+                except LearningUnavailable as exc:  # perhaps only for this mail: others must not wait for it
+                    self._fail(conf, str(exc))
+                    problems += 1
+                    if problems == _MAX_PROBLEMS:
+                        break
+                    continue
                 if result is ReportState.REFUSED:
                     log.info("feedback: %s: %s", waiting.mail, text)
                 store.finish(waiting.mail, waiting.person, waiting.kind, result)
                 _note(conf, state, waiting, result)
-            self._recover()
-        except LearningUnavailable as exc:
-            self._fail(conf, str(exc))
+            if not problems:
+                self._recover()
         finally:
             learners.close()
 
@@ -124,6 +131,17 @@ class Feedback:
         if self.problem:
             log.info("feedback: learning from reported mail has resumed")
         self.problem = ""
+
+
+def _learned(learners: Learners, waiting: Waiting, *, is_last: bool) -> tuple[ReportState, str]:
+    """Raises LearningUnavailable, but not for the last attempt: the report is then given up."""
+    mail = LearnableMail.waiting(waiting.content, waiting.person, waiting.about)
+    try:
+        return learners.learn(waiting.kind, mail)
+    except LearningUnavailable as exc:
+        if not is_last:
+            raise
+        return ReportState.REFUSED, f"given up after feedback.retention: {exc}"
 
 
 def _retry_s(conf: Config) -> float:

@@ -1,11 +1,12 @@
 """Passes a report to everything that learns from it: rspamd, the included scanning service, or both.
 
-Each of them remembers what it has learned, so a report that failed for one of them is sent to both again.
+Each of them remembers what it has learned, so a report that could not be passed to one of them is later passed to
+both again.
 """
 
 from __future__ import annotations
 
-from bridge.feedback.learning import Learning, LearningRefused
+from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.scanner_learning import ScannerLearning
 
@@ -25,7 +26,8 @@ class Learners:
                 one.close()
 
     def learn(self, kind: ReportKind, mail: LearnableMail) -> tuple[ReportState, str]:
-        """The result, with a sentence for the person. Raises LearningUnavailable."""
+        """The result, with a sentence for the person. Raises LearningUnavailable, after all have been asked."""
+        unavailable: LearningUnavailable | None = None
         learned: list[str] = []
         known: list[str] = []
         refused: list[str] = []
@@ -37,6 +39,10 @@ class Learners:
                     (learned if one.learn(kind, mail) else known).append(name)
             except LearningRefused as exc:
                 refused.append(str(exc))
+            except LearningUnavailable as exc:
+                unavailable = unavailable or exc
+        if unavailable is not None:
+            raise unavailable
         if learned:
             return ReportState.LEARNED, "; ".join([f"learned by {' and '.join(learned)}", *refused])
         if known:

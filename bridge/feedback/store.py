@@ -131,11 +131,11 @@ class ReportStore:
         with self._tables.writing() as connection:
             is_open = _reports.c.state.in_([_WORKING, str(ReportState.WAITING)])
             values = {"state": str(state), "content": None, "about": None, "size": 0}
-            changed = connection.execute(update(_reports).where(_key(mail, person) & is_open).values(**values))
+            changed = connection.execute(update(_reports).where(_key(mail, person, kind) & is_open).values(**values))
             if changed.rowcount:  # else another machine was faster
                 _count(connection, kind, state)
 
-    def wait(self, mail: str, person: str, content: bytes, about: str = "") -> None:
+    def wait(self, mail: str, person: str, kind: ReportKind, content: bytes, about: str = "") -> None:
         """Keep the mail until it can be learned. Raises TooManyWaiting, ReportsFailed."""
         with self._tables.writing() as connection:
             is_waiting = _reports.c.state == str(ReportState.WAITING)
@@ -144,12 +144,12 @@ class ReportStore:
             if number >= MAX_WAITING or size + len(content) > MAX_WAITING_BYTES:
                 raise TooManyWaiting(f"{number:,} reports are already waiting to be learned: try again later")
             values = {"state": str(ReportState.WAITING), "content": content, "about": about, "size": len(content)}
-            connection.execute(update(_reports).where(_key(mail, person)).values(**values))
+            connection.execute(update(_reports).where(_key(mail, person, kind)).values(**values))
 
-    def forget(self, mail: str, person: str) -> None:
+    def forget(self, mail: str, person: str, kind: ReportKind) -> None:
         """The report failed, so the person may make it again. Raises ReportsFailed."""
         with self._tables.writing() as connection:
-            connection.execute(delete(_reports).where(_key(mail, person)))
+            connection.execute(delete(_reports).where(_key(mail, person, kind)))
 
     def next_waiting(
         self, after: tuple[float, str, str] | None = None
@@ -189,8 +189,10 @@ class ReportStore:
         return (_reports.c.at < now - self._retention_s) & (_reports.c.state != str(ReportState.WAITING))
 
 
-def _key(mail: str, person: str) -> ColumnElement[bool]:
-    return (_reports.c.mail == mail) & (_reports.c.person == person[:400])
+def _key(mail: str, person: str, kind: ReportKind | None = None) -> ColumnElement[bool]:
+    """With `kind`, only while the person has not said otherwise in the meantime."""
+    found = (_reports.c.mail == mail) & (_reports.c.person == person[:400])
+    return found if kind is None else found & (_reports.c.kind == str(kind))
 
 
 def _is_interrupted(state: str, at: float, now: float) -> bool:

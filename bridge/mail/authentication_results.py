@@ -6,13 +6,15 @@ grammar defines it: after folding and comments, as a token or a quoted string, i
 version number; and as readers find it that remove comments, quotes and white space before they look. A field in which
 no name can be read (a comment or quoted string that does not end) counts as ours if it contains our name, and so does
 one with an encoded word (RFC 2047) before the first semicolon, which is not allowed there: some readers decode before
-they look. The time is linear. If this is wrong, senders can vouch for themselves.
+they look. So does every field after the first hundred. The time is linear. If this is wrong, senders can vouch for
+themselves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 
 from bridge.mail.address import comparable_domain
 from bridge.mail.header_fields import FieldFinder
@@ -31,7 +33,8 @@ _SPACE = bytes(range(0x21)) + b"\x7f"
 _AS_ONE_WORD = bytes.maketrans(_SPACE, b"*" * len(_SPACE))  # quoted text is one name, even with spaces
 _NO_NAME = _SPACE + b"\"'\\<>(),*"  # what some reader may leave out of a name
 _INVISIBLE = re.compile("[\\s\x80-\x9f\u200b-\u200f\u2060\ufeff\ufffd]+")
-_MAX_MARKS = 20  # parentheses, quotes and escapes before the results; a mebibyte of them took a second
+_MAX_MARKS = 20  # parentheses, quotes and escapes before the results
+_MAX_FIELDS = 100  # of one mail; 30,000 short ones fit into a header section and took a second to read
 
 # RFC 8601 section 2.7, in the words of IANA's registry.
 _RESULTS = {
@@ -76,11 +79,16 @@ class OwnResults:
 
     def own_of(self, head: bytes) -> Iterator[bool]:
         """For each Authentication-Results field of a header section, whether it is ours."""
-        return (self.is_own(found.value) for found in _FIELDS.find(head))
+        return map(self._reader(), (found.value for found in _FIELDS.find(head)))
 
     def remove(self, head: bytes) -> bytes:
         """The header section without ours; the same object if there are none."""
-        return _FIELDS.remove(head, self.is_own)
+        return _FIELDS.remove(head, self._reader())
+
+    def _reader(self) -> Callable[[bytes], bool]:
+        """`is_own` for the fields of one mail: beyond a number that no honest mail has, all count as ours."""
+        numbers = count()
+        return lambda value: next(numbers) >= _MAX_FIELDS or self.is_own(value)
 
     def value(self, tags: Iterable[str], sender_domain: str, helo: str) -> str:
         """Our own field, from the scanner's tags. `helo` stands for the sender of a bounce (RFC 7208 2.4)."""

@@ -248,12 +248,12 @@ class Scanner:
         pauses = await asyncio.gather(*(known.look() for known in self.discoveries))
         places = {place.url: place for known in self.discoveries for place in known.places}
         for host in self.hosts:
-            if host.url not in places:
+            if not host.is_at(places.get(host.url)):
                 log.info("scanner %s is no longer in the DNS; mail in progress: %d", host.url, host.in_flight)
                 host.retire()
                 self._retired.append(host)
         self._retired = [host for host in self._retired if not host.is_drained]
-        kept = {host.url: host for host in self.hosts if host.url in places}
+        kept = {host.url: host for host in self.hosts if host.is_at(places.get(host.url))}
         for url, place in places.items():
             if url not in kept:
                 log.info("scanner %s found in the DNS", url)

@@ -116,7 +116,7 @@ class Exchange:
         limit = self._loop.time() + self._connect_timeout_s
         try:
             async with asyncio.timeout_at(min(limit, deadline)):
-                return await host.connect()
+                return await host.connect(self._connect_timeout_s)
         except ssl.SSLCertVerificationError as exc:
             raise NotReached(f"its certificate is not valid: {exc.verify_message}") from exc
         except TimeoutError:

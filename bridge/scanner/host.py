@@ -87,6 +87,7 @@ class Host:
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []
         self._shared: SharedByConnections | None = None
+        self._reached = ""  # the address that accepted last
         self._closed = False
         self._asking = asyncio.Lock()
 
@@ -230,13 +231,23 @@ class Host:
         else:
             connection.close()
 
-    async def connect(self) -> ScannerConnection:
-        """To the first address that accepts. Raises OSError, ssl.SSLError."""
-        *others, last = self.place.addresses
+    def is_at(self, place: Place | None) -> bool:
+        """Whether it is the same host, although its addresses and weight may have changed."""
+        return place is not None and (place.name, place.base_url) == (self.place.name, self.place.base_url)
+
+    async def connect(self, timeout_s: float) -> ScannerConnection:
+        """To the first address that accepts; each gets its part of the time. Raises OSError, ssl.SSLError."""
+        *others, last = sorted(self.place.addresses, key=lambda address: address != self._reached)
         for address in others:
-            with suppress(OSError):  # which includes SSLError; the last one's error is reported
-                return await self._connect(address)
-        return await self._connect(last)
+            with suppress(OSError):  # which includes SSLError and TimeoutError; the last one's error is reported
+                async with asyncio.timeout(timeout_s / len(self.place.addresses)):
+                    return await self._reach(address)
+        return await self._reach(last)
+
+    async def _reach(self, address: str) -> ScannerConnection:
+        connection = await self._connect(address)
+        self._reached = address  # the next time, this one is tried first
+        return connection
 
     async def _connect(self, address: str) -> ScannerConnection:
         loop = asyncio.get_running_loop()

@@ -91,6 +91,10 @@ MISTAKES = {
         "  discovery: {records: srv, min_interval: 9s, max_interval: 8s}\n",
         4, "scanner.discovery.max_interval",
     ),
+    "an interval longer than the default of the other": (
+        "  urls: [https://s.example]\n  token_file: t\n  discovery: {records: srv, min_interval: 5m}\n",
+        4, "scanner.discovery",
+    ),
     "plain HTTP to another machine": ("  dialect: rspamd\n  urls: [http://192.0.2.1:11333]\n", 3, "scanner.urls"),
 }  # fmt: skip
 

@@ -222,10 +222,10 @@ def test_store_keeps_one_report_of_each_person(place: Database) -> None:
     store = ReportStore(place, retention_s=86400)
     assert store.totals().counts == {}
     assert store.begin("M1", "anna", ReportKind.SPAM) and not store.begin("M1", "anna", ReportKind.SPAM)
-    store.wait("M1", "anna", b"one")
+    store.wait("M1", "anna", ReportKind.SPAM, b"one")
     assert not store.begin("M1", "anna", ReportKind.SPAM)
     assert store.begin("M2", "anna", ReportKind.HAM)
-    store.wait("M2", "anna", b"two")
+    store.wait("M2", "anna", ReportKind.HAM, b"two")
     found = store.next_waiting()
     assert found is not None and (found[0].mail, found[0].content, found[0].kind) == ("M1", b"one", ReportKind.SPAM)
     following = store.next_waiting(found[1])
@@ -237,8 +237,23 @@ def test_store_keeps_one_report_of_each_person(place: Database) -> None:
     totals = store.totals()
     assert totals.counts == {("spam", "learned"): 2} and totals.waiting == 0
     assert store.begin("M3", "ben", ReportKind.HAM)
-    store.forget("M3", "ben")
+    store.forget("M3", "ben", ReportKind.HAM)
     assert store.begin("M3", "ben", ReportKind.HAM)
+    store.close()
+
+
+def test_a_correction_was_finished_with_the_result_of_what_it_corrected(place: Database) -> None:
+    """While `spam` is being learned, the person says `ham`: that still waits, and is not marked as learned."""
+    store = ReportStore(place, retention_s=86400)
+    for kind in (ReportKind.SPAM, ReportKind.HAM):
+        assert store.begin("M1", "anna", kind)
+        store.wait("M1", "anna", kind, b"one")
+    store.finish("M1", "anna", ReportKind.SPAM, ReportState.LEARNED)
+    store.forget("M1", "anna", ReportKind.SPAM)
+    store.wait("M1", "anna", ReportKind.SPAM, b"other")
+    found = store.next_waiting()
+    assert found is not None and (found[0].kind, found[0].content) == (ReportKind.HAM, b"one")
+    assert store.totals().counts == {}
     store.close()
 
 
@@ -267,10 +282,10 @@ def test_waiting_mail_is_limited(tmp_path: Path) -> None:
     store = ReportStore(Database.file(tmp_path / "f.sqlite"), 86400)
     large = bytes(report_store.MAX_WAITING_BYTES // 2 + 1)
     assert store.begin("M1", "anna", ReportKind.SPAM)
-    store.wait("M1", "anna", large)
+    store.wait("M1", "anna", ReportKind.SPAM, large)
     assert store.begin("M2", "anna", ReportKind.SPAM)
     with pytest.raises(report_store.TooManyWaiting):
-        store.wait("M2", "anna", large)
+        store.wait("M2", "anna", ReportKind.SPAM, large)
     assert store.totals().waiting == 1
     store.close()
 

@@ -12,6 +12,8 @@ from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
 from bridge.daemon import feedback_wiring
 from bridge.errors import ConfigError
+from bridge.feedback.learners import Learners
+from bridge.feedback.learning import Learning, LearningSettings, LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.runtime import yaml_file
 from bridge.service.learning.store import VoteStore
@@ -113,3 +115,23 @@ def test_a_service_found_by_srv_records_is_refused(tmp_path: Path) -> None:
     found = {"urls": ["https://_scan._tcp.example"], "discovery": {"records": "srv"}}
     with pytest.raises(ConfigError, match=r"feedback\.scanner.*SRV"):
         feedback_wiring.learners(configured(tmp_path, 1, **found))
+
+
+def test_a_service_found_by_other_name_servers_is_refused(tmp_path: Path) -> None:
+    """The system's resolver does not know such a name, so reports would wait forever."""
+    found = {"urls": ["https://scan.example"], "discovery": {"records": "addresses", "nameservers": ["127.0.0.1:8600"]}}
+    with pytest.raises(ConfigError, match=r"feedback\.scanner.*nameservers"):
+        feedback_wiring.learners(configured(tmp_path, 1, **found))
+
+
+def test_the_service_learns_while_rspamd_is_away(tmp_path: Path) -> None:
+    """It was not even asked, because rspamd comes first."""
+    rspamd = Learning(LearningSettings(f"http://127.0.0.1:{free_port()}", timeout_s=5.0))
+    with service(tmp_path) as running:
+        conf = configured(tmp_path, running.port)
+        own = feedback_wiring._scanner(conf)
+        with closing(Learners(rspamd, own)) as learners, pytest.raises(LearningUnavailable):
+            learners.learn(
+                ReportKind.SPAM, LearnableMail(MAIL, "ann", "b@shop.example", ("ann@example.net",), "192.0.2.9")
+            )
+        assert [vote.sender for vote in votes_in(running.config, "")] == [SENDER]

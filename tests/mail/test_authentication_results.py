@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.mail.authentication_results import OwnResults
+from tests.processor_time import cpu_s
 from tests.requirements import need, unavailable
 
 OURS = OwnResults("mx.example.org")
@@ -178,3 +179,15 @@ def test_perl_reads_our_field() -> None:
     if "Can't locate Mail/" in done.stderr:
         unavailable("Mail::AuthenticationResults not installed (Debian: libmail-authenticationresults-perl)")
     assert json.loads(done.stdout) == {"id": "mx.example.org", "spf": "pass", "dkim": "fail", "dmarc": "fail"}
+
+
+@pytest.mark.parametrize("value", ["\u4e00\u4e01.a;", "(" * 19, '"a'])
+def test_a_header_section_of_short_fields_took_a_second(value: str) -> None:
+    """All other mail of the worker waited. Beyond a hundred, fields are removed without being read."""
+    field = f"Authentication-Results:{value}\r\n".encode()
+    head = field * ((1 << 20) // len(field))
+    assert cpu_s(lambda: OURS.remove(head)) < 0.5
+    other = b"Authentication-Results: other.example; none\r\n"
+    assert OURS.remove(other * 100) == other * 100
+    assert OURS.remove(other * 100 + b"Subject: x\r\n" + other * 9) == other * 100 + b"Subject: x\r\n"
+    assert list(OURS.own_of(other * 101)) == [False] * 100 + [True]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trustme
@@ -230,6 +232,24 @@ async def test_one_family_that_fails_keeps_its_addresses() -> None:
         found = Discovery("http://scan.example:1", settings(dns.port))
         await found.look()
         assert [place.addresses for place in found.places] == [("192.0.2.1",)] and "AAAA" in found.problem
+
+
+async def test_an_address_that_drops_packets_made_its_host_unreachable() -> None:
+    """It used up the time for all addresses of an SRV target, at every mail."""
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        waiting = [socket.socket() for _ in range(3)]  # fill the queue: further connections are not answered
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.2", port))
+        async with listening("127.0.0.1", port=port), scanner_of(f"http://127.0.0.1:{port}") as scanner:
+            (host,) = scanner.hosts
+            host.place = replace(host.place, addresses=("127.0.0.2", "127.0.0.1"))
+            for _ in range(2):
+                (await host.connect(1.0)).close()
+                assert host._reached == "127.0.0.1"
+        for sock in waiting:
+            sock.close()
 
 
 def test_better_priorities_and_known_hosts_come_first() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.office_attacks import is_remote
 from bridge.service.settings import Decisions
 from tests.service.service_kit import EICAR, attached, mail, zipped
 from tests.service.test_service_documents import ALL, FORM, LINK, MACRO, ole, relations, script, tags, vba
@@ -184,6 +185,42 @@ ARCHIVE = (
 )
 def test_macros_in_a_web_archive_are_found(content: bytes, name: str) -> None:
     assert tags(content, name) >= FOUND
+
+
+def test_a_decoy_before_the_macros_hid_them() -> None:
+    """Office reads where the header says; only the first compressed data was read."""
+    decoy = active_mime(b"decoy").ljust(0x22A, b"\0")
+    assert tags(decoy + zlib.compress(PROJECT), "editdata.mso") >= FOUND
+    named = b"ActiveMime".ljust(0x1E, b"\0") + (6000 - 46).to_bytes(2, "little")
+    assert tags(named.ljust(6000, b"\0") + zlib.compress(PROJECT), "editdata.mso") >= FOUND
+
+
+@pytest.mark.parametrize(
+    ("target", "is_outside"),
+    [
+        ("mhtml:http://intranet@evil.example/a!x-usc:http://intranet@evil.example/a", True),
+        ("url:http://x@evil.example/t.dotm", True),
+        ("ms-word:ofe|u|http://x@evil.example/t.dotm", True),
+        ("webdav://x@evil.example/t.dotm", True),
+        ("\\\\?\\UNC\\evil.example\\s\\t.dotm", True),
+        ("file:///\\\\?\\UNC\\evil.example\\s\\t.dotm", True),
+        ("\\\\evil.example@SSL\\s\\t.dotm", True),
+        ("\\\\fileserver\\s\\t.dotm", False),
+        ("\\\\?\\UNC\\fileserver\\s\\t.dotm", False),
+        ("http://me@intranet/t.dotm", False),
+        ("file:///C:/t.dotm", False),
+    ],
+)
+def test_a_user_name_or_a_long_path_made_an_address_internal(target: str, is_outside: bool) -> None:
+    assert is_remote(target) is is_outside
+
+
+def test_a_sheet_with_as_many_links_as_excel_allows_is_read() -> None:
+    """Each counted as much as a host of its own: such a catalogue could never be delivered."""
+    link = '<Relationship Id="r{}" Type="http://x/hyperlink" Target="https://shop.example/{}" TargetMode="External"/>'
+    part = f"<Relationships>{''.join(link.format(n, n) for n in range(65_530))}</Relationships>".encode()
+    found = tags(zipped(("xl/worksheets/_rels/sheet1.xml.rels", part)), "a.xlsx")
+    assert not [tag for tag in found if tag.startswith("limit:")], found
 
 
 def test_an_active_mime_file_that_cannot_be_read_has_a_tag() -> None:

@@ -184,6 +184,14 @@ def test_a_predictor_with_enormous_rows_took_forty_seconds(kind: bytes) -> None:
     assert cpu_s(lambda: tags(content, "a.pdf"), attempts=1) < 1
 
 
+def test_one_digit_group_that_is_too_large_hid_an_embedded_file() -> None:
+    """Viewers decode the rest."""
+    data = base64.a85encode(zlib.compress(EICAR)) + b"uuuuu~>"
+    content = pdf(stream(b"/Type/EmbeddedFile/Filter[/ASCII85Decode/FlateDecode]", data))
+    (member,) = [one for one in pdf_members(content, Budget()) if one.content is not None]
+    assert member.content == EICAR
+
+
 @pytest.mark.parametrize("repeated", [b">>stream\n", b"/F/F/F%(ab", b"(a)"])
 def test_every_stream_and_string_counts_as_work(repeated: bytes) -> None:
     """Short ones took six times as long as what the limit on work allows."""

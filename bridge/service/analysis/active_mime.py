@@ -18,6 +18,7 @@ _HEAD = 64  # bytes in which it begins
 _ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
 _ZLIB_WITHIN = 4096  # bytes; usually at 50
 _ATTEMPTS = 16
+_OFFSET_AT, _OFFSET_FROM = 0x1E, 46  # where the header says how far from there the data begins
 _OFFICE_NAMES = frozenset(
     "doc docx docm dot dotx dotm rtf wiz wbk xml xls xlsx xlsm xlt xlsb ppt pptx pps pot one".split()  # noqa: SIM905
 )
@@ -29,13 +30,23 @@ def is_active_mime(content: bytes) -> bool:
 
 
 def active_mime_members(content: bytes, budget: Budget) -> Iterator[Member]:
-    for match in list(_ZLIB.finditer(content, 0, _ZLIB_WITHIN))[:_ATTEMPTS]:
-        data = inflated(content[match.start() :], budget)
-        if data:
+    """Everything in it that can be inflated: the header says where the data begins, and anything may stand before."""
+    is_read = False
+    for start in _starts(content):
+        if data := inflated(content[start:], budget):
+            is_read = True
             budget.take_member()
             yield Member(("",), data, is_disputed=True)
-            return
-    yield Member((), None, tags=(NOT_READ,))
+    if not is_read:
+        yield Member((), None, tags=(NOT_READ,))
+
+
+def _starts(content: bytes) -> list[int]:
+    """The place that the header names, and others that look like one."""
+    header = content[content.find(MAGIC) :]
+    named = len(content) - len(header) + int.from_bytes(header[_OFFSET_AT : _OFFSET_AT + 2], "little") + _OFFSET_FROM
+    found = [match.start() for match in _ZLIB.finditer(content, 0, _ZLIB_WITHIN)]
+    return list(dict.fromkeys([named, *found[:_ATTEMPTS]]))
 
 
 def has_web_archive(content: bytes, names: Collection[str]) -> bool:

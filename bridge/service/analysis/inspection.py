@@ -50,7 +50,7 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 MAX_SENDERS = 200  # with more, TooMuch
 MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
-LINK_COST = 4096  # work for each link that a document gives: it may have thousands
+LINK_COST = 256  # work for each link that a document gives: a sheet may have 65,530
 READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
@@ -540,7 +540,7 @@ class _MailInspector:
     def linked(self, links: Collection[str]) -> None:
         """Links outside of any text: in codes, documents and the like."""
         for link in links if self.limits.look_at_urls else ():
-            self.budget.take_work(LINK_COST)
+            self.budget.take_work(LINK_COST + len(link))
             self.links.scan(link, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:

@@ -14,7 +14,7 @@ from bridge.service.detection.domains import is_internal
 
 DDE, DDE_LINK = "office:dde", "office:dde-link"
 _WEB = re.compile(r"(?:mhtml:|ms-[a-z]{1,20}:(?:ofe\|u\|)?|url:)*(?:https?|ftp|webdav)s?:/{0,9}([^/?#]*)")
-_NETWORK = re.compile(r"(?:file:)?/{2,}([^/?]*)")
+_NETWORK = re.compile(r"(?:file:)?/{2,}(?:[?.]/+unc/+)?([^/?]*)")
 _PRIVATE = tuple(
     map(
         ip_network,
@@ -43,10 +43,12 @@ _LONG_FONT = re.compile(rb"\x08[^\0]{42}")  # a name of a font longer than any: 
 def is_remote(target: str) -> bool:
     """Whether an address leads out of the reader's own network."""
     text = unquote(target).replace("\\", "/").strip().lower()
-    match = _WEB.match(text) or _NETWORK.match(text)
-    if match is None:
+    if web := _WEB.match(text):
+        host = web[1].rpartition("@")[2]  # a name and a password stand before it
+    elif network := _NETWORK.match(text):
+        host = network[1].partition("@")[0]  # a port stands behind it: host@SSL
+    else:
         return text.startswith("mhtml:")
-    host = match[1].rpartition("@")[2] if text.startswith(("http", "ftp")) else match[1].partition("@")[0]
     if "[" not in host and not _DRIVE.fullmatch(host):
         host = host.partition(":")[0]
     if not host or _DRIVE.fullmatch(host) or host == "localhost":

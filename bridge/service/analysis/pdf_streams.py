@@ -231,10 +231,23 @@ def _from_ascii85(data: bytes) -> bytes:
     """Leaves out what other programs ignore or repair."""
     digits = data.lstrip().removeprefix(b"<~").partition(b"~")[0].translate(None, _NOT_ASCII85)
     digits = digits.replace(b"z", b"!!!!!")
-    try:  # in pieces, because Python makes a list of all digits
-        return b"".join(base64.a85decode(digits[at : at + _PIECE]) for at in range(0, len(digits), _PIECE))
-    except ValueError:  # a group that is too large
-        return b""
+    pieces = (digits[at : at + _PIECE] for at in range(0, len(digits), _PIECE))  # Python makes a list of all digits
+    return b"".join(map(_from_groups, pieces))
+
+
+def _from_groups(digits: bytes) -> bytes:
+    try:
+        return base64.a85decode(digits)
+    except ValueError:  # a group that is too large: viewers ignore what does not fit into four bytes
+        groups = (digits[at : at + 5] for at in range(0, len(digits), 5))
+        return b"".join(map(_from_group, groups))
+
+
+def _from_group(digits: bytes) -> bytes:
+    number = 0
+    for digit in digits.ljust(5, b"u"):
+        number = number * 85 + digit - 33
+    return (number & 0xFFFFFFFF).to_bytes(4, "big")[: max(0, len(digits) - 1)]
 
 
 def from_hex(data: bytes) -> bytes:

@@ -33,8 +33,11 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # environment variables that 
 T = TypeVar("T")
 
 
+TIMED_OUT = "timeout"
+
+
 class WorkerFailed(Exception):
-    """No answer; the text is `timeout` or `crash`."""
+    """No answer; the text is TIMED_OUT or `crash`."""
 
 
 class WorkerPool:
@@ -76,7 +79,7 @@ class WorkerPool:
                 found = read(*answer)
             except TimeoutError:
                 await self._end(process)
-                raise WorkerFailed("timeout") from None
+                raise WorkerFailed(TIMED_OUT) from None
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 await self._end(process)
                 raise WorkerFailed("crash") from None

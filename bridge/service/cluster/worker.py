@@ -150,15 +150,22 @@ class NatsWorker:
 
     async def _slot(self) -> None:
         while True:
-            message = await self._next()
-            if message is not None:
-                self.busy += 1
-                try:
-                    await self._work(message)
-                finally:
-                    self.busy -= 1
-            elif self._leaving.is_set():
-                return
+            try:
+                message = await self._next()
+                if message is not None:
+                    await self._work_on(message)
+                elif self._leaving.is_set():
+                    return
+            except Exception as exc:  # the slot must go on: other nodes count on it
+                log.exception("slot: failed unexpectedly: %s", type(exc).__name__)
+                await self._pause()
+
+    async def _work_on(self, message: Msg) -> None:
+        self.busy += 1
+        try:
+            await self._work(message)
+        finally:
+            self.busy -= 1
 
     async def _next(self) -> Msg | None:
         """A job, or None after a while."""

@@ -21,12 +21,12 @@ from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.pipeline import limits_of
-from bridge.service.analysis.worker_pool import WorkerFailed
+from bridge.service.analysis.worker_pool import TIMED_OUT, WorkerFailed
 from bridge.service.analyzer_settings import Analyzers
 from bridge.service.auth import StaticTokens
 from bridge.service.learning.follow import DEPLOYMENT, Learned
 from bridge.service.learning.store import VoteStore
-from bridge.service.learning.votes import AUTHENTICATED, Vote, bounded, digest, digest_of_person, origin_of, senders_of
+from bridge.service.learning.votes import PROOFS, Vote, bounded, digest, digest_of_person, origin_of, senders_of
 from bridge.service.requests import header
 from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.scanning.endpoint import check_length
@@ -35,6 +35,7 @@ from bridge.service.scanning.upload import Disconnected, Upload
 from bridge.service.store import STORAGE_ERRORS
 
 CONCURRENT = 4
+RETRY_AFTER_S = 10
 INSPECTION_S = 30.0
 
 log = logging.getLogger("bridge.service")
@@ -91,8 +92,8 @@ class FeedbackEndpoint:
             found = await self._inspected(upload.mail, request)
             mail = await asyncio.to_thread(upload.mail.content)
         tags = set(found.tags)
-        if request.ggrid and AUTHENTICATED in await asyncio.to_thread(self._votes.tags_of, request.ggrid):
-            tags.add(AUTHENTICATED)
+        if request.ggrid:
+            tags |= PROOFS.intersection(await asyncio.to_thread(self._votes.tags_of, request.ggrid))
         vote = _vote(request, mail, found, tags)
         is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
         self._learned.wake()
@@ -102,8 +103,11 @@ class FeedbackEndpoint:
         sender = request.border.envelope_from if request.border else ""
         try:
             return await self._inspector.inspect(mail, limits_of(self._analyzers, envelope_from=sender), INSPECTION_S)
-        except WorkerFailed:
-            raise Refused(409, "not_inspected", "the mail cannot be inspected, so nothing can be learned") from None
+        except WorkerFailed as exc:
+            text = "the mail cannot be inspected, so nothing can be learned"
+            if str(exc) == TIMED_OUT:
+                raise Refused(409, "not_inspected", text) from None
+            raise Refused(503, "not_inspected", f"{text} now", retry_after_s=RETRY_AFTER_S) from None
 
 
 def _vote(request: FeedbackRequest, mail: bytes, found: Inspection, tags: set[str]) -> Vote:

@@ -23,6 +23,10 @@ MAX_SIGNALS = 100
 MAX_SIGNAL = 64  # characters
 AUTHENTICATED = "auth:dmarc-pass"
 AMBIGUOUS = "header:several-from"
+_FAILED = frozenset(
+    {"auth:dmarc-none", "auth:dmarc-quarantine", "auth:dmarc-reject", "auth:spf-fail", "auth:spf-softfail"}
+)
+PROOFS = _FAILED | {AUTHENTICATED}  # what decides whether the sender is known
 _INSIDE = [  # RFC 1918, 6598 and 4193
     ipaddress.ip_network(text)
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
@@ -108,5 +112,6 @@ def senders_of(authors: Sequence[str], client: str | None, tags: Collection[str]
     if not who or not who.isprintable():  # no database and no terminal should have to cope with it
         return []
     proofs = ["dmarc"] if AUTHENTICATED in tags else []
-    proofs += [origin] if (origin := origin_of(client)) else []
+    if _FAILED.isdisjoint(tags):  # everybody's mail comes from the networks of large providers
+        proofs += [origin] if (origin := origin_of(client)) else []
     return [f"{who[-300:]} {proof}" for proof in proofs]
