@@ -26,6 +26,7 @@ INTERVAL_S = 2.0
 _KEPT = 90  # samples: three minutes
 _RATE_S = 30.0  # rates are averages over this time
 _NODES_FRESH_S = 8.0  # all nodes are asked again after this time
+_NODES_WAIT_S, _NODES_FRESH_WAIT_S = 2.0, 0.5  # for the first view, and for a newer one
 _FRESH_S = 1.5  # a newer sample is not taken again for another visitor
 
 
@@ -48,6 +49,7 @@ class Live:
     _last: Picture | None = None
     _nodes: ClusterView | None = None
     _nodes_at: float = float("-inf")
+    _asking: asyncio.Task[None] | None = None
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def now(self) -> Picture:
@@ -58,14 +60,20 @@ class Live:
             return self._last
 
     async def nodes(self) -> ClusterView | None:
-        """All nodes of the cluster, as of a few seconds ago; None if the configuration names none."""
+        """All nodes of the cluster, as of a few seconds ago; None if the configuration names none.
+
+        Nobody waits long for nodes that do not answer: the last view is shown meanwhile, and None before the first.
+        """
         if not self.cluster.bridges:
             return None
-        async with self._taking:
-            if time.monotonic() - self._nodes_at > _NODES_FRESH_S:
-                self._nodes = await to_thread.run_sync(look, self.cluster.bridges, self.cluster.workers)
-                self._nodes_at = time.monotonic()
-            return self._nodes
+        if self._asking is None or (self._asking.done() and time.monotonic() - self._nodes_at > _NODES_FRESH_S):
+            self._asking = asyncio.create_task(self._ask_nodes())
+        await asyncio.wait({self._asking}, timeout=_NODES_WAIT_S if self._nodes is None else _NODES_FRESH_WAIT_S)
+        return self._nodes
+
+    async def _ask_nodes(self) -> None:
+        self._nodes = await to_thread.run_sync(look, self.cluster.bridges, self.cluster.workers)
+        self._nodes_at = time.monotonic()
 
     async def watch(self) -> AsyncIterator[Picture]:
         """One picture after the other, until `stop`."""

@@ -30,13 +30,19 @@ def ask(address: Endpoint, timeout_s: float = _TIMEOUT_S) -> dict[str, Any] | No
 
 def get(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> bytes | None:
     """A page of the admin address; None if it cannot be had."""
+    answer = exchange(address, page, timeout_s)
+    return answer[1] if answer is not None and answer[0] == 200 else None
+
+
+def exchange(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes] | None:
+    """The status and the content of an answer; None if there is no answer."""
     if address.systemd:
         return None
     try:
         with closing(_connection(address, timeout_s)) as connection:
             connection.request("GET", page)
             answer = connection.getresponse()
-            return answer.read(_MAX_ANSWER) if answer.status == 200 else None
+            return answer.status, answer.read(_MAX_ANSWER)
     except (OSError, http.client.HTTPException, ValueError):  # ValueError: a host name that cannot be one
         return None
 

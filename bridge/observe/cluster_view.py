@@ -21,6 +21,7 @@ from bridge.runtime.endpoints import Endpoint
 BRIDGE, API_NODE, WORKER = "bridge", "API node", "worker"
 _TIMEOUT_S = 3.0
 _MOST_NODES = 200  # per kind
+_AT_ONCE = 64  # threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,9 @@ class ClusterView:
 
 def look(bridges: list[Endpoint], workers: list[Endpoint], timeout_s: float = _TIMEOUT_S) -> ClusterView:
     """Ask all nodes."""
-    found = [(BRIDGE, address) for address in _each(bridges)] + [(WORKER, address) for address in _each(workers)]
-    with ThreadPoolExecutor(max_workers=min(64, len(found)) or 1) as pool:
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        found = [(BRIDGE, address) for address in _each(pool, bridges)]
+        found += [(WORKER, address) for address in _each(pool, workers)]
         answers = list(pool.map(lambda node: _ask(node[0], node[1], timeout_s), found))
     states = [state for state, _ in answers if state is not None]
     nodes = [node for _, node in answers] + _api_nodes(states)
@@ -73,17 +75,18 @@ def look(bridges: list[Endpoint], workers: list[Endpoint], timeout_s: float = _T
     return ClusterView(tuple(sorted(nodes, key=lambda node: node.rank)), warnings)
 
 
-def _each(addresses: list[Endpoint]) -> list[Endpoint]:
+def _each(pool: ThreadPoolExecutor, addresses: list[Endpoint]) -> list[Endpoint]:
     """A name stands for all its addresses, as that of a headless Kubernetes service does."""
-    found: list[Endpoint] = []
-    for address in addresses:
-        resolved: list[Endpoint] = []
-        if address.host:
-            with suppress(OSError, UnicodeError):  # unknown: the node does not answer
-                entries = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-                resolved = [Endpoint(str(entry[4][0]), address.port) for entry in entries]
-        found += resolved or [address]
+    found = [resolved for some in pool.map(_resolved, addresses) for resolved in some]
     return list(dict.fromkeys(found))[:_MOST_NODES]
+
+
+def _resolved(address: Endpoint) -> list[Endpoint]:
+    if address.host:
+        with suppress(OSError, UnicodeError):  # unknown: the node does not answer
+            entries = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            return [Endpoint(str(entry[4][0]), address.port) for entry in entries]
+    return [address]
 
 
 def _ask(kind: str, address: Endpoint, timeout_s: float) -> tuple[dict[str, Any] | None, NodeView]:
@@ -104,10 +107,11 @@ def _ask(kind: str, address: Endpoint, timeout_s: float) -> tuple[dict[str, Any]
 
 
 def _worker(address: Endpoint, timeout_s: float) -> NodeView:
-    if admin_client.get(address, "/readyz", timeout_s) is not None:
-        return NodeView(WORKER, str(address), "ready")
-    if admin_client.get(address, "/livez", timeout_s) is None:
+    answer = admin_client.exchange(address, "/readyz", timeout_s)
+    if answer is None:
         return NodeView(WORKER, str(address), "does not answer", is_reached=False)
+    if answer[0] == 200:
+        return NodeView(WORKER, str(address), "ready")
     return NodeView(WORKER, str(address), "not ready", problem="not taking mail; see its log")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import re
+import socket
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from bridge.config.cluster import Cluster
 from bridge.console.audit import Audit
-from bridge.console.live import Picture
+from bridge.console.live import Live, Picture
 from bridge.console.pages.mail import PER_PAGE, read
 from bridge.console.pages.overview import sentence_of
 from bridge.console.roles import Role
 from bridge.observe.redaction import Redaction
+from bridge.runtime.endpoints import Endpoint
 from bridge.testing import free_port, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World, console_process, remember, world
 from tests.daemon.process_kit import scanbridge, write_config
@@ -61,9 +65,24 @@ def test_the_overview_shows_all_nodes_of_a_cluster(tmp_path: Path) -> None:
     """The one that does not answer first; people of one tenant see none of them."""
     gone = f"127.0.0.1:{free_port()}"
     with world(tmp_path, cluster={"bridges": [gone]}) as made:
-        page = made.console.signed_in(Role.VIEWER).get("/").text
-        assert "0 of 1 bridge ready." in page and re.search(rf"Bridge {gone}</strong><span>does not answer", page)
+        viewer = made.console.signed_in(Role.VIEWER)
+        until(lambda: "0 of 1 bridge ready." in viewer.get("/").text, "the first view of all nodes")
+        assert re.search(rf"Bridge {gone}</strong><span>does not answer", viewer.get("/").text)
         assert gone not in made.console.signed_in(Role.VIEWER, frozenset({TENANT_A})).get("/").text
+
+
+async def test_a_node_that_does_not_answer_held_up_every_page(tmp_path: Path) -> None:
+    """The picture of this machine does not wait for the others, and their last view is shown meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = Endpoint("127.0.0.1", silent.getsockname()[1])
+        live = Live(Endpoint("127.0.0.1", free_port()), Cluster(bridges=[str(place)]))
+        asking = asyncio.create_task(live.nodes())
+        assert (await live.now()).data is None  # no daemon
+        assert not asking.done()
+        await asking
+        assert live._asking is not None
+        await live._asking
+        assert (found := await live.nodes()) is not None and not found.nodes[0].is_reached
 
 
 def test_people_of_one_tenant_see_no_machines(shared: World) -> None:
