@@ -45,6 +45,7 @@ _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?
 _EMPTY = _words("area base br col embed hr img input link meta param source track wbr")
 _MAX_DEPTH = 200
 _MAX_OPEN = 2000  # before cleaning, which takes time by the square of it: 25 ms; end tags may be missing
+_MAX_ATTRIBUTES = 2000  # of one tag; the parser compares each with all before it
 _MAX_MADE = 50_000  # elements that the parser adds to those in the source; each takes 20 us and 300 bytes
 # HTML 13.2.4.3: such an element, if it is not closed, is created again in each element that follows, but at most three
 # with the same attributes. So they get no attributes.
@@ -60,6 +61,8 @@ _NAME = re.compile(r"(/?)([a-z][a-z0-9]*)")
 _PLAIN_TAG = re.compile(  # up to its ">", in which no quote could be read differently; possessive (`++`)
     r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`]++))?+)?+)*+"""
 )
+_SEPARATOR = re.compile(r"""[\s/]+|["']""")  # what may stand before an attribute
+_OPEN_VALUE = {sign: re.compile(rf"=\s*+{sign}[^{sign}]*+\Z") for sign in "\"'"}
 _CLASSES = ("link", "address")
 # Pictures keep the text that stands for them.
 _FIRST = {"a": {"href"}, "img": {"alt"}, "td": {"colspan", "rowspan"}, "th": {"colspan", "rowspan"}}
@@ -81,7 +84,8 @@ STYLE_HASH = f"'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"  
 def document(html: str) -> str:
     """A whole HTML document."""
     html = _COMMENT.sub(" ", html.replace("\0", ""))  # a space, so that the rest does not form another comment
-    is_deep = depth(html[:MAX_HTML]) > _MAX_OPEN or made_again(html[:MAX_HTML]) > _MAX_MADE
+    start = html[:MAX_HTML]
+    is_deep = depth(start) > _MAX_OPEN or made_again(start) > _MAX_MADE or longest_tag(start) > _MAX_ATTRIBUTES
     shown = "" if is_deep else sanitised(html[:MAX_HTML])
     is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
     if is_deep or depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
@@ -113,6 +117,19 @@ def depth(html: str) -> int:
         is_open[name] += step
         now += step
         most = max(most, now)
+    return most
+
+
+def longest_tag(html: str) -> int:
+    """Upper bound on the attributes of a tag. A ">" that may be in quotes may not end the tag."""
+    most = count = 0
+    is_open: set[str] = set()  # quotes in which the text may be
+    for piece in html.split(">"):
+        tag = piece if is_open else piece.partition("<")[2]
+        count = (count if is_open else 0) + len(_SEPARATOR.findall(tag))
+        most = max(most, count)
+        is_open = {sign for sign in is_open if sign not in piece}
+        is_open |= {sign for sign, value in _OPEN_VALUE.items() if value.search(piece)}
     return most
 
 

@@ -77,15 +77,18 @@ class OwnResults:
             return text.lower().rstrip(".") == self._name
         return comparable_domain(text) == self._name
 
-    def own_of(self, head: bytes) -> Iterator[bool]:
-        """For each Authentication-Results field of a header section, whether it is ours."""
-        return map(self._reader(), (found.value for found in _FIELDS.find(head)))
+    def own_of(self, head: bytes, is_own: Callable[[bytes], bool] | None = None) -> Iterator[bool]:
+        """For each Authentication-Results field of a header section, whether it is ours.
+
+        `is_own`: from `reader`, if the header section comes in parts.
+        """
+        return map(is_own or self.reader(), (found.value for found in _FIELDS.find(head)))
 
     def remove(self, head: bytes) -> bytes:
         """The header section without ours; the same object if there are none."""
-        return _FIELDS.remove(head, self._reader())
+        return _FIELDS.remove(head, self.reader())
 
-    def _reader(self) -> Callable[[bytes], bool]:
+    def reader(self) -> Callable[[bytes], bool]:
         """`is_own` for the fields of one mail: beyond a number that no honest mail has, all count as ours."""
         numbers = count()
         return lambda value: next(numbers) >= _MAX_FIELDS or self.is_own(value)

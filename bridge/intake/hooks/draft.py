@@ -109,10 +109,14 @@ def field_edits(outcome: Outcome, mail: HookMail) -> list[tuple[str, int | None,
         return []
     edits: list[tuple[str, int | None, str | None]] = []
     ours = set(mail.our_fields())  # the scanner has seen the mail without them
+    places: dict[bytes, list[int]] = {edit.name: [] for edit in outcome.edits}
+    for place, name in enumerate(mail.fields):
+        if name in places and place not in ours:
+            places[name].append(place)
     for edit in outcome.edits:
-        places = [place for place, name in enumerate(mail.fields) if name == edit.name and place not in ours]
-        place = places[edit.number - 1] if edit.number <= len(places) else None
-        edits.append((edit.name.decode("ascii").title(), place, edit.value))
+        found = places[edit.name]
+        at = found[edit.number - 1] if edit.number <= len(found) else None
+        edits.append((edit.name.decode("ascii").title(), at, edit.value))
     return edits
 
 

@@ -7,7 +7,7 @@ only if every reader sees the same fields. Knows nothing of HTTP and JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bridge.filter.policy import FORGED_FIELDS, TOO_MANY_FORGED
 from bridge.intake.milter import codec
@@ -63,7 +63,7 @@ class HookMail(Mail):
         found = clean_fields(head)
         if found is not None:
             self.fields = [field.name.rstrip(b" \t").lower() for field in found]
-            self._own = [place for place, field in enumerate(found) if self._is_own(self.fields[place], field.value)]
+            self._own = list(self._own_of(self.fields, [field.value for field in found]))
             if len(self._own) > MAX_STRIPPED:
                 self._limits.on_hit("header")
                 self.refuse(TOO_MANY_FORGED)
@@ -74,11 +74,12 @@ class HookMail(Mail):
         """The places of fields that only we may write."""
         return self._own
 
-    def _is_own(self, name: bytes, value: bytes) -> bool:
+    def _own_of(self, names: list[bytes], values: list[bytes]) -> Iterator[int]:
         results = self._limits.own_results
-        return name.startswith(self._limits.prefix) or (
-            results is not None and name == FIELD_LOWER and results.is_own(value)
-        )
+        is_own = results.reader() if results is not None else None
+        for place, (name, value) in enumerate(zip(names, values, strict=True)):
+            if name.startswith(self._limits.prefix) or (is_own is not None and name == FIELD_LOWER and is_own(value)):
+                yield place
 
     def _has_own_results(self, head: bytes) -> bool:
         results = self._limits.own_results

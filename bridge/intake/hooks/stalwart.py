@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from bridge.filter.outcome import Outcome
@@ -124,24 +125,36 @@ def answer(outcome: Outcome, mail_id: str, mail: HookMail, can_delete: bool) -> 
 def _changes(outcome: Outcome, mail: HookMail, can_delete: bool) -> list[Found]:
     """Fields are numbered among those of the same name, from 1; of each name, the last one is deleted first."""
     changes: list[Found] = []
+    edits = field_edits(outcome, mail) if can_delete else []
     if can_delete and mail.fields is not None:
         gone: dict[int, str | None] = dict.fromkeys(mail.our_fields())
-        gone |= {place: value for _, place, value in field_edits(outcome, mail) if place is not None}
+        gone |= {place: value for _, place, value in edits if place is not None}
+        numbers = _numbers(mail.fields, gone)
         for place in sorted(gone, reverse=True):
-            name = mail.fields[place]
-            named = {"index": mail.fields[: place + 1].count(name), "name": name.decode("ascii").title()}
+            named = {"index": numbers[place], "name": mail.fields[place].decode("ascii").title()}
             value = gone[place]
             if value is None:
                 changes.append({"type": "deleteHeader", **named})
             else:
                 changes.append({"type": "changeHeader", **named, "value": unfolded(value)})
-    for name_, place_, value_ in field_edits(outcome, mail) if can_delete else ():
+    for name_, place_, value_ in edits:
         if place_ is None and value_ is not None:
             changes.append(_added(name_, value_))
     changes += [_added(name_, value_) for name_, value_ in outcome.stamp]
     if can_delete:
         changes += [{"type": "deleteRecipient", "value": address} for address in outcome.removed]
     return changes
+
+
+def _numbers(fields: Sequence[bytes], places: Collection[int]) -> dict[int, int]:
+    """The numbers of the fields at these places among those of the same name."""
+    seen: Counter[bytes] = Counter()
+    found: dict[int, int] = {}
+    for place, name in enumerate(fields):
+        seen[name] += 1
+        if place in places:
+            found[place] = seen[name]
+    return found
 
 
 def _added(name: str, value: str) -> Found:

@@ -93,8 +93,8 @@ class Limits:
 class Mail:
     """Grows event by event, from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_in_head", "_limits", "_results_seen", "forged", "message", "params",
-                 "recipients", "refusal", "sender", "size")  # fmt: skip
+    __slots__ = ("_colon", "_head", "_in_head", "_is_own_result", "_limits", "_results_seen", "forged", "message",
+                 "params", "recipients", "refusal", "sender", "size")  # fmt: skip
 
     def __init__(
         self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits, *, leading_space: bool = True
@@ -106,6 +106,7 @@ class Mail:
         # Fields that only we may write: by lower-case name, their numbers among the fields of this name, from 1.
         self.forged: dict[bytes, list[int]] = {}
         self._results_seen = 0  # fields of the name Authentication-Results
+        self._is_own_result = limits.own_results.reader() if limits.own_results is not None else None
         self.refusal: Reply | None = None
         self.size = 0
         self._limits = limits
@@ -210,7 +211,7 @@ class Mail:
         self._limit_forged()
 
     def _count_results(self, block: bytes, own_results: OwnResults) -> None:
-        for is_own in own_results.own_of(block):
+        for is_own in own_results.own_of(block, self._is_own_result):
             self._results_seen += 1
             if is_own:
                 self.forged.setdefault(FIELD_LOWER, []).append(self._results_seen)
