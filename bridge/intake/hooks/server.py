@@ -108,6 +108,3 @@ class HooksConnection(HttpConnection):
 
     def error_body(self, error: str, message: str) -> bytes:
         return error_body(error.upper(), message)
-
-    def cut(self) -> None:
-        self.transport.abort()
