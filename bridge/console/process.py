@@ -69,4 +69,6 @@ async def _upkeep(sources: Sources) -> None:
             await asyncio.to_thread(sources.audit.delete_before, time.time() - sources.console.audit_retention)
         except ConsoleStoreError as exc:
             log.warning("console: %s", exc)
+        except Exception:
+            log.exception("console: unexpected error")
         await asyncio.sleep(_UPKEEP_S)

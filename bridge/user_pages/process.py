@@ -13,6 +13,7 @@ from bridge.console.process import give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
 from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.user_pages import notices
 from bridge.user_pages.app import create_app
 from bridge.user_pages.sources import UserSources
 
@@ -41,7 +42,11 @@ async def run(
         loop.add_signal_handler(sig, stop.set)
     server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
     await server.start()
-    tasks = [asyncio.create_task(_rounds(send_due)), asyncio.create_task(_upkeep(forget))]
+    tasks = [
+        asyncio.create_task(_rounds(send_due)),
+        asyncio.create_task(_notices(sources)),
+        asyncio.create_task(_upkeep(forget)),
+    ]
     on_ready(server)
     await stop.wait()
     for task in tasks:
@@ -70,6 +75,18 @@ async def _rounds(send_due: SendDue) -> None:
         await asyncio.sleep(_ROUND_S)
 
 
+async def _notices(sources: UserSources) -> None:
+    """Tell releasers of requests that they were not told of."""
+    while True:
+        try:
+            await notices.tell_again(sources, time.time())
+        except BridgeError as exc:
+            log.warning("requests: %s", exc)
+        except Exception:
+            log.exception("requests: unexpected error")
+        await asyncio.sleep(_ROUND_S)
+
+
 async def _upkeep(forget: Callable[[], None]) -> None:
     """Forget what is too old, once an hour."""
     while True:
@@ -77,4 +94,6 @@ async def _upkeep(forget: Callable[[], None]) -> None:
             await asyncio.to_thread(forget)
         except BridgeError as exc:
             log.warning("digests: %s", exc)
+        except Exception:
+            log.exception("digests: unexpected error")
         await asyncio.sleep(_UPKEEP_S)
