@@ -25,6 +25,7 @@ import httpx2
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
+from bridge.runtime.lasting import lasting
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
@@ -87,7 +88,7 @@ class CoreNodes:
                 f"abby.serviceProviders.core.hosts: {', '.join(separate)}: {SEPARATE}; set `database` to the same "
                 "value everywhere: postgresql://..., or an absolute sqlite:////path on one machine"
             )
-        self._probe = asyncio.create_task(self._probe_excluded(), name="core-probe")
+        self._probe = asyncio.create_task(lasting(self._probe_excluded, "core nodes"), name="core-probe")
 
     async def stop(self) -> None:
         if self._probe is not None:

@@ -8,11 +8,13 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from bridge.console.process import give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
 from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.runtime.lasting import lasting
 from bridge.user_pages import notices
 from bridge.user_pages.app import create_app
 from bridge.user_pages.sources import UserSources
@@ -43,9 +45,9 @@ async def run(
     server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
     await server.start()
     tasks = [
-        asyncio.create_task(_rounds(send_due)),
-        asyncio.create_task(_notices(sources)),
-        asyncio.create_task(_upkeep(forget)),
+        asyncio.create_task(lasting(partial(_rounds, send_due), "digests", _ROUND_S)),
+        asyncio.create_task(lasting(partial(_notices, sources), "requests", _ROUND_S)),
+        asyncio.create_task(lasting(partial(_upkeep, forget), "upkeep", _UPKEEP_S)),
     ]
     on_ready(server)
     await stop.wait()
@@ -70,8 +72,6 @@ async def _rounds(send_due: SendDue) -> None:
                 )  # fmt: skip
         except BridgeError as exc:
             log.warning("digests: %s", exc)
-        except Exception:
-            log.exception("digests: unexpected error")
         await asyncio.sleep(_ROUND_S)
 
 
@@ -82,8 +82,6 @@ async def _notices(sources: UserSources) -> None:
             await notices.tell_again(sources, time.time())
         except BridgeError as exc:
             log.warning("requests: %s", exc)
-        except Exception:
-            log.exception("requests: unexpected error")
         await asyncio.sleep(_ROUND_S)
 
 
@@ -94,6 +92,4 @@ async def _upkeep(forget: Callable[[], None]) -> None:
             await asyncio.to_thread(forget)
         except BridgeError as exc:
             log.warning("digests: %s", exc)
-        except Exception:
-            log.exception("digests: unexpected error")
         await asyncio.sleep(_UPKEEP_S)
