@@ -176,7 +176,12 @@ class CoreNodes:
     ) -> tuple[int, bytes]:
         """The answer to this very request: a node that does not repeat our request id gets no second one."""
         request_id = secrets.token_hex(16)
-        headers = {**headers, "Authorization": self._authorization, REQUEST_ID: request_id}
+        headers = {
+            **headers,
+            "Authorization": self._authorization,
+            "Accept-Encoding": "identity",  # a small answer must not expand to a large one
+            REQUEST_ID: request_id,
+        }
         if not node.echoes:
             headers["Connection"] = "close"
         try:
@@ -187,8 +192,10 @@ class CoreNodes:
                     raise NodeFailed("the answer belongs to another request")
                 node.echoes = given is not None
                 node.database = response.headers.get(DATABASE_ID, node.database)
+                if response.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise NodeFailed("the answer is compressed")
                 body = bytearray()
-                async for piece in response.aiter_bytes():
+                async for piece in response.aiter_raw():
                     body += piece
                     if len(body) > MAX_ANSWER:
                         raise NodeFailed(f"answer larger than {MAX_ANSWER} bytes")
