@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import func, select, update
 
+from bridge.cli.console import command
 from bridge.console import database
 from bridge.console.attempts import MAX_PER_USER, Attempts
 from bridge.console.audit import DONE, MAX_STRANGERS, OTHERS, STRANGERS_S, Audit
@@ -19,6 +21,7 @@ from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.quarantine.small_disk import small_disk
 
 ANN = Person("ann", Role.RELEASER, frozenset({"t1", "t2"}))
 
@@ -158,3 +161,18 @@ def test_strangers_from_many_addresses_do_not_fill_the_audit_log(store: ConsoleS
     assert [entry.name for entry in audit.find(limit=1)] == ["later"]
     with store.reading() as connection:
         assert connection.execute(select(func.count()).select_from(database.attempts)).scalar_one() == 1
+
+
+def test_the_console_beside_the_default_starts_on_a_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended, because its sign-in link could not be stored, when an operator wanted to see what was wrong."""
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        (disk / "everything").write_bytes(bytes(4096))
+        store = ConsoleStore(Database.file(disk / "console.sqlite"))
+        sources = SimpleNamespace(users=Users(store), links=SignInLinks(store))
+        command._say_link(SimpleNamespace(), sources)  # type: ignore[arg-type]
+        store.close()
+    said = capsys.readouterr()
+    assert "no sign-in link can be made" in said.err
+    assert "scanbridge console link demo" in said.out and "/enter/" not in said.out
