@@ -113,6 +113,16 @@ class Admin(Section):
         description="Address of the admin pages /, /metrics, /livez, /healthz, /readyz and /status, and of the "
         "[HTTP API](api.md).",
     )
+    hosts: list[str] = Field(
+        [],
+        description="Host names under which a proxy on this machine reaches the admin pages. On a loopback address, "
+        "the pages are only shown under an address, a name without a dot, this machine's name, or one of these: any "
+        "other name may be another site's, which a browser on this machine could be made to read them for.",
+    )
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.hosts, self.address.host]
 
 
 class Log(Section):

@@ -2,6 +2,9 @@
 
 An action is recorded before it is carried out, and its result afterwards, so that no crash hides it; if it cannot be
 recorded, it is not carried out. Ids of mails are kept, never their content.
+
+What people do who have not signed in is recorded, too, but only so much of it in a quarter of an hour: the rest is
+counted. If this is wrong, a stranger fills the disk, or hides in the crowd.
 """
 
 from __future__ import annotations
@@ -9,14 +12,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from bridge.console import database
 from bridge.console.database import ConsoleStore
 from bridge.console.roles import Person
 
 STARTED, DONE, REFUSED, FAILED = "started", "done", "refused", "failed"
-_a = database.audit.c
+OTHERS = "others who had not signed in"
+MAX_STRANGERS = 200  # entries in a window, whatever addresses they come from
+STRANGERS_S = 900.0
+_STRANGER = "audit: a stranger"  # in the table of attempts, which forgets by itself
+_LOCK = 0xC0A5020  # in PostgreSQL, one count at a time
+_a, _t = database.audit.c, database.attempts.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Audit:
         self, person: Person | None, address: str, action: str, *, mail: str = "", detail: str = "", result: str = DONE,
         name: str = "",
     ) -> int:  # fmt: skip
-        """Returns the number of the entry. `name`: the name that was typed, if nobody is signed in."""
+        """Returns the number of the entry. `name`: whose entry it is, if it is none of the console's users."""
         values = {
             "at": time.time(),
             "name": _cut(person.shown if person else name, 100),
@@ -64,6 +72,33 @@ class Audit:
         with self._store.writing() as connection:
             done = connection.execute(insert(database.audit).values(**values).returning(_a.seq))
             return int(done.scalar_one())
+
+    def write_stranger(
+        self, address: str, action: str, *, name: str = "", detail: str = "", result: str = REFUSED
+    ) -> None:
+        """What somebody did who has not signed in; of too many, the number. `name`: the name that was typed."""
+        if self._is_one_of_few():
+            self.write(None, address, action, name=name, detail=detail, result=result)
+
+    def _is_one_of_few(self) -> bool:
+        """Whether it gets its own entry; otherwise it is counted in one for all others of this window."""
+        now = time.time()
+        since = now - STRANGERS_S
+        counted = select(func.count()).where(_t.about == _STRANGER, _t.at >= since)
+        with self._store.writing(_LOCK) as connection:
+            connection.execute(delete(database.attempts).where(_t.about == _STRANGER, _t.at < since))
+            if connection.execute(counted).scalar_one() < MAX_STRANGERS:
+                connection.execute(insert(database.attempts).values(about=_STRANGER, at=now))
+                return True
+            last = select(_a.seq, _a.detail).where(_a.at >= since, _a.action == OTHERS).order_by(_a.seq.desc())
+            row = connection.execute(last.limit(1)).first()
+            number = 1 if row is None else 1 + int(row.detail.partition(" ")[0])
+            detail = f"{number} more {'attempt' if number == 1 else 'attempts'}"
+            if row is not None:
+                connection.execute(update(database.audit).where(_a.seq == row.seq).values(detail=detail))
+                return False
+        self.write(None, "", OTHERS, detail=detail, result=REFUSED)
+        return False
 
     def finish(self, seq: int, result: str, detail: str) -> None:
         with self._store.writing() as connection:

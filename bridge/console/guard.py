@@ -19,7 +19,6 @@ from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.checks import check_host, check_origin, client_address, read_form
 from bridge.console.console import Console
-from bridge.console.database import ConsoleStoreError
 from bridge.console.headers import page_headers, preview_headers, sample_headers
 from bridge.console.roles import Role
 from bridge.console.route import About, Route, is_mail_id
@@ -29,6 +28,7 @@ from bridge.errors import BridgeError, StoreError
 from bridge.history.entry import MailEntry
 from bridge.history.query import HistoryQuery, made_at
 from bridge.history.store import HistoryError
+from bridge.runtime.tables import TablesFailed
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,9 @@ class Guard:
             response = await self._answer(call)
         except Refused as exc:
             response = _refusal(call, exc)
-        except (HistoryError, ConsoleStoreError, StoreError) as exc:
+        except (HistoryError, TablesFailed, StoreError) as exc:
             log.warning("console: %s", exc)
-            what = (
-                "The console's own database" if isinstance(exc, ConsoleStoreError) else "The history or the quarantine"
-            )
+            what = "The console's own database" if isinstance(exc, TablesFailed) else "The history or the quarantine"
             text = f"{what} cannot be used at the moment. Try again; the console's log says why."
             response = _refusal(call, Refused(503, "Not available", text, 5))
         except ClientDisconnect:

@@ -47,6 +47,7 @@ _METADATA_S = 3600.0
 _AGAIN_S = 5.0  # a provider that failed is asked again after this time
 _KEYS_S = 60.0  # unknown keys are requested at most this often
 _MAX_ANSWER = 1024 * 1024
+_PLAIN = {"Accept-Encoding": "identity"}  # a small answer must not expand to a large one
 _MAX_USED = 10_000
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
@@ -269,11 +270,15 @@ class Provider:
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
-                httpx2.AsyncClient(verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False) as client,
+                httpx2.AsyncClient(
+                    verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False, headers=_PLAIN
+                ) as client,
                 client.stream(method, url, **{k: v for k, v in request.items() if v is not None}) as response,
             ):
+                if response.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise ValueError("the answer is compressed")
                 body = b""
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > _MAX_ANSWER:
                         raise ValueError("the answer is too large")

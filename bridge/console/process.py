@@ -10,11 +10,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bridge.console.app import create_app, create_console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
 from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.runtime.lasting import lasting
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ async def run(
     console = create_console(sources)
     server = HttpServer(create_app(console), sockets, limits=_LIMITS)
     await server.start()
-    upkeep = asyncio.create_task(_upkeep(sources))
+    upkeep = asyncio.create_task(lasting(partial(_upkeep, sources), "console", _UPKEEP_S))
     on_ready(server)
     await stop.wait()
     console.live.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.mail.address import comparable_domain
+from bridge.mail.address import domain_of
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.severity import worst_first
 
@@ -46,7 +46,7 @@ def group(mails: Sequence[MailRecord], scores: Mapping[str, float]) -> Groups:
 
 
 def _domain(sender: str) -> str | None:
-    domain = comparable_domain(sender.rpartition("@")[2])
+    domain = domain_of(sender)
     return f"@{domain}" if domain else None
 
 

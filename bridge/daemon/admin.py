@@ -6,7 +6,8 @@ for a daemon that is one process, and `workers.aggregate.Aggregate` for one of s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from bridge.daemon.admin_hosts import WRONG_HOST, has_known_host
 from bridge.daemon.admin_page import HEADERS, page
 from bridge.daemon.health import Health, recent_of
 from bridge.daemon.mail_counts import mail_counts
@@ -103,8 +105,16 @@ def worker_summary(state: dict[str, Any], age_s: float = 0.0) -> dict[str, Any]:
     return {**{key: state[key] for key in ("pid", "uptime_s", "ready", "connections")}, "silent_s": silent_s}
 
 
-def create_admin(view: AdminView, api: ASGIApp) -> Starlette:
-    """`api` answers everything below /api."""
+def create_admin(view: AdminView, api: ASGIApp, hosts: Callable[[], Collection[str]] = tuple) -> Starlette:
+    """`api` answers everything below /api. `hosts`: names of the admin address, besides those that cannot be forged."""
+
+    def private(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def checked(request: Request) -> Response:
+            if not has_known_host(request.scope, hosts()):
+                return PlainTextResponse(f"{WRONG_HOST}\n", HTTPStatus.MISDIRECTED_REQUEST)
+            return await answer(request)
+
+        return checked
 
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -126,12 +136,12 @@ def create_admin(view: AdminView, api: ASGIApp) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/", front),
-            Route("/metrics", metrics),
+            Route("/", private(front)),
+            Route("/metrics", private(metrics)),
             Route("/livez", livez),
             Route("/healthz", livez),
             Route("/readyz", readyz),
-            Route("/status", status),
+            Route("/status", private(status)),
             Route("/api", api),
             Mount("/api", api),
         ]

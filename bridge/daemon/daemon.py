@@ -11,8 +11,9 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from bridge.config.model import Config
 from bridge.daemon import quarantine_upkeep, wiring
@@ -98,7 +99,7 @@ class Daemon:
         self._tasks = tasks
         self._ending = ending  # stops what was started, last first
         self._service = service  # the embedded one, if it runs in this process
-        self._scanner_watch = tasks.start(running.scanner.watch())
+        self._scanner_watch = tasks.keep(running.scanner.watch, "scanner")
         shutdown.call_on_hurry(self._hurry)
 
     @classmethod
@@ -197,7 +198,7 @@ class Daemon:
         for server in self._running.switch_to(new, opened):
             self._tasks.start(self._running.listeners.drain_removed(server, conf.drain_timeout))
         self._scanner_watch.cancel()
-        self._scanner_watch = self._tasks.start(new.scanner.watch())
+        self._scanner_watch = self._tasks.keep(new.scanner.watch, "scanner")
         self._tasks.start(_close_later(old))
 
     # Stop
@@ -264,27 +265,32 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     view = worker.admin_view(status)
     api = build_api(running)
     ending.push_async_callback(api.close)
-    admin = HttpServer(create_admin(view, api), worker.sockets.open("admin", conf.admin.address))
+    admin_app = create_admin(view, api, lambda: running.config.admin.names)
+    admin = HttpServer(admin_app, worker.sockets.open("admin", conf.admin.address))
     ending.push_async_callback(admin.stop, 1)
     await admin.start()
     await _open_stores(running, ending)
     ending.push_async_callback(tasks.close)
     core.events.adopt(running.components.event_plans)
     await _listen(running)
-    background = (
-        *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
-        *(
-            core.lag.watch(),
-            core.list_refresh.watch(),
-            core.personal.watch(),
-            MallocTrim().watch(),
-            view.publish_regularly(),
+    tasks.start(upkeep.reconcile())
+    background: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+        "quarantine: purge": upkeep.purge_regularly,
+        "quarantine: count": upkeep.count_regularly,
+        "event loop lag": core.lag.watch,
+        "lists": core.list_refresh.watch,
+        "personal lists": core.personal.watch,
+        "malloc_trim": MallocTrim().watch,
+        "status": view.publish_regularly,
+        "next hops": partial(watch_next_hops, running),
+        "event sources": partial(watch_event_sources, running),
+        "feedback": partial(core.feedback.watch, lambda: running.config),
+        "digests": partial(
+            core.digests.watch, lambda: running.config, lambda: running.components.quarantine.owner
         ),
-        *(watch_next_hops(running), watch_event_sources(running), core.feedback.watch(lambda: running.config)),
-        core.digests.watch(lambda: running.config, lambda: running.components.quarantine.owner),
-    )
-    for work in background:
-        tasks.start(work)
+    }  # fmt: skip
+    for name, work in background.items():
+        tasks.keep(work, name)
     return Daemon(running, shutdown, status, view, admin, tasks, ending, service)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+
+from bridge.runtime.lasting import lasting
 
 
 class BackgroundTasks:
@@ -14,6 +16,10 @@ class BackgroundTasks:
         task = asyncio.create_task(work)
         self.own(task)
         return task
+
+    def keep(self, work: Callable[[], Coroutine[None, None, None]], name: str) -> asyncio.Task[None]:
+        """For a loop that must not end: an unexpected error is logged, and it starts again."""
+        return self.start(lasting(work, name))
 
     def own(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

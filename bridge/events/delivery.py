@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from bridge.events.ocsf import to_ocsf
 from bridge.events.outbox import LEASE_S, Entry, Failed, Outbox, OutboxError, SinkState
 from bridge.events.sinks.sink import NotDelivered, Sink
+from bridge.runtime.lasting import lasting
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Delivery:
         self._news = {plan.name: asyncio.Event() for plan in self.settings.plans}
         self._loop = asyncio.get_running_loop()
         work = {plan.name: asyncio.create_task(self._serve(plan)) for plan in self.settings.plans}
-        tending = asyncio.create_task(self._tend())
+        tending = asyncio.create_task(lasting(self._tend, "events"))
         await self._stop.wait()
         tending.cancel()
         for name, task in work.items():

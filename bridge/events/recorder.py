@@ -103,12 +103,19 @@ class Recorder:
         try:
             while not self._stop.wait(self.settings.batch_s) or self._queue:
                 while batch := self._next_batch():
-                    self._write(batch)
-        except Exception:
-            log.exception("events: unexpected error; no more events are recorded")
-            self.problem = "an unexpected error; see the log"
+                    self._write_or_lose(batch)
         finally:
             self.outbox.close()
+
+    def _write_or_lose(self, batch: Sequence[Entry]) -> None:
+        try:
+            self._write(batch)
+        except Exception:  # of these events: they must not cost all later ones
+            log.exception("events: unexpected error; %d events were lost", len(batch))
+            for sink, number in Counter(entry.sink for entry in batch).items():
+                with self._counting:
+                    self._lost[sink] += number
+                    self.on_lost(sink, QUEUE, number)
 
     def _next_batch(self) -> list[Entry]:
         """The events of the next reports; reports that nobody wants to hear of leave nothing."""

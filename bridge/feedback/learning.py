@@ -76,7 +76,9 @@ def exchange(
     try:
         with http.stream("POST", url, content=content, headers=headers) as response:
             status, phrase, body = response.status_code, response.reason_phrase, b""
-            for piece in response.iter_bytes():
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                raise LearningUnavailable(f"{who}: the answer is compressed, although we asked for an uncompressed one")
+            for piece in response.iter_raw():
                 body += piece
                 if len(body) > _MAX_ANSWER:
                     raise LearningUnavailable(f"{who}: the answer is too long")

@@ -273,7 +273,7 @@ class Recorder:
         while self._rows:
             batch = self._rows[:_BATCH_ROWS]
             try:
-                self._store.append(batch)
+                self._append(batch)
             except HistoryError as exc:
                 if str(exc) != self._problem:
                     log.warning("history: mails cannot be recorded: %s", exc)
@@ -285,6 +285,16 @@ class Recorder:
             log.info("history: recording has resumed")
             self._problem = ""
 
+    def _append(self, rows: list[tuple[Kind, Row]]) -> None:
+        """Raises HistoryError, whatever goes wrong: a row that nobody can write must not stop all those behind it."""
+        try:
+            self._store.append(rows)
+        except HistoryError:
+            raise
+        except Exception as exc:
+            log.exception("history: unexpected error")
+            raise HistoryError(f"unexpected error: {type(exc).__name__}") from exc
+
     def _write_apart(self, rows: list[tuple[Kind, Row]]) -> None:
         """Leave out and count a mail that the database keeps refusing; if it refuses all mail, the database has failed.
 
@@ -293,7 +303,7 @@ class Recorder:
         refused: list[tuple[Kind, Row]] = []
         for number, row in enumerate(rows):
             try:
-                self._store.append([row])
+                self._append([row])
             except HistoryError as exc:
                 refused.append(row)
                 if len(refused) == number + 1 and number >= 2 and row[1].id not in self._refused:

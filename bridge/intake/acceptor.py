@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-import ssl
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ AT_ONCE = 8  # more gain nothing; each copy costs a system call per new connecti
 AT_ONCE_OF_MANY = 4  # with workers, which all wake up for each new connection and compete for it
 _BACKLOG = 4096  # clients that do not fit in the queue retry only after a second
 _RETRY_S = 0.1
-_HANDSHAKE_S = 30.0
 _YIELD_S = 0.003  # a longer pause leaves a worker idle while mail waits
 
 
@@ -35,12 +33,11 @@ class Acceptor:
         sock: socket.socket,
         spawn: Callable[[], asyncio.Protocol],
         is_ahead: Callable[[], bool] | None = None,
-        tls: ssl.SSLContext | None = None,  # every connection begins with a TLS handshake
     ) -> None:
         self._sock = sock
         self._spawn = spawn
         self._is_ahead = is_ahead
-        self._options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
+        self._options: dict[str, Any] = {}
         if sock.family == socket.AF_UNIX and sys.version_info >= (3, 13):
             self._options["cleanup_socket"] = False  # else closing one copy deletes the path, and nobody can connect
         self._loop = asyncio.get_running_loop()

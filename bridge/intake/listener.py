@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from bridge.intake.acceptor import Acceptor
+from bridge.intake.tls_acceptor import TlsAcceptor
 from bridge.mail.session import canonical_ip
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Listener(Generic[C]):
         self.per_client: dict[str, int] = {}  # open connections by address
         self.untrusted = 0  # open connections of clients that are not trusted
         self._is_ahead = is_ahead
-        self._acceptors: list[Acceptor] = []
+        self._acceptors: list[Acceptor | TlsAcceptor] = []
         self._empty = asyncio.Event()
         self._empty.set()
         self.adopt(settings)
@@ -100,11 +101,29 @@ class Listener(Generic[C]):
         self.trusted = TrustedClients(settings.trusted)
         self._max_untrusted = max(settings.max_connections // _UNTRUSTED_SHARE, _UNTRUSTED_MIN)
 
-    async def serve(
-        self, sock: socket.socket, make_connection: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
-    ) -> None:
+    async def serve(self, sock: socket.socket, make_connection: Callable[[], asyncio.Protocol]) -> None:
         """Accept on a bound TCP or unix socket: our own, or one from systemd or an earlier worker."""
-        self._acceptors.append(Acceptor(sock, make_connection, self._is_ahead, tls))
+        self._acceptors.append(Acceptor(sock, make_connection, self._is_ahead))
+        await self._acceptors[-1].start()
+
+    async def serve_tls(
+        self,
+        sock: socket.socket,
+        make_connection: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext,
+        on_refused: Callable[[str | None, Refusal], None],
+    ) -> None:
+        """The same, with a TLS handshake at the beginning of each connection. `on_refused`: one that had none."""
+
+        def may_begin(peername: Any, handshakes: int) -> bool:
+            peer = peer_address(peername)
+            is_full = len(self.open) + handshakes >= self.settings.max_connections
+            refusal = Refusal.UNTRUSTED if peer not in self.trusted else Refusal.FULL if is_full else None
+            if refusal is not None:
+                on_refused(peer, refusal)
+            return refusal is None
+
+        self._acceptors.append(TlsAcceptor(sock, make_connection, tls, may_begin, self._is_ahead))
         await self._acceptors[-1].start()
 
     def expect(self, connection: C, peer: str | None) -> Refusal | None:

@@ -74,7 +74,7 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        line = raw[: exc.start].count(b"\n") + 1
+        line = len((raw[: exc.start] + b".").splitlines())
         raise InputError(f"{shown}:{line}: not UTF-8 text") from None
     mistakes = _Mistakes(shown)
     found: dict[str, str | None] = {}
@@ -127,7 +127,7 @@ def _rows(text: str, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
 
 
 def _text_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
-    for number, whole in enumerate(io.StringIO(text), 1):
+    for number, whole in enumerate(_lines(text), 1):
         line = whole.strip()
         if not line or line.startswith("#"):
             continue
@@ -139,8 +139,13 @@ def _text_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
             yield number, line, None
 
 
+def _lines(text: str) -> io.StringIO:
+    """Each ends with LF, CR LF, or CR alone, as spreadsheets on old Macs write them."""
+    return io.StringIO(text, newline=None)
+
+
 def _json_lines(text: str, mistakes: _Mistakes) -> Iterator[Row]:
-    for number, line in enumerate(io.StringIO(text), 1):
+    for number, line in enumerate(_lines(text), 1):
         if line.strip():
             yield from _json_line(number, line, mistakes)
 
@@ -209,7 +214,7 @@ def _item(line: int, item: Any, mistakes: _Mistakes) -> Iterator[Row]:
 
 def _csv_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     """A first row may name the columns `entry` and `comment`; without it, they are the first two."""
-    first = text.partition("\n")[0]
+    first = _lines(text).readline()
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=";" if _semicolons(first) else ",")
     at, comment_at, named = 0, 1, False
     try:

@@ -121,13 +121,20 @@ class LineWriter(logging.Handler):
     def _run(self) -> None:
         while self._lines or not self._is_closing:
             self._has_lines.wait(_SUMMARY_S)
-            for record in self.throttle.summaries():
-                self.emit(record)
-            if self._lines and not self._is_closing:
-                time.sleep(_BATCH_S)  # waking up for every line would interrupt the event loop each time (the GIL)
-            self._has_lines.clear()
-            while self._lines:
-                self._write(self._next_batch())
+            try:
+                self._write_all()
+            except Exception:  # without this thread, there would be no more lines at all
+                self.on_lost()
+                time.sleep(_SUMMARY_S)
+
+    def _write_all(self) -> None:
+        for record in self.throttle.summaries():
+            self.emit(record)
+        if self._lines and not self._is_closing:
+            time.sleep(_BATCH_S)  # waking up for every line would interrupt the event loop each time (the GIL)
+        self._has_lines.clear()
+        while self._lines:
+            self._write(self._next_batch())
 
     def _next_batch(self) -> list[str]:
         """As many lines as fit into one write; at least one."""

@@ -38,6 +38,9 @@ UNAVAILABLE = "[UNAVAILABLE]"
 
 # Parameters that may be left out, and the extension they belong to.
 _OPTIONAL = {"RET": "DSN", "ENVID": "DSN", "NOTIFY": "DSN", "ORCPT": "DSN", "AUTH": "AUTH"}
+_ENDS_WORD = re.compile(r"[\x00-\x20\x7f]")
+_ENDS_PATH = re.compile(r"[\x00-\x20<>\x7f]")
+_QUOTED_LOCAL = re.compile(r'"(?:[^"\\\x00-\x1f\x7f]|\\[\x20-\x7e])*"(?:@[^"<>\x00-\x20\x7f]+)?')
 _PLAIN = re.compile(r"[!-*,-<>-~]*")  # needs no xtext encoding (RFC 3461: neither "+" nor "=")
 
 
@@ -85,7 +88,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
     before_mail = len(lines)
     lines.append(_mail(names, tx, head))
     for recipient in tx.envelope.recipients:
-        line = f"RCPT TO:<{recipient.address}>"
+        line = f"RCPT TO:<{_path(recipient.address)}>"
         for param in recipient.params:
             line += _carried(param, names)
         lines.append(line)
@@ -94,7 +97,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
 
 
 def _mail(names: frozenset[str], tx: Transaction, head: bytes) -> str:
-    line = f"MAIL FROM:<{tx.envelope.sender}>"
+    line = f"MAIL FROM:<{_path(tx.envelope.sender)}>"
     if "SIZE" in names:
         line += f" SIZE={tx.message.size + len(head)}"
     for param in tx.envelope.params:
@@ -116,7 +119,19 @@ def _body(param: str, value: str, names: frozenset[str], tx: Transaction, head: 
     return ""
 
 
+def _path(address: str) -> str:
+    """An address from another intake than SMTP (a milter's, if its mail was quarantined) was never parsed as a path.
+
+    The next hop would take what follows a bracket for parameters, or for another address. Raises NextHopError.
+    """
+    if _ENDS_PATH.search(address) and not _QUOTED_LOCAL.fullmatch(address):
+        raise NextHopError(BAD_ADDRESS, is_about_recipient=True)
+    return address
+
+
 def _carried(param: str, names: frozenset[str]) -> str:
+    if _ENDS_WORD.search(param):  # it would be two
+        raise NextHopError(NO_PARAMETER)
     name = param.partition("=")[0].upper()
     if _OPTIONAL.get(name, name) in names:
         return " " + param

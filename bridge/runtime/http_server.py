@@ -307,6 +307,9 @@ class HttpConnection(HttpToolsProtocol):
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 
+    def cut(self) -> None:
+        self.transport.abort()
+
     def _is_not_reading(self, now: float) -> bool:
         size = self.transport.get_write_buffer_size()
         before, since = self._unread

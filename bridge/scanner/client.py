@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Never
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
@@ -30,6 +30,7 @@ from bridge.errors import (
     ScanUnavailable,
 )
 from bridge.mail.message import Message
+from bridge.runtime.lasting import lasting
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.discovery import Discovery
 from bridge.scanner.exchange import Exchange, Lost, NotReached
@@ -232,7 +233,7 @@ class Scanner:
     async def watch(self) -> None:
         """Poll the status of every host until cancelled, each with its own jitter; look for hosts in the DNS."""
         if not self.discoveries:
-            await asyncio.gather(*(self._watch(host) for host in self.hosts))
+            await asyncio.gather(*(self._watch_lastingly(host) for host in self.hosts))
             return
         watched: dict[Host, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
@@ -240,7 +241,8 @@ class Scanner:
                 pause_s = await self.discover()
                 for host in watched.keys() - self.hosts:
                     watched.pop(host).cancel()
-                watched |= {host: group.create_task(self._watch(host)) for host in self.hosts if host not in watched}
+                new = [host for host in self.hosts if host not in watched]
+                watched |= {host: group.create_task(self._watch_lastingly(host)) for host in new}
                 await asyncio.sleep(pause_s * _dice.uniform(0.9, 1.0))
 
     async def discover(self) -> float:
@@ -268,6 +270,10 @@ class Scanner:
             self._first_look = asyncio.create_task(self.discover())
         wait_s = min(self._settings.connect_timeout_s, deadline - self._loop.time())
         await asyncio.wait({self._first_look}, timeout=max(0.0, wait_s))
+
+    async def _watch_lastingly(self, host: Host) -> None:
+        """An unexpected answer of one host must not end the watch of all."""
+        await lasting(partial(self._watch, host), f"status of scanner {host.url}")
 
     async def _watch(self, host: Host) -> None:
         interval = self._settings.status_interval_s

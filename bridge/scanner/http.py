@@ -240,6 +240,10 @@ class ScannerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def cut(self) -> None:
+        """Called by the timer."""
+        self.close()
+
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -25,6 +25,7 @@ import httpx2
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
+from bridge.runtime.lasting import lasting
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
@@ -87,7 +88,7 @@ class CoreNodes:
                 f"abby.serviceProviders.core.hosts: {', '.join(separate)}: {SEPARATE}; set `database` to the same "
                 "value everywhere: postgresql://..., or an absolute sqlite:////path on one machine"
             )
-        self._probe = asyncio.create_task(self._probe_excluded(), name="core-probe")
+        self._probe = asyncio.create_task(lasting(self._probe_excluded, "core nodes"), name="core-probe")
 
     async def stop(self) -> None:
         if self._probe is not None:
@@ -175,7 +176,12 @@ class CoreNodes:
     ) -> tuple[int, bytes]:
         """The answer to this very request: a node that does not repeat our request id gets no second one."""
         request_id = secrets.token_hex(16)
-        headers = {**headers, "Authorization": self._authorization, REQUEST_ID: request_id}
+        headers = {
+            **headers,
+            "Authorization": self._authorization,
+            "Accept-Encoding": "identity",  # a small answer must not expand to a large one
+            REQUEST_ID: request_id,
+        }
         if not node.echoes:
             headers["Connection"] = "close"
         try:
@@ -186,8 +192,10 @@ class CoreNodes:
                     raise NodeFailed("the answer belongs to another request")
                 node.echoes = given is not None
                 node.database = response.headers.get(DATABASE_ID, node.database)
+                if response.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise NodeFailed("the answer is compressed")
                 body = bytearray()
-                async for piece in response.aiter_bytes():
+                async for piece in response.aiter_raw():
                     body += piece
                     if len(body) > MAX_ANSWER:
                         raise NodeFailed(f"answer larger than {MAX_ANSWER} bytes")

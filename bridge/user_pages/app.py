@@ -204,6 +204,8 @@ async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
     """Of people who have signed in or have a valid link; strangers could fill the audit log."""
     if call.has_audited or not (call.person_or_none or call.link_of):
         return
+    if call.person_or_none is None and not call.pages.opened.is_one_of_few(call.path["token"]):
+        return
     why, mail = HTTPStatus(exc.status).phrase, call.link_mail or call.path.get("id", "")
     await call.audit(f"asked for {route.path}", mail=mail, detail=why, result=audit_log.REFUSED, name=call.link_of)
 

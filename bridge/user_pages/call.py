@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +32,10 @@ from bridge.user_pages.sources import UserSources
 __all__ = ["Call", "Handler", "Pages", "Refused"]
 
 log = logging.getLogger(__name__)
+
+_OPENED_S = 3600.0
+_FEW = 3  # entries in the audit log about one link, in that time
+_MAX_OPENED = 10_000
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +64,7 @@ class Pages:
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
         self.sending: set[asyncio.Task[None]] = set()  # codes
+        self.opened = OpenedLinks()
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -72,6 +80,23 @@ class Pages:
 
     def _static(self, name: str) -> str:
         return f"{self.url(f'/static/{name}')}?v={self.static.versions[name]}"
+
+
+class OpenedLinks:
+    """How often each link was opened lately, in this process."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # by hash: since when, how often
+
+    def is_one_of_few(self, link: str) -> bool:
+        key, now = hashlib.sha256(link.encode("utf-8", "replace")).digest(), time.monotonic()
+        since, count = self._times.pop(key, (now, 0))
+        if now - since >= _OPENED_S:
+            since, count = now, 0
+        self._times[key] = since, count + 1
+        if len(self._times) > _MAX_OPENED:
+            self._times.popitem(last=False)
+        return count < _FEW
 
 
 @dataclass(slots=True)
@@ -160,6 +185,20 @@ class Call:
         who = f"user {self.person_or_none or name}"
         write = self.sources.audit.write
         await self.run(write, None, self.address, action, mail=mail, detail=detail, result=result, name=who)
+
+    async def audit_stranger(
+        self, action: str, *, detail: str = "", result: str = audit_log.REFUSED, name: str
+    ) -> None:
+        """By somebody who has not signed in and has no valid link. `name`: the one that was typed."""
+        self.has_audited = True
+        write = self.sources.audit.write_stranger
+        await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}")
+
+    async def audit_opened(self, link: str, *, mail: str = "", detail: str = "", name: str) -> None:
+        """The first times that a link is opened: link scanners open each link again and again."""
+        self.has_audited = True
+        if self.pages.opened.is_one_of_few(link):
+            await self.audit("opened a link", mail=mail, detail=detail, name=name)
 
     @asynccontextmanager
     async def audited(self, action: str, *, mail: str = "", detail: str = "", name: str = "") -> AsyncIterator[Note]:

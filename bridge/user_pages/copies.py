@@ -6,19 +6,15 @@ already, the quarantine says. If this is wrong, users see or release each other'
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from dataclasses import dataclass
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.items import Item
-from bridge.digests.languages import language
 from bridge.digests.listing import is_held_for
-from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, shown
 from bridge.digests.reasons import Reason, reason_of, words_for
-from bridge.digests.requests import ALLOW, RELEASE
+from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.errors import BridgeError
 from bridge.lists.personal import BadEntry, PersonalListFull
@@ -26,7 +22,8 @@ from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
-from bridge.runtime.visible_text import visible
+from bridge.runtime.tables import TablesFailed
+from bridge.user_pages import notices
 from bridge.user_pages.actions import Outcome
 from bridge.user_pages.call import Call
 
@@ -223,40 +220,22 @@ def not_found(call: Call) -> Refused:
 
 
 async def _request(call: Call, copy: Copy, kind: str) -> str:
-    asked = False
+    asked: Request | None = None
     action = "requested a release" if kind == RELEASE else "requested to allow a sender"
     async with call.audited(action, mail=copy.mail.id, name=copy.person) as note:
         for recipient in copy.recipients:
             tenant = copy.mail.tenant or call.sources.settings.tenant_of(recipient)
-            asked |= await call.run(call.sources.requests.ask, kind, copy.mail.id, recipient, copy.person, tenant)
-        note.detail = "" if asked else "already requested, or too many requests are waiting"
-    if asked:
-        await _notify(call, copy, kind)
-    return "requested"
-
-
-async def _notify(call: Call, copy: Copy, kind: str) -> None:
-    """Tell the releasers. If that fails, the request waits in the console all the same."""
-    redact = call.sources.redact
-    log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redact(copy.person))
-    settings, maker, now = copy.settings, call.sources.maker, time.time()
-    words = language(settings.language)
-    values = {
-        "kind": kind,
-        "person": visible(copy.person)[:MAX_SENDER],
-        "subject": shown(copy.mail.subject, MAX_SUBJECT) or words.say("(no subject)"),
-        "sender": shown(copy.mail.envelope.sender, MAX_SENDER) or words.say("a mail server"),
-        "time": words.time(copy.mail.time.timestamp(), call.sources.settings.clock.zone),
-        "why": words.say(copy.why),
-        "console_url": f"{call.sources.console_url}/requests",
-    }
-    for address in settings.notify:
+            ask, about = call.sources.requests.ask, (kind, copy.mail.id, recipient, copy.person, tenant)
+            asked = await call.run(ask, *about, has_notice=asked is None) or asked
+        note.detail = "" if asked is not None else "already requested, or too many requests are waiting"
+    if asked is not None:
+        redacted = call.sources.redact(copy.person)
+        log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redacted)
         try:
-            content = await call.run(maker.note, address, settings, words, "request.txt", now, **values)
-            async with asyncio.timeout(30):
-                await call.sources.send(address, content)
-        except (BridgeError, TimeoutError) as exc:
-            log.warning("request: the notification could not be sent: to=%s error=%r", redact(address), str(exc))
+            await notices.tell(call.sources, Notice(asked, ()), copy.mail)
+        except TablesFailed as exc:
+            log.warning("user pages: who was told of a request cannot be stored: %s", exc)
+    return "requested"
 
 
 def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str) -> Copy:

@@ -8,11 +8,14 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from bridge.console.process import give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
 from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.runtime.lasting import lasting
+from bridge.user_pages import notices
 from bridge.user_pages.app import create_app
 from bridge.user_pages.sources import UserSources
 
@@ -41,7 +44,11 @@ async def run(
         loop.add_signal_handler(sig, stop.set)
     server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
     await server.start()
-    tasks = [asyncio.create_task(_rounds(send_due)), asyncio.create_task(_upkeep(forget))]
+    tasks = [
+        asyncio.create_task(lasting(partial(_rounds, send_due), "digests", _ROUND_S)),
+        asyncio.create_task(lasting(partial(_notices, sources), "requests", _ROUND_S)),
+        asyncio.create_task(lasting(partial(_upkeep, forget), "upkeep", _UPKEEP_S)),
+    ]
     on_ready(server)
     await stop.wait()
     for task in tasks:
@@ -65,8 +72,16 @@ async def _rounds(send_due: SendDue) -> None:
                 )  # fmt: skip
         except BridgeError as exc:
             log.warning("digests: %s", exc)
-        except Exception:
-            log.exception("digests: unexpected error")
+        await asyncio.sleep(_ROUND_S)
+
+
+async def _notices(sources: UserSources) -> None:
+    """Tell releasers of requests that they were not told of."""
+    while True:
+        try:
+            await notices.tell_again(sources, time.time())
+        except BridgeError as exc:
+            log.warning("requests: %s", exc)
         await asyncio.sleep(_ROUND_S)
 
 

@@ -6,17 +6,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import func, select, update
 
+from bridge.cli.console import command
+from bridge.console import database
 from bridge.console.attempts import MAX_PER_USER, Attempts
-from bridge.console.audit import DONE, Audit
+from bridge.console.audit import DONE, MAX_STRANGERS, OTHERS, STRANGERS_S, Audit
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.roles import Person, Role
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.quarantine.small_disk import small_disk
 
 ANN = Person("ann", Role.RELEASER, frozenset({"t1", "t2"}))
 
@@ -138,3 +143,36 @@ def test_a_database_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConsoleStoreError, match="cannot be used") as found:
         Users(ConsoleStore(Database("postgresql://user:secret@127.0.0.1:1/x"), wait_s=0.5)).listed()
     assert "secret" not in str(found.value)
+
+
+def test_strangers_from_many_addresses_do_not_fill_the_audit_log(store: ConsoleStore) -> None:
+    """Attempts were limited for each address only, and an attacker has many."""
+    audit = Audit(store)
+    for number in range(MAX_STRANGERS + 7):
+        audit.write_stranger(f"2001:db8:{number:x}::1", "signed in", name=f"name{number}")
+    audit.write(ANN, "192.0.2.1", "signed in")
+    entries = audit.find(limit=1000)
+    assert len(entries) == MAX_STRANGERS + 2
+    assert [(entry.action, entry.detail) for entry in entries[:2]] == [("signed in", ""), (OTHERS, "7 more attempts")]
+    with store.writing() as connection:  # a quarter of an hour later
+        for table in (database.attempts, database.audit):
+            connection.execute(update(table).values(at=table.c.at - STRANGERS_S - 1))
+    audit.write_stranger("192.0.2.2", "signed in", name="later")
+    assert [entry.name for entry in audit.find(limit=1)] == ["later"]
+    with store.reading() as connection:
+        assert connection.execute(select(func.count()).select_from(database.attempts)).scalar_one() == 1
+
+
+def test_the_console_beside_the_default_starts_on_a_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended, because its sign-in link could not be stored, when an operator wanted to see what was wrong."""
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        (disk / "everything").write_bytes(bytes(4096))
+        store = ConsoleStore(Database.file(disk / "console.sqlite"))
+        sources = SimpleNamespace(users=Users(store), links=SignInLinks(store))
+        command._say_link(SimpleNamespace(), sources)  # type: ignore[arg-type]
+        store.close()
+    said = capsys.readouterr()
+    assert "no sign-in link can be made" in said.err
+    assert "scanbridge console link demo" in said.out and "/enter/" not in said.out

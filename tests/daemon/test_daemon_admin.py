@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.daemon.admin_hosts import has_known_host
 from bridge.testing import TOKEN, FakeScanner, SmtpClient, answer, result
 from tests.daemon.process_kit import MAIL, Bridge, get, running, scanbridge, until
 
@@ -126,3 +128,30 @@ def test_the_token_is_neither_in_the_log_nor_in_the_process_list(tmp_path: Path)
         for place in ("cmdline", "environ"):
             assert TOKEN not in Path(f"/proc/{bridge.process.pid}/{place}").read_text()
         assert TOKEN not in bridge.log + bridge.output
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/status"])
+def test_a_site_whose_name_points_here_cannot_read_the_pages(tmp_path: Path, path: str) -> None:
+    """Any host name was accepted, so a site could make a browser on this machine read them (DNS rebinding)."""
+    with running(tmp_path, admin={"hosts": ["Bridge.Example.org"]}) as (bridge, _, _):
+
+        def status(*hosts: str) -> int:
+            fields = "".join(f"Host: {host}\r\n" for host in hosts)
+            with socket.create_connection(("127.0.0.1", bridge.admin), 30) as peer:
+                peer.sendall(f"GET {path} HTTP/1.1\r\n{fields}Connection: close\r\n\r\n".encode())
+                return int(peer.makefile("rb").readline().split()[1])
+
+        for host in ("127.0.0.1", "127.0.0.1:9082", "localhost:9082", "[::1]:9082", "prometheus", socket.gethostname()):
+            assert status(host) == 200, host
+        assert status("bridge.example.org.:443") == 200
+        for host in ("evil.example", "evil.example:9082", "127.0.0.1.evil.example", "localhost.evil.example", "a.b:x"):
+            assert status(host) == 421, host
+        assert status("127.0.0.1", "evil.example") == 421
+        assert get(bridge.admin, "/livez")[0] == 200
+
+
+def test_the_names_of_an_address_that_is_not_local_are_not_checked() -> None:
+    """Prometheus reaches it by any name."""
+    scope = {"server": ("192.0.2.1", 9082), "headers": [(b"host", b"mx.example.org:9082")]}
+    assert has_known_host(scope, ())
+    assert not has_known_host({**scope, "server": ("::ffff:127.0.0.1", 9082)}, ())

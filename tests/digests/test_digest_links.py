@@ -11,6 +11,7 @@ import pytest
 
 from bridge.digests.links import Act, Link, LinkKeys, LinkRefused, parse_keys
 from bridge.errors import ConfigError
+from bridge.observe.log_throttle import BURST
 from tests.console.held_kit import held_ids, hold
 from tests.digests.digest_kit import Users, links
 
@@ -115,7 +116,8 @@ def test_a_storm_of_gets_releases_nothing_and_is_logged(shared: Users) -> None:
         assert set().union(*pool.map(scan, paths * 4)) == {200}
     assert len(shared.next_hop.mails) == before
     assert {f"STORM{number}" for number in range(5)} <= held_ids(shared.directory)
-    assert sum(line.startswith("opened a link|STORM") for line in shared.audit()) >= 5 * 2 * 4 * 2
+    audited = sum(line.startswith("opened a link|STORM") for line in shared.audit())
+    assert audited == 5 * 3 * 3  # the first times for each link: a scanner must not fill the audit log
     hold(shared.directory, "STORM9", "storm@a.example")
     assert "storm@a.example" in shared.send_digests("--now")  # the scanner has not unsubscribed them
 
@@ -168,3 +170,20 @@ def test_forged_and_expired_links_do_nothing_and_are_logged(shared: Users) -> No
         assert f"link refused: from=127.0.0.1 why='{why}'" in log
         assert any(line.startswith("used a link||refused|") and why in line for line in audit)
     assert shared.served.browser().press(release).status == 200  # the real one works
+
+
+def test_the_links_of_a_mail_that_is_gone_are_in_the_audit_log_only_the_first_times(shared: Users) -> None:
+    """Each GET of such a link wrote an entry."""
+    hold(shared.directory, "GONE1", "gone@a.example")
+    release = links(shared.send_digests("--now")["gone@a.example"])[0]
+    assert shared.command("quarantine", "delete", "GONE1", "--yes").returncode == 0
+    assert {shared.served.browser().get(release).status for _ in range(12)} == {404}
+    assert sum("|GONE1|refused|" in line for line in shared.audit()) == 3
+
+
+def test_links_that_are_none_do_not_fill_the_log(shared: Users) -> None:
+    """Each request wrote a line to the log, whoever sent it."""
+    for number in range(3 * BURST):
+        assert shared.served.browser().get(f"/l/none-{number}").status == 404
+    lines = [line for line in shared.served.log.splitlines() if "link refused" in line]
+    assert 0 < len(lines) < 2 * BURST, len(lines)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bridge.console.audit import MAX_STRANGERS, OTHERS
 from bridge.testing import free_port
 from tests.console.held_kit import CONTENT, hold
 from tests.console.test_console_oidc import ROLES, agree, back, provider
@@ -77,3 +78,14 @@ def test_an_alias_signs_its_owner_in_who_finds_mail_that_was_read_before(world: 
         assert "for the alias" in browser.get("/").text
     finally:
         aliases.write_text("")
+
+
+def test_answers_that_no_provider_sent_do_not_fill_the_audit_log(world: Users) -> None:
+    """Each GET of a stranger wrote an entry; now the first ones do, and the others are counted."""
+    browser = world.served.browser()
+    for _ in range(MAX_STRANGERS + 20):
+        assert browser.get("/sign-in/back?code=x&state=y").status == 403
+    entries = world.audit()
+    assert sum(line.startswith("signed in by the provider||refused|") for line in entries) <= MAX_STRANGERS
+    (others,) = [line for line in entries if line.startswith(OTHERS)]
+    assert int(others.rpartition("|")[2].partition(" ")[0]) >= 20

@@ -153,3 +153,26 @@ def test_one_mail_that_cannot_be_described_does_not_cost_the_others(
     one.close()
     assert waiting(file) == 1 and lost == {("s", "queue"): 1}
     assert "an event could not be created" in caplog.text
+
+
+def test_events_that_nobody_can_store_do_not_cost_the_others(file: Database) -> None:
+    """An error that the outbox did not expect ended the thread: no event was recorded until the next restart."""
+
+    class Picky(Outbox):
+        def add(self, entries, *arguments, **options):  # type: ignore[no-untyped-def]
+            if any(entry.about == "HOSTILE" for entry in entries):
+                raise ValueError("nobody thought of this")
+            return super().add(entries, *arguments, **options)
+
+    lost = Lost()
+    settings = RecorderSettings((Plan("s", frozenset({"mail.decided"}), ROOMY),), "h", batch_s=0.01)
+    one = Recorder(settings, Picky(file), on_lost=lost)
+    one.start()
+    one.put(mail(mail_id="HOSTILE"))
+    until(lambda: lost, "the loss to be counted")
+    one.put(mail())
+    one.close()
+    outbox = Outbox(file)
+    (state,) = outbox.states()
+    assert (state.waiting, state.lost) == (1, 1) and lost == {("s", "queue"): 1}
+    outbox.close()

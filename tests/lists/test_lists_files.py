@@ -175,3 +175,16 @@ def test_a_file_that_is_too_much_for_a_parser_is_a_mistake(kind, text, said):
     """The YAML parser in C ended the whole process; a long number was an unexpected error."""
     with pytest.raises(InputError, match=said):
         read(text.encode(), kind, "x")
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_every_line_end_ends_a_line(end: str) -> None:
+    """A file with CR alone was one entry with all lines in it, and its separator was guessed from the whole file."""
+    rows = [f"user{number}@x.org" for number in range(5000)]
+    wanted = dict.fromkeys(rows)
+    assert read(end.join(rows).encode(), Format.TEXT, "x") == wanted
+    assert read(end.join(f'{{"entry": "{row}"}}' for row in rows).encode(), Format.JSONL, "x") == wanted
+    table = end.join(["entry;comment", *(f"{row};first, then more" for row in rows)])
+    assert read(table.encode(), Format.CSV, "x") == dict.fromkeys(rows, "first, then more")
+    with pytest.raises(InputError, match="x:3: not UTF-8 text"):
+        read(f"a{end}b{end}".encode() + b"\xff", Format.TEXT, "x")

@@ -129,6 +129,30 @@ def test_an_address_never_becomes_a_command(address: str) -> None:
     assert refusal(make_tx(recipients=(address,)), "SMTPUTF8") == "553 5.1.3"
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["b@example.org> NOTIFY=NEVER", "a@x.example> <b@example.org", "Name <b@example.org>", "b c@example.org",
+     '"b"@example.org> X', '"b> "c"@example.org', "b@example.org\t", "<b@example.org"],
+)  # fmt: skip
+def test_an_address_never_ends_its_path(address: str) -> None:
+    """A quarantined mail's envelope may have come over milter or HTTP, where nobody has parsed it as a path.
+
+    What follows a bracket would be a parameter, or another recipient.
+    """
+    assert refusal(make_tx(recipients=(address,)), "DSN") == "553 5.1.3"
+    assert refusal(make_tx(sender=address), "DSN") == "553 5.1.3"
+
+
+@pytest.mark.parametrize("address", ['"b> c"@example.org', '"b\\" <c"@example.org', '"<>"'])
+def test_quoted_text_may_contain_brackets_and_spaces(address: str) -> None:
+    assert commands(make_tx(recipients=(address,)))[1] == f"RCPT TO:<{address}>"
+
+
+def test_a_parameter_is_one_word() -> None:
+    recipient = Recipient("b@example.org", ("NOTIFY=NEVER ORCPT=rfc822;c@example.org",))
+    assert refusal(make_tx(recipients=(recipient,)), "DSN") == "555 5.5.4"
+
+
 def test_reset_and_xforward_come_before_mail() -> None:
     tx = make_tx(client=Client(address="192.0.2.1"))
     assert commands(tx, "XFORWARD ADDR", reset=True)[:3] == [

@@ -131,3 +131,52 @@ async def test_a_client_that_does_not_read_is_not_waited_for(requests: int, capl
         slow.close()
         silent.close()
     assert "Traceback" not in caplog.text
+
+
+FRAMING = {
+    "length and chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": b"Content-Length: 5\r\nContent-Length: 0\r\n\r\nhello",
+    "a list of lengths": b"Content-Length: 5, 5\r\n\r\nhello",
+    "a signed length": b"Content-Length: +5\r\n\r\nhello",
+    "a space before the colon": b"Content-Length : 5\r\n\r\nhello",
+    "a folded field": b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "another coding": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a coding after the chunks": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunks of chunks": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a vertical tab": b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
+    "LF in the head": b"X: y\nContent-Length: 0\r\n\r\n",
+    "CR in the head": b"X: y\rZ: y\r\n\r\n",
+    "NUL in the head": b"X: y\0z\r\n\r\n",
+    "LF after a chunk's size": b"Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
+    "LF after a chunk's extension": b"Transfer-Encoding: chunked\r\n\r\n5;a\nhello\r\n0\r\n\r\n",
+    "LF after a chunk": b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\n0\r\n\r\n",
+    "a size with a prefix": b"Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "a size that is too long": b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n",
+    "an upgrade with both": b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+}
+
+
+async def read_and_answer(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await no_content(scope, receive, send)
+
+
+@pytest.mark.parametrize("rest", FRAMING.values(), ids=FRAMING)
+async def test_a_body_that_two_servers_could_read_differently_is_refused(rest: bytes) -> None:
+    """Behind a proxy that reads it in the other way, its end would be somebody else's request."""
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await read_and_answer(scope, receive, send)
+
+    async with serving(app) as server:
+        smuggled = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+        reader, writer = await connect(server, b"POST / HTTP/1.1\r\nHost: x\r\n" + rest + smuggled)
+        answers = await reader.read()  # to the end: the connection is closed
+        writer.close()
+    assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1 ") == 1
+    assert "/smuggled" not in asked

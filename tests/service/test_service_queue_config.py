@@ -140,6 +140,10 @@ def test_the_limits_follow_workers_and_other_nodes() -> None:
     assert members.limits() == (0, 0)
 
 
+def _framed(head: bytes) -> bytes:
+    return len(head).to_bytes(4) + head
+
+
 def test_a_job_reads_as_it_was_written_and_nothing_else_is_one() -> None:
     """Whatever is in the stream, a worker survives it."""
     head = JobHead("0" * 8 + "-0000" * 3 + "-" + "0" * 12, "node", "2026", 3, b"{}")
@@ -150,12 +154,15 @@ def test_a_job_reads_as_it_was_written_and_nothing_else_is_one() -> None:
         b"\0\0\0\x04null",
         b"\xff\xff\xff\xff",
         head.to_bytes().replace(b"node", b"a.>*"),
+        _framed(b'{"ggrid": "00000000-0000-0000-0000-000000000000", "node": "a", "created": "", "size": Infinity}'),
     ):
         with pytest.raises(Malformed):
             read_job(wrong)
-    for wrong in (b"", b"[]", b'{"id": "*"}', b'{"id": "a", "slots": "x"}'):
+    for wrong in (b"", b"[]", b'{"id": "*"}', b'{"id": "a", "slots": "x"}', b'{"id": "a", "slots": 1e999}'):
         with pytest.raises(Malformed):
             WorkerSign.from_bytes(wrong)
+    with pytest.raises(Malformed):
+        NodeSign.from_bytes(b'{"id": "a", "waiting": Infinity}')
     assert Names.of("x", "a.b *").jobs == "x.jobs.a-b--"
 
 

@@ -146,7 +146,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_format import set_up_plain_log
 
-    set_up_plain_log()
+    set_up_plain_log(is_throttled=True)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to the List API
     show_stack_on_abort()
     sources = wiring.sources(conf, path)
@@ -181,12 +181,17 @@ def _say_link(conf: Config, sources: Sources) -> None:
     """A link for the person who started the embedded default. It is not written to the journal, which is kept."""
     from bridge.console.roles import Role
 
-    if sources.users.find(DEMO_USER) is None:
-        sources.users.add(DEMO_USER, None, Role.ADMIN)
-    if os.environ.get("JOURNAL_STREAM"):
-        say(f"sign in with a link from `scanbridge console link {DEMO_USER}`")
+    try:
+        if sources.users.find(DEMO_USER) is None:
+            sources.users.add(DEMO_USER, None, Role.ADMIN)
+        token = "" if os.environ.get("JOURNAL_STREAM") else sources.links.make(DEMO_USER, _DEMO_LINK_S)
+    except BridgeError as exc:  # a full disk: the console shows all the more why mail is refused
+        say_lines(f"scanbridge console: no sign-in link can be made: {exc}", err=True)
+        token = ""
+    if token:
+        say(f"sign in, once and within an hour, with {enter_url(conf, token)}")
     else:
-        say(f"sign in, once and within an hour, with {enter_url(conf, sources.links.make(DEMO_USER, _DEMO_LINK_S))}")
+        say(f"sign in with a link from `scanbridge console link {DEMO_USER}`")
 
 
 @contextmanager

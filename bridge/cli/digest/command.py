@@ -95,7 +95,7 @@ def serve(path: Path | None) -> None:
     from bridge.observe.log_format import set_up_plain_log
     from bridge.user_pages import process
 
-    set_up_plain_log()
+    set_up_plain_log(is_throttled=True)
     show_stack_on_abort()
 
     with _open(path) as opened:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.digests.requests import ALLOW, GRANTED, REFUSED, Request, Requests
+from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
 from bridge.mail.address import comparable_address
 from bridge.quarantine.record import MailRecord
@@ -26,23 +26,24 @@ async def listed(call: Call) -> Response:
 
 
 async def grant(call: Call) -> Response:
-    """Decided first, so that two releasers do not both act; taken back if it cannot be done."""
+    """Taken first, so that two releasers do not both act; after a failure or a crash, the request waits again."""
     requests, found = _requests(call), await _found(call)
-    decided = await call.run(requests.decide, found.seq, GRANTED, call.person.shown)
-    if decided is None:
+    taken = await call.run(requests.take, found.seq, call.person.shown)
+    if taken is None:
         raise _decided_before()
     try:
-        call.audit_detail = await call.run(_carry_out, call, decided)
+        call.audit_detail = await call.run(_carry_out, call, taken)
     except BridgeError as exc:
         await call.run(requests.reopen, found.seq)
         call.audit_detail = f"request {found.seq}: {exc}"
         raise Refused(409, "Not granted", f"{exc}. The request waits as before.") from exc
+    await call.run(requests.settle, taken)
     return call.redirect("/requests", notice="request-granted")
 
 
 async def refuse(call: Call) -> Response:
     requests, found = _requests(call), await _found(call)
-    if await call.run(requests.decide, found.seq, REFUSED, call.person.shown) is None:
+    if await call.run(requests.refuse, found.seq, call.person.shown) is None:
         raise _decided_before()
     call.audit_detail = f"request {found.seq}: {found.kind} of {found.mail} for {found.recipient}"
     return call.redirect("/requests", notice="request-refused")

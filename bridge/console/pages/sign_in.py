@@ -9,7 +9,6 @@ import re
 
 from starlette.responses import RedirectResponse, Response
 
-from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
 from bridge.console.headers import set_cookie
@@ -56,8 +55,7 @@ def _attempt(call: Call, name: str, password: str) -> tuple[float, Proven | None
         return wait_s, None
     proven = sources.users.verify(name, password)
     if proven is None:
-        why, refused = "wrong name or password", audit_log.REFUSED
-        sources.audit.write(None, call.address, "signed in", name=name, detail=why, result=refused)
+        sources.audit.write_stranger(call.address, "signed in", name=name, detail="wrong name or password")
     else:
         sources.attempts.succeeded(name, call.address)
     return 0.0, proven
@@ -75,7 +73,7 @@ async def note_refused(call: Call, action: str, why: str) -> None:
     def note() -> float:
         wait_s = call.sources.attempts.admit(None, call.address)
         if not wait_s:
-            call.sources.audit.write(None, call.address, action, detail=why, result=audit_log.REFUSED)
+            call.sources.audit.write_stranger(call.address, action, detail=why)
         return wait_s
 
     if wait_s := await call.run_among_few(call.queues.links, note):

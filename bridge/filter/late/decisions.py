@@ -30,6 +30,7 @@ from bridge.filter.late.fingerprint import envelope_hash, fingerprint
 from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore
 from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
+from bridge.runtime.lasting import lasting
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class LateDecisions:
         self._owner = _this_process()
         self._is_open = await self._in_thread(self._open)
         await self._read_all()
-        self._refresher = asyncio.create_task(self._refresh())
+        self._refresher = asyncio.create_task(lasting(self._refresh, "late decisions"))
 
     async def look_up(
         self, tenant: str | None, envelope: Envelope, message: Message

@@ -72,7 +72,10 @@ class HooksServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a bound TCP or unix socket."""
-        await self.listener.serve(sock, lambda: HooksConnection(self), self._tls)
+        if self._tls is None:
+            await self.listener.serve(sock, lambda: HooksConnection(self))
+        else:
+            await self.listener.serve_tls(sock, lambda: HooksConnection(self), self._tls, self.context.refused)
 
     def make_needed(self) -> dict[str, Any]:
         return self._application.needed
@@ -108,6 +111,3 @@ class HooksConnection(HttpConnection):
 
     def error_body(self, error: str, message: str) -> bytes:
         return error_body(error.upper(), message)
-
-    def cut(self) -> None:
-        self.transport.abort()

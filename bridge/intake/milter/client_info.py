@@ -16,6 +16,7 @@ from bridge.mail.session import Client, Session
 # body chunks too; those never say anything new.
 _CLIENT_EVENTS = (protocol.CONNECT, protocol.HELO)
 _MAIL_EVENTS = (protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY)
+_ALL_EVENTS = (*_CLIENT_EVENTS, *_MAIL_EVENTS)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -39,8 +40,14 @@ class ClientInfo:
         self.helo = codec.decode_text(codec.parse_strings(data)[0])
 
     def add_macros(self, data: bytes) -> None:
-        """The macros of one event, which replace its earlier ones."""
+        """The macros of one event, which replace its earlier ones. Raises ProtocolError.
+
+        They are parsed when something is to be said about the client, perhaps while the connection is being closed:
+        by then it is too late to find that they cannot be parsed.
+        """
         event = data[0] if len(data) > 1 else 0
+        if event in _ALL_EVENTS:
+            codec.check_terminated(data)
         if event == protocol.MAIL:
             self._mail_macros = {event: data}
             self._has_mail_macros = True

@@ -248,9 +248,13 @@ def _ip(raw: bytes) -> str | None:
 
 def parse_strings(data: bytes) -> list[bytes]:
     """NUL-terminated strings, at least one."""
+    check_terminated(data)
+    return data[:-1].split(b"\0")
+
+
+def check_terminated(data: bytes) -> None:
     if data[-1:] != b"\0":
         raise ProtocolError("a string is not terminated")
-    return data[:-1].split(b"\0")
 
 
 def parse_address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:

@@ -125,8 +125,10 @@ class MilterConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._out.clear()
-        self._drop_mail()
-        self._context.forget(self)
+        try:
+            self._drop_mail()
+        finally:
+            self._context.forget(self)
 
     def _request_quick_ack(self) -> None:
         """Postfix writes small pieces with Nagle's algorithm enabled; a delayed ACK would cost 40 ms per mail.
@@ -176,10 +178,10 @@ class MilterConnection(asyncio.Protocol):
     def cut(self) -> None:
         """Close now, whatever is under way."""
         self._enter(State.CLOSED)
-        self._drop_mail()
         self._heard_at = _NEVER
         self._out.clear()
         self._transport.abort()
+        self._drop_mail()
 
     def check_deadlines(self) -> None:
         """Close a silent connection; report progress on a running scan, or answer without the filter."""
@@ -401,12 +403,8 @@ class MilterConnection(asyncio.Protocol):
         Once the filter has the mail, it closes the message: closing it here could interrupt a
         thread of the filter that is writing it. It also reports the mail.
         """
-        mail = self._mail
-        if mail is not None and not self._is_handed_over:
-            if mail.refusal is None and (self._is_in_data or self._content_until is not _NEVER):
-                address = self._describe().client.address
-                self._context.on_cancelled(EarlyRefusal("data", address, mail.sender, "", rule_names.CLIENT_GONE))
-            mail.close()
+        mail = None if self._is_handed_over else self._mail
+        has_content = self._is_in_data or self._content_until is not _NEVER
         self._content_until = _NEVER
         if self._task is not None:
             self._task.cancel()
@@ -414,6 +412,12 @@ class MilterConnection(asyncio.Protocol):
         self._mail = None
         self._is_in_data = False
         self._is_handed_over = False
+        if mail is not None:
+            is_cut_short = has_content and mail.refusal is None
+            mail.close()
+            if is_cut_short:
+                address = self._describe().client.address
+                self._context.on_cancelled(EarlyRefusal("data", address, mail.sender, "", rule_names.CLIENT_GONE))
 
 
 _Handler = Callable[[MilterConnection, bytes], None]

@@ -169,14 +169,21 @@ class SmtpConnection(SMTP):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._content is not None and (cancel := self._context.hooks.get("CANCEL")) is not None:
-            cancel(self, self.session, self.session.envelope)
-        content = self._content or self._complete
+        try:
+            self._forget_content()
+        finally:
+            if (hook := self._context.hooks.get("CLOSE")) is not None:
+                hook(self)
+
+    def _forget_content(self) -> None:
+        """The client did not wait for its answer, or did not send the content to its end."""
+        incomplete, complete = self._content, self._complete
+        self._content = self._complete = None
+        content = incomplete or complete
         if content is not None:
             content.message.close()
-            self._content = self._complete = None
-        if (hook := self._context.hooks.get("CLOSE")) is not None:
-            hook(self)
+        if incomplete is not None and (hook := self._context.hooks.get("CANCEL")) is not None:
+            hook(self, self.session, self.session.envelope)
 
     def eof_received(self) -> bool | None:
         """The client sends no more, or is gone: what runs for it is cancelled; its commands were answered.
@@ -425,18 +432,18 @@ class SmtpConnection(SMTP):
                 self._transport, self, self._context.tls_context, self._timeout_s(), self.session.id
             )
         except TLSSetupException:
-            self._abort()
+            self.cut()
             raise
         if self.transport is None:  # we hung up meanwhile, which asyncio's start_tls takes for a success
-            self._abort()
+            self.cut()
             raise ConnectionResetError
         self.transport = self._transport = transport
         self.session.secured(transport.get_extra_info("ssl_object"))
         hook = self._context.hooks.get("STARTTLS")
         self.session.is_tls_accepted = hook is None or hook(self, self.session, self.session.envelope)
 
-    def _abort(self) -> None:
-        """The event loop does not always report that a connection ended during its handshake."""
+    def cut(self) -> None:
+        """Close now. The event loop does not always report that a connection ended during its handshake."""
         self._transport.abort()
         self.connection_lost(None)
 

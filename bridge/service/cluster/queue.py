@@ -26,6 +26,7 @@ from nats.errors import NoRespondersError
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
+from bridge.runtime.lasting import lasting
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.cluster import storage
 from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, Link, Session
@@ -84,7 +85,7 @@ class NatsQueue:
         await self._link.start()
         if await self._link.wait(START_S) is None:
             log.error("queue: no connection to NATS yet: %s", self._link.problem)
-        self._watch = asyncio.create_task(self._look_after(), name="queue-members")
+        self._watch = asyncio.create_task(lasting(self._look_after, "queue"), name="queue-members")
 
     async def stop(self) -> None:
         if self._watch is not None:

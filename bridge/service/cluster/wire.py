@@ -118,7 +118,7 @@ def read_job(data: bytes) -> tuple[JobHead, memoryview]:
             _matching(_GGRID, value["ggrid"]), _matching(_NODE, value["node"]), str(value["created"])[:32],
             int(value["size"]), None if parameters is None else parameters.encode(),
         )  # fmt: skip
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise Malformed(type(exc).__name__) from exc
     return head, memoryview(data)[_LENGTH.size + length :]
 
@@ -162,7 +162,7 @@ class WorkerSign:
             value = json.loads(data)
             slots, busy, limit, threshold = (_count(value[name]) for name in ("slots", "busy", "limit", "threshold"))
             return cls(_matching(_NODE, value["id"]), slots, busy, limit, threshold, bool(value.get("leaving")))
-        except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise Malformed(type(exc).__name__) from exc
 
 
@@ -182,5 +182,5 @@ class NodeSign:
         try:
             value = json.loads(data)
             return cls(_matching(_NODE, value["id"]), _count(value["waiting"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise Malformed(type(exc).__name__) from exc

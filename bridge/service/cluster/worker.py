@@ -24,6 +24,7 @@ from nats.js.errors import NotFoundError
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisResult
 from bridge.mail.message import Spool
+from bridge.runtime.lasting import lasting
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail
 from bridge.service.analysis.pipeline import Pipeline
@@ -80,8 +81,9 @@ class NatsWorker:
         await self._link.start()
         if await self._link.wait(START_S) is None:
             log.error("worker: no connection to NATS yet: %s", self._link.problem)
-        self._slots = [asyncio.create_task(self._slot(), name=f"slot-{i}") for i in range(self._guard.mainWorkerCount)]
-        self._signs = asyncio.create_task(self._give_signs(), name="worker-signs")
+        numbers = range(self._guard.mainWorkerCount)
+        self._slots = [asyncio.create_task(lasting(self._slot, f"slot {i}"), name=f"slot-{i}") for i in numbers]
+        self._signs = asyncio.create_task(lasting(self._give_signs, "signs of life"), name="worker-signs")
 
     async def leave(self, drain_s: float) -> None:
         """Take no more jobs; finish those in work, and hand back what takes longer than `drain_s`."""

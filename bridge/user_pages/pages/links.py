@@ -10,7 +10,6 @@ import time
 
 from starlette.responses import Response
 
-from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.links import Act, Link, LinkRefused
 from bridge.mail.address import comparable_address
@@ -24,10 +23,10 @@ log = logging.getLogger(__name__)
 async def show(call: Call) -> Response:
     link = await _verified(call, is_use=False)
     if link.act is Act.ENTER:
-        await call.audit("opened a link", detail=str(link.act), name=link.recipient)
+        await call.audit_opened(call.path["token"], detail=str(link.act), name=link.recipient)
         return call.page("enter.html", address=link.recipient)
     copy = await copies.of_link(call, link.mail, link.recipient)
-    await call.audit("opened a link", mail=link.mail, detail=str(link.act), name=link.recipient)
+    await call.audit_opened(call.path["token"], mail=link.mail, detail=str(link.act), name=link.recipient)
     values = await held.details(call, copy, has_text=False)
     return call.page("link.html", act=_act_now(call, link, copy), **values)
 
@@ -95,9 +94,9 @@ async def _verified(call: Call, *, is_use: bool) -> Link:
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
         log.warning("link refused: from=%s why=%r", call.address, str(exc))
-        # The log has all attempts; the audit log has only the first ones, so that nobody can fill it.
+        # Both logs have only the first ones, so that nobody can fill them.
         if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
-            await call.audit(action, detail=str(exc), result=audit_log.REFUSED, name="unknown")
+            await call.audit_stranger(action, detail=str(exc), name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None
 
 

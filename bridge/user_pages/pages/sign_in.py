@@ -54,7 +54,7 @@ async def ask_code(call: Call) -> Response:
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
     await _admit(call, await _attempt(call, "ask", address))
-    await call.audit("asked for a code", name=address)
+    await call.audit_stranger("asked for a code", result=audit_log.DONE, name=address)
     sending = call.pages.sending
     if len(sending) < _MAX_SENDING:
         task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
@@ -72,7 +72,7 @@ async def use_code(call: Call) -> Response:
     person = await call.run(call.sources.people.person_of, address)
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
     if person is None or not is_right:
-        await call.audit("signed in by a code", detail="wrong code", result=audit_log.REFUSED, name=address)
+        await call.audit_stranger("signed in by a code", detail="wrong code", name=address)
         problem = call.speak("The code is not right, or too old.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
     await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=_PAGES)
@@ -97,7 +97,7 @@ async def from_provider(call: Call) -> Response:
         claims = await _provider(call).claims(call.request.cookies.get(PROVIDER_COOKIE, ""), call.request.query_params)
         person = await _person_of(call, claims)
     except SignInRefused as exc:
-        await call.audit("signed in by the provider", detail=str(exc), result=audit_log.REFUSED, name="unknown")
+        await call.audit_stranger("signed in by the provider", detail=str(exc), name="unknown")
         why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
         response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
     else:

@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,52 @@ def test_the_log_names_client_and_queue(tmp_path: Path, caplog: Any) -> None:
         (line,) = [record.getMessage() for record in caplog.records if "client=192.0.2.1" in record.getMessage()]
         assert "helo=far.example" in line and "from=<a@example.com>" in line and "ident=Q1 login=me tls=TLSv1.3" in line
         assert bridge.scanner.submissions[-1].email == MAIL
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """By the other side, which has sent nothing."""
+    sock.settimeout(30)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_clients_that_do_not_begin_their_handshake_are_counted(tmp_path: Path) -> None:
+    """Before its handshake, a connection was neither counted nor refused: strangers could take all descriptors."""
+    authority = trustme.CA()
+    _write_certificate(authority, tmp_path, "first")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    tls = {"cert_file": "cert.pem", "key_file": "key.pem"}
+    with hooks_bridge(tmp_path, {"limits": {"max_connections": 10}}, tls=tls) as bridge, ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", bridge.port), 30))
+
+        silent = [connect() for _ in range(10)]
+        assert all(_is_closed(connect()) for _ in range(20))
+        for sock in silent:
+            sock.close()
+
+        def answers() -> bool:
+            http_ = http.client.HTTPSConnection("127.0.0.1", bridge.port, timeout=30, context=context)
+            try:
+                http_.request("GET", "/.well-known/mta-hooks")
+                return http_.getresponse().status == 200
+            except OSError:  # the others are not forgotten yet
+                return False
+            finally:
+                http_.close()
+
+        until(answers, "room for a mail server")
+
+
+def test_an_untrusted_client_has_no_handshake(tmp_path: Path) -> None:
+    _write_certificate(trustme.CA(), tmp_path, "first")
+    tls = {"cert_file": "cert.pem", "key_file": "key.pem"}
+    with (
+        hooks_bridge(tmp_path, tls=tls, trusted_clients=["192.0.2.1"]) as bridge,
+        socket.create_connection(("127.0.0.1", bridge.port), 30) as sock,
+    ):
+        assert _is_closed(sock)

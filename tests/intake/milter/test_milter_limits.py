@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from bridge.mail.reply import Reply
+from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
     ScriptedFilter,
     forever,
@@ -282,3 +283,67 @@ async def test_content_that_takes_too_long_is_counted():
         mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
         await mta.ended()
     assert hit == ["mail_timeout"]
+
+
+@pytest.mark.parametrize("event", "CHMRE")
+@pytest.mark.parametrize("rest", [b"", frame("T") + frame("L", b"Subject\0 x\0")], ids=["envelope", "content"])
+async def test_an_unfinished_macro_closes_its_own_connection_only(event, rest):
+    """A macro without its final NUL was noticed only when the connection was closed, which then stayed in the count
+
+    of open connections; and the timer failed at it before it came to the deadlines of the others.
+    """
+    given_up = []
+    hooks = {"on_cancelled": given_up.append}
+    async with listening(ScriptedFilter(), read_timeout_s=0.2, hooks=hooks) as listener:
+        silent = [await listener.mta() for _ in range(5)]
+        broken = [await listener.mta() for _ in range(5)]
+        silent += [await listener.mta() for _ in range(5)]
+        for mta in broken:
+            await mta.greet()
+            await mta.mail()
+            mta.send(rest, frame("D", event.encode() + b"i\x004cXyZ"))
+        for mta in (*broken, *silent):
+            await mta.ended()
+        await eventually(lambda: listener.server.connections == 0, "all connections to be forgotten")
+    assert len(given_up) == (len(broken) if rest else 0)
+
+
+async def test_macros_of_an_odd_number_of_strings_are_harmless():
+    """A macro without a value is ignored, and a silent connection with one is closed like any other."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_, read_timeout_s=0.2) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        mta.send(frame("D", b"Mi\x004cXyZ\0{auth_authen}\0"))
+        await mta.mail()
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
+        await mta.mail()
+        mta.send(frame("D", b"E{auth_authen}\0"), frame("L", b"Subject\0 x\0"))
+        assert await mta.closed()
+        await eventually(lambda: listener.server.connections == 0, "the connection to be forgotten")
+    client = filter_.seen[0].tx.session.client
+    assert (client.ident, client.login) == ("4cXyZ", None)
+
+
+async def test_a_connection_is_forgotten_even_if_its_end_cannot_be_reported():
+    """An error in the report of a mail that was given up left the connection in the count, and its bytes reserved."""
+
+    def fail(refusal):
+        raise RuntimeError("no report today")
+
+    async with listening(ScriptedFilter(), read_timeout_s=0.2, hooks={"on_cancelled": fail}) as listener:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for end in ("silence", "violation", "reset"):
+            mta = await listener.mta()
+            await mta.greet()
+            await mta.mail()
+            mta.send(frame("L", b"Subject\0 x\0"), frame("N"), frame("B", b"x" * 1000))
+            if end == "violation":
+                mta.send(frame("O"))
+            elif end == "reset":
+                mta.writer.transport.abort()
+            if end != "reset":
+                await mta.ended()
+            await eventually(lambda: listener.server.connections == 0, f"the connection to be forgotten after {end}")
+            assert listener.spool.in_use == 0

@@ -1,0 +1,51 @@
+"""Under which host names this machine's own browsers may read the admin pages.
+
+A page of another site can make its name point at 127.0.0.1 (DNS rebinding), and then read what is served there: the
+browser takes it for the same site. What gives it away is the Host field, which has that name. On a loopback address,
+only names that no stranger can own are answered: addresses, names without a dot, this machine's name, and those in
+the configuration. Other addresses can be reached by strangers in any case, or are protected by a firewall.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+
+from starlette.types import Scope
+
+WRONG_HOST = "this host name is not known here, and may be another site's: use the address, or add it to admin.hosts"
+
+
+def has_known_host(scope: Scope, hosts: Collection[str]) -> bool:
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if not _is_loopback((scope.get("server") or ("",))[0]) or not given:
+        return True
+    return len(given) == 1 and _is_known(_name(given[0]), hosts)  # RFC 9112 3.2: exactly one
+
+
+def _is_loopback(address: str) -> bool:
+    ip = _ip(address)
+    return ip is not None and ip.is_loopback
+
+
+def _is_known(name: str, hosts: Collection[str]) -> bool:
+    if "." not in name or _ip(name.strip("[]")) is not None:
+        return True
+    return name in {socket.gethostname().lower(), *(host.lower() for host in hosts)}
+
+
+def _name(host: str) -> str:
+    """Without the port, and without the dot at its end."""
+    name, _, port = host.rpartition(":")
+    if not name or not port.isdigit():
+        name = host
+    return name.strip().lower().removesuffix(".")
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip

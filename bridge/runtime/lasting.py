@@ -1,0 +1,28 @@
+"""Work that goes on until it is cancelled, whatever happens in one of its rounds.
+
+A task whose coroutine raises is gone, and nobody notices until what it did is missing: a poll, a clean-up, a sign of
+life. An error that nobody thought of is logged here, and the work begins anew after a pause. Errors that can be
+expected are the work's own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 5.0
+
+
+async def lasting(work: Callable[[], Coroutine[Any, Any, None]], name: str, pause_s: float = _PAUSE_S) -> None:
+    """Await `work()`; if it raises, again. `name` is for the log."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            log.exception("%s: unexpected error; starting again in %g s", name, pause_s)
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,80 @@
+"""Tell releasers what users ask for: at once, and again later if that failed or the process ended before.
+
+A request that nobody is told of waits in the console all the same, but nobody may look there for days. Who was told is
+stored after each mail, so that nobody is told twice because another address does not work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from bridge.digests.languages import language
+from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, shown
+from bridge.digests.reasons import reason_of, words_for
+from bridge.digests.requests import Notice
+from bridge.errors import BridgeError
+from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.quarantine import MailNotFound
+from bridge.quarantine.record import MailRecord
+from bridge.runtime.visible_text import visible
+from bridge.user_pages.sources import UserSources
+
+log = logging.getLogger(__name__)
+
+_SEND_S = 30.0
+
+
+async def tell_again(sources: UserSources, now: float) -> None:
+    """Of every request whose releasers were not told when it was stored. Raises BridgeError."""
+    for notice in await asyncio.to_thread(sources.requests.due_notices, now):
+        try:
+            mail = await asyncio.to_thread(sources.quarantine.read, notice.request.mail)
+        except MailNotFound:
+            await asyncio.to_thread(sources.requests.told, notice.request.seq)
+            continue
+        await tell(sources, notice, mail)
+
+
+async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
+    """Whoever cannot be reached now is told later. Raises TablesFailed, if nobody can note who was told."""
+    seq, told = notice.request.seq, list(notice.told)
+    wanted = sources.settings.of(notice.request.recipient).notify
+    for address in wanted:
+        if address not in told and await _is_told(sources, notice, mail, address):
+            told.append(address)
+            await asyncio.to_thread(sources.requests.told_some, seq, told)
+    if all(address in told for address in wanted):
+        await asyncio.to_thread(sources.requests.told, seq)
+
+
+async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, address: str) -> bool:
+    """Also if it never can be."""
+    try:
+        content = await asyncio.to_thread(_content, sources, notice, mail, address)
+        async with asyncio.timeout(_SEND_S):
+            await sources.send(address, content)
+    except (BridgeError, TimeoutError) as exc:
+        to = sources.redact(address)
+        log.warning("request: the notification could not be sent: to=%s error=%r", to, str(exc))
+        return isinstance(exc, NextHopError) and not exc.reply.is_temporary
+    except Exception:  # about this mail: releasers are told of the others
+        log.exception("request: the notification could not be made: id=%s", mail.id)
+        return False
+    return True
+
+
+def _content(sources: UserSources, notice: Notice, mail: MailRecord, address: str) -> bytes:
+    settings = sources.settings.of(notice.request.recipient)
+    words = language(settings.language)
+    values = {
+        "kind": notice.request.kind,
+        "person": visible(notice.request.person)[:MAX_SENDER],
+        "subject": shown(mail.subject, MAX_SUBJECT) or words.say("(no subject)"),
+        "sender": shown(mail.envelope.sender, MAX_SENDER) or words.say("a mail server"),
+        "time": words.time(mail.time.timestamp(), sources.settings.clock.zone),
+        "why": words.say(words_for(reason_of(mail))),
+        "console_url": f"{sources.console_url}/requests",
+    }
+    return sources.maker.note(address, settings, words, "request.txt", time.time(), **values)
