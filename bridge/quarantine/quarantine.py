@@ -26,7 +26,7 @@ from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
 from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
 from bridge.quarantine.s3_store import S3Settings, S3Store
-from bridge.quarantine.store import Content, MailLocked, MailNotFound, Store
+from bridge.quarantine.store import Content, HeldLock, MailLocked, MailNotFound, Store
 from bridge.quarantine.usage import Quota, Usage
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
@@ -202,7 +202,7 @@ class Quarantine:
         """The mail itself. Raises MailNotFound or StoreError, possibly after some chunks."""
         return self._store.chunks(mail_id)
 
-    def lock(self, mail_id: str) -> AbstractContextManager[None]:
+    def lock(self, mail_id: str) -> AbstractContextManager[HeldLock]:
         """Exclusive access to the mail. Raises MailNotFound, MailLocked or StoreError."""
         return self._store.lock(mail_id)
 
