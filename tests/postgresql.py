@@ -25,17 +25,26 @@ _databases = itertools.count(1)
 class PostgreSql:
     """A private cluster in a temporary directory, which can be stopped and started."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy_of: PostgreSql | None = None) -> None:
+        """`copy_of`: a running cluster that this one follows, until it is promoted."""
         need("initdb", "pg_ctl")
-        self._programs = Path(find("initdb") or "").parent
+        self._programs = Path(find("initdb") or "").resolve().parent  # which has programs that are not on PATH
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._as_user: dict[str, Any] = {}
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             shutil.chown(self._directory, "postgres", "postgres")
             self._as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
         self._data = str(self._directory / "data")
-        self._run("initdb", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        if copy_of is None:
+            self._run("initdb", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        else:
+            source = ("-h", str(copy_of._directory), "-U", "tester")
+            self._run("pg_basebackup", *source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
         self.url = f"postgresql://tester@/{{name}}?host={self._directory}"
+
+    @property
+    def socket(self) -> str:
+        return str(self._directory / ".s.PGSQL.5432")
 
     def start(self) -> None:
         options = f"-c listen_addresses= -c unix_socket_directories={self._directory} -c fsync=off"
@@ -43,6 +52,10 @@ class PostgreSql:
 
     def stop(self) -> None:
         self._run("pg_ctl", "-m", "immediate", "stop")
+
+    def promote(self) -> None:
+        """It follows nobody any more, and takes writes."""
+        self._run("pg_ctl", "-w", "promote")
 
     def remove(self) -> None:
         shutil.rmtree(self._directory)

@@ -16,7 +16,8 @@ from bridge.errors import BridgeError
 from bridge.history.entry import LaterEvent
 from bridge.history.store import HistoryStore
 
-RELEASED, RELEASE_FAILED, DELETED, REPORTED = "released", "release failed", "deleted", "reported as"
+RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
+DELETED, REPORTED = "deleted", "reported as"
 
 
 class LaterNotes:

@@ -1,7 +1,7 @@
 """Upkeep of the quarantine in the background: remove unfinished files and old mail, and count what is there.
 
-With several workers, one of them does this for all. A quarantine that cannot be reached is logged and
-never stops the daemon.
+With several workers, one of them does this for all, and with several bridges that share object storage and PostgreSQL,
+one of them. A quarantine that cannot be reached is logged and never stops the daemon.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _COUNT_SHARE = 20  # counting takes at most one part in this many of the time
 _TURN_S = 1.0  # how soon another worker takes over counting when the first one is gone
 _FIRST_PURGE_S = 10.0  # not in the rush of the start
 _PURGE_INTERVAL_S = 3600.0
+_DUE = 0.9  # of an interval: what another bridge did before that counts as old
 _PROBE_BYTES = 4096  # a block: nothing at all fits on a disk without one
 
 
@@ -70,9 +71,8 @@ class QuarantineUpkeep:
             await asyncio.sleep(_PURGE_INTERVAL_S)
 
     async def _purge(self) -> None:
-        await self._quarantine.purge(self._running.config.quarantine.retention)
-        if self._quarantine.is_remote:
-            await self._quarantine.reconcile()
+        # Bridges that share a store have their own hours: the one that did it last does it again.
+        await self._quarantine.purge(self._running.config.quarantine.retention, _PURGE_INTERVAL_S * _DUE)
 
     async def count_regularly(self) -> None:
         due = 0.0
@@ -91,7 +91,7 @@ class QuarantineUpkeep:
 
     async def _count(self) -> Usage | None:
         try:
-            usage = await self._quarantine.usage()
+            usage = await self._quarantine.usage(self._pause_s(0.0) * _DUE)
         except StoreError as exc:
             log.warning("quarantine: the stored mail could not be counted: %s", exc)
             self.problem = str(exc)

@@ -9,9 +9,9 @@ lost without being counted, or two processes deliver the same sink at the same t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -20,7 +20,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Engine,
     Float,
     Index,
     Integer,
@@ -31,7 +30,6 @@ from sqlalchemy import (
     Table,
     case,
     delete,
-    extract,
     false,
     func,
     insert,
@@ -42,9 +40,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from bridge.errors import BridgeError
-from bridge.runtime import database, durable_files
+from bridge.runtime import database
 from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 
 LEASE_S = 10.0
 WAIT_S = 5.0  # for a lock, a connection, one statement
@@ -52,7 +50,7 @@ _MAX_PROBLEM = 300  # characters
 _MANY = 500  # parameters of one statement
 
 
-class OutboxError(BridgeError):
+class OutboxError(TablesFailed):
     """The outbox cannot be used now."""
 
 
@@ -148,23 +146,19 @@ def _create(connection: Connection) -> None:
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
 VERSION_TABLE = "event_schema"
-_LOCK = 0xE7E27B0C  # for the migration, in PostgreSQL
+_SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, 0xE7E27B0C, OutboxError, connections=1)
 
 
-@dataclass(slots=True)
 class Outbox:
-    """Opened at its first use, again after each error, so a database may come and go."""
+    """Writers wait for each other only at the row of a sink, which each of them locks first."""
 
-    place: Database
-    wait_s: float = WAIT_S
-    _engine: Engine | None = field(default=None, init=False)
-    _is_ready: bool = field(default=False, init=False)
-    _last_seq: int = field(default=0, init=False)  # all rows that we have added are at or before this one
+    def __init__(self, place: Database, wait_s: float = WAIT_S) -> None:
+        self.place = place
+        self._tables = Tables(place, _SCHEMA, wait_s=wait_s)
+        self._last_seq = 0  # all rows that we have added are at or before this one
 
     def close(self) -> None:
-        engine, self._engine, self._is_ready = self._engine, None, False
-        if engine is not None:
-            engine.dispose()
+        self._tables.close()
 
     # Adding
 
@@ -207,7 +201,7 @@ class Outbox:
         """Take or keep the right to deliver to this sink; False if another process has it."""
         with self._writing() as connection:
             _ensure(connection, sink)
-            now = _now(connection)
+            now = database.now(connection)
             set_back = _s.lease_until > now + 2 * LEASE_S  # the clock was set back: nobody has asked for so long
             is_free = or_(_s.owner == owner, _s.lease_until < now, set_back)
             taken = connection.execute(
@@ -223,7 +217,7 @@ class Outbox:
         """The next events, oldest first. An event waits behind one about the same thing that was set aside."""
         now = time.time()
         waiting = (_c.sink == sink, _c.is_dead.is_(False))
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _IS_ASIDE, _c.next_at > now)).all()
             rows = connection.execute(
                 select(event_outbox).where(*waiting, _c.next_at <= now).order_by(_c.seq).limit(count + len(aside))
@@ -248,7 +242,7 @@ class Outbox:
     # For operators
 
     def states(self) -> list[SinkState]:
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             found = [_state(row) for row in connection.execute(select(event_sink).order_by(_s.name))]
             for state in found:
                 oldest = select(_c.time).where(_c.sink == state.name, _c.is_dead.is_(False)).order_by(_c.seq).limit(1)
@@ -257,7 +251,7 @@ class Outbox:
 
     def dead(self, sink: str | None = None, count: int = 100) -> list[Entry]:
         """The newest first."""
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             rows = connection.execute(
                 select(event_outbox).where(*_dead(sink)).order_by(_c.seq.desc()).limit(count)
             ).all()
@@ -265,7 +259,7 @@ class Outbox:
 
     def find(self, event_id: str) -> list[Entry]:
         """One event, for each sink that still has it."""
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             rows = connection.execute(select(event_outbox).where(_c.id == event_id).order_by(_c.seq)).all()
         return [_entry(row) for row in rows]
 
@@ -307,28 +301,8 @@ class Outbox:
                 connection.execute(update(event_sink).where(_s.name == name).values(lost=_s.lost + number))
         return removed
 
-    # Connections
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _translated(), self._opened().connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _translated(), database.writing(self._opened()) as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        if self._engine is None:
-            self._engine = self.place.engine(wait_s=self.wait_s, connections=1, statement_s=self.wait_s)
-        if not self._is_ready:
-            with database.writing(self._engine, _LOCK) as connection:
-                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-            if self.place.path is not None:
-                durable_files.give_to_owner(self.place.path)
-            self._is_ready = True
-        return self._engine
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return self._tables.writing(in_turn=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,23 +317,6 @@ class Failed:
     next_at: float = 0.0
     is_strike: bool = False
     is_dead: bool = False
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as exc:
-        raise OutboxError(database.reason(exc)) from exc
-    except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
-        raise OutboxError(str(exc)) from exc
-
-
-def _now(connection: Connection) -> float:
-    """The time that all holders of leases share: the server's, if they are on several machines."""
-    if connection.dialect.name == "sqlite":
-        return time.time()
-    return float(connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one())
 
 
 def _ensure(connection: Connection, sink: str) -> None:

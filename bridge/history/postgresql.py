@@ -10,13 +10,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection
 
 from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
@@ -24,7 +23,8 @@ from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 from bridge.runtime import database
-from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
+from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables
 
 BUSY_S = 5.0
 VERSION_TABLE = "history_schema"
@@ -58,6 +58,7 @@ def _create(connection: Connection) -> None:
 
 # Step n migrates from version n to n + 1. Never change a released step; add one.
 MIGRATIONS: list[database.Step] = [_create]
+_SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, _LOCK, HistoryError, connections=1)
 
 
 class PostgresHistory:
@@ -65,8 +66,7 @@ class PostgresHistory:
 
     def __init__(self, where: Database, busy_s: float = BUSY_S) -> None:
         self.where = where
-        self._busy_s = busy_s
-        self._engine: Engine | None = None
+        self._tables = Tables(where, _SCHEMA, wait_s=busy_s)
         self._days: set[int] = set()  # those that have a partition
 
     # Writing
@@ -75,7 +75,7 @@ class PostgresHistory:
         """All of them or none. If the answer to the commit is lost, they are written twice; `find` shows them once."""
         days = {int(row.at // _DAY_S) for _, row in rows}
         try:
-            with self._writing() as connection:
+            with _translated(), self._writing() as connection:
                 for day in days - self._days:
                     _add_partition(connection, day)
                 cursor = connection.connection.cursor()
@@ -114,13 +114,11 @@ class PostgresHistory:
         return len(old), len(too_many)
 
     def size(self) -> int:
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             return sum(_partitions(connection).values())
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        self._tables.close()
 
     # Searching
 
@@ -128,7 +126,7 @@ class PostgresHistory:
         where, values = _conditions(query)
         limit = f" LIMIT {query.limit:d}" if query.limit else ""
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             rows = _by_keys(connection, query, where, values) if _has_keys(query) and query.limit else None
             found = dict.fromkeys(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
         return [MailEntry.of(row) for row in found]
@@ -146,7 +144,7 @@ class PostgresHistory:
         text = f"SELECT {label}, sum(mails), sum(size * mails) FROM history_mail WHERE {where} GROUP BY 1"  # noqa: S608
         mails: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             for value, number, size in connection.exec_driver_sql(text, values):
                 for name in labels_of(by, value):
                     mails[name] += int(number)
@@ -157,32 +155,18 @@ class PostgresHistory:
         return Top.of(self.count(by, query), most)
 
     def oldest(self) -> float | None:
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             found: float | None = connection.exec_driver_sql("SELECT min(at) FROM history_mail").scalar()
             return found
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""
         text = "SELECT * FROM history_later WHERE id = ANY(%s) ORDER BY at"
-        with self._reading() as connection:
+        with self._tables.reading() as connection:
             return [LaterEvent(*row) for row in connection.exec_driver_sql(text, (list(ids),))]
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _translated(), self._opened().begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _translated(), self._opened().connect() as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        if self._engine is None:
-            engine = self.where.engine(wait_s=self._busy_s, connections=1, statement_s=self._busy_s)
-            database.prepare(engine, _LOCK, MIGRATIONS, VERSION_TABLE)
-            self._engine = engine
-        return self._engine
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return self._tables.writing(in_turn=False)
 
 
 def _partition(day: int) -> str:
@@ -322,13 +306,10 @@ def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
+    """COPY raises the driver's own errors."""
     try:
         yield
-    except (SQLAlchemyError, OSError) as exc:
-        raise HistoryError(database.reason(exc)) from exc
-    except (DatabaseNewer, DatabaseUnusable) as exc:
-        raise HistoryError(str(exc)) from exc
-    except Exception as exc:  # COPY raises the driver's own errors
+    except Exception as exc:
         if type(exc).__module__.startswith("psycopg"):
             raise HistoryError(str(exc).splitlines()[0] or type(exc).__name__) from exc
         raise

@@ -336,6 +336,7 @@ def _later(event: LaterEvent) -> str:
         "deleted": f"It was deleted from the quarantine{who}",
     }
     words["release failed"] = f"A release from the quarantine{who} failed"
+    words["release unsure"] = f"A release from the quarantine{who} was sent, and the next hop did not answer"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."
 
 
@@ -412,6 +413,11 @@ def _in_quarantine(action: str, kept: Kept | None) -> str:
             return f"{there}{end}; nobody has released it."
         case "interrupted":
             return f"{there}{end}; a release was interrupted, and its result is unknown."
+        case "unsure":
+            return (
+                f"{there}{end}; the next hop did not answer a release, so recipients may have it. "
+                "Look for it in the next hop's log before you release it again."
+            )
         case "released":
             released = "A copy was released" if is_copy else "Released"
             return f"{released} to {have or 'its recipients'}; the quarantine still has it{end}."

@@ -16,7 +16,7 @@ class NextHopError(BridgeError):
     label = FailureLabel.NEXT_HOP
 
     replies: tuple[Reply, ...] = ()  # one per recipient, if they differ: some may have the mail
-    may_be_delivered = False  # the whole mail was sent, and no answer came
+    may_be_delivered = False  # the whole mail was sent, and an answer is missing: where `replies` has one of ours
 
     def __init__(self, reply: Reply, text: str = "", *, is_about_recipient: bool = False) -> None:
         super().__init__(text or str(reply))

@@ -6,7 +6,8 @@ IndexFailed, and storing the mail continues.
 
 Several processes read and write it (the daemon and the command line), on several machines if the
 database is PostgreSQL; the column `place` separates their mail. Each process has one connection, opened
-on first use.
+on first use. Writers do not wait for each other: rows are replaced by the row's key, and many of them in the order of
+their ids, so that two processes never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
-    insert,
     inspect,
     or_,
     select,
@@ -59,7 +59,7 @@ AWAY_S = 5.0  # a database server that failed is not tried again for this long
 VERSION_TABLE = "quarantine_schema"
 _BATCH = 200  # ids in one statement
 _FEW = 500  # ids in a search
-_LOCK = 0x5CA7B12E  # an advisory lock that serialises writers in PostgreSQL, as SQLite does by itself
+_LOCK = 0x5CA7B12E  # an advisory lock that serialises migrations in PostgreSQL, as SQLite does by itself
 _SINCE_3 = ("client", "tags")  # columns of version 3
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -205,13 +205,17 @@ class Index:
         if not all_records:
             return
         with self._transaction(writes=True) as connection:
-            self._delete(connection, list(all_records))
-            self._insert(connection, all_records.values())
+            self._replace(connection, [all_records[mail_id] for mail_id in sorted(all_records)])
 
     def remove(self, ids: Iterable[str]) -> None:
         """Raises IndexFailed."""
+        in_order = sorted(ids)
         with self._transaction(writes=True) as connection:
-            self._delete(connection, list(ids))
+            for start in range(0, len(in_order), _BATCH):
+                some = in_order[start : start + _BATCH]
+                ours = select(mails.c.id).where(mails.c.place == self._place, mails.c.id.in_(some))
+                connection.execute(ours.order_by(mails.c.id).with_for_update()).all()
+                self._delete(connection, some, (mails, recipients, tags))
 
     def known(self) -> dict[str, int]:
         """All ids, with the size of their .releases. Raises IndexFailed."""
@@ -299,7 +303,7 @@ class Index:
             if time.monotonic() < self._away_until:
                 raise IndexFailed("state database: failed recently, not retried yet")
             engine = self._open()
-            with database.writing(engine, _LOCK) if writes else engine.begin() as connection:
+            with database.writing(engine) if writes else engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError) as exc:
             if getattr(getattr(exc, "orig", None), "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
@@ -349,14 +353,15 @@ class Index:
             except OSError:  # it does not exist, or cannot be renamed
                 pass
 
-    def _delete(self, connection: Connection, ids: list[str]) -> None:
-        for start in range(0, len(ids), _BATCH):
-            some = ids[start : start + _BATCH]
-            for table in (mails, recipients, tags):
-                connection.execute(delete(table).where(table.c.place == self._place, table.c.id.in_(some)))
+    def _delete(self, connection: Connection, ids: list[str], tables: Iterable[Table]) -> None:
+        for table in tables:
+            connection.execute(delete(table).where(table.c.place == self._place, table.c.id.in_(ids)))
 
-    def _insert(self, connection: Connection, stored_records: Iterable[StoredRecord]) -> None:
-        """All rows of a table in one statement: ten times as fast as one statement for each mail."""
+    def _replace(self, connection: Connection, stored_records: Sequence[StoredRecord]) -> None:
+        """All rows of a table in one statement: ten times as fast as one statement for each mail.
+
+        The row of the mail comes first: it is locked then, and with it all rows of this mail.
+        """
         rows: dict[Table, list[dict[str, Any]]] = {mails: [], recipients: [], tags: []}
         for stored in stored_records:
             mail = record.read(stored)
@@ -365,9 +370,13 @@ class Index:
             addresses = dict.fromkeys(map(_address_text, mail.envelope.addresses))
             rows[recipients] += [{**key, "address": address} for address in addresses]
             rows[tags] += [{**key, "tag": tag} for tag in dict.fromkeys(map(_text, mail.tags))]
-        for table, content in rows.items():
-            if content:
-                connection.execute(insert(table), content)
+        connection.execute(database.replace_in(connection, mails), rows[mails])
+        ids = [stored.id for stored in stored_records]
+        for start in range(0, len(ids), _BATCH):
+            self._delete(connection, ids[start : start + _BATCH], (recipients, tags))
+        for table in (recipients, tags):
+            if rows[table]:
+                connection.execute(database.replace_in(connection, table), rows[table])
 
 
 def _columns(mail: MailRecord) -> dict[str, Any]:

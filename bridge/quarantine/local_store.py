@@ -20,7 +20,7 @@ from pathlib import Path
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.message import BLOCK
 from bridge.quarantine.record import StoredRecord
-from bridge.quarantine.store import Content, ListedMail, MailLocked, MailNotFound, is_id, leftovers
+from bridge.quarantine.store import Content, HeldLock, ListedMail, MailLocked, MailNotFound, is_id, leftovers
 from bridge.quarantine.usage import Usage, measure
 from bridge.runtime import durable_files
 
@@ -83,7 +83,7 @@ class LocalStore:
                 yield block
 
     @contextmanager
-    def lock(self, mail_id: str) -> Iterator[None]:
+    def lock(self, mail_id: str) -> Iterator[HeldLock]:
         path = self._file(mail_id, ".eml")
         with _translated():
             fd = durable_files.open_to_read(path)
@@ -94,7 +94,7 @@ class LocalStore:
                 raise MailLocked from exc
             if not os.path.lexists(path.with_suffix(".json")) or os.fstat(fd).st_nlink == 0:
                 raise MailNotFound
-            yield
+            yield HeldLock()
         finally:
             os.close(fd)
 

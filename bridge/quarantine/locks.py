@@ -4,6 +4,9 @@ A lock ends with the process that holds it, even if that crashes: the kernel rel
 PostgreSQL an advisory lock when its connection ends. Machines that share object storage must share a
 PostgreSQL database: a file lock is visible on its own machine only. If this is wrong, two people
 release the same mail twice.
+
+A connection may also end while its process goes on: after a failover, or if an administrator ends it. The lock is then
+free for others, so its holder must `check` it just before a step that cannot be undone.
 """
 
 from __future__ import annotations
@@ -18,19 +21,24 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import StoreError
-from bridge.quarantine.store import MailLocked
+from bridge.quarantine.store import HeldLock, LockLost, MailLocked
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseUnusable
 
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
+_WAIT_S = 5.0  # for the server, and for a statement
+_HAS_LOCK = text(  # the view shows the halves of a 64-bit key, and 1 for such a key
+    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+    " AND objsubid = 1 AND (classid::bigint << 32) | objid::bigint = :key"
+)
 
 
 class Locks(Protocol):
-    def hold(self, name: str) -> AbstractContextManager[None]:
+    def hold(self, name: str) -> AbstractContextManager[HeldLock]:
         """Exclusive until the block ends. Raises MailLocked or StoreError."""
 
 
@@ -41,7 +49,7 @@ class FileLocks:
         self._path = path
 
     @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
+    def hold(self, name: str) -> Iterator[HeldLock]:
         try:
             fd = durable_files.open_own(self._path, os.O_RDWR)
         except OSError as exc:
@@ -53,7 +61,7 @@ class FileLocks:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
             except (BlockingIOError, PermissionError) as exc:  # POSIX allows either
                 raise MailLocked from exc
-            yield
+            yield HeldLock()
         finally:
             os.close(fd)
 
@@ -66,7 +74,7 @@ class PostgresLocks:
         self._engine: Engine | None = None
 
     @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
+    def hold(self, name: str) -> Iterator[HeldLock]:
         number = _number(name)
         with self._connect() as connection:
             try:
@@ -75,22 +83,46 @@ class PostgresLocks:
                 raise StoreError(f"state database: {database.reason(exc)}") from exc
             if not is_ours:
                 raise MailLocked
+            held = _AdvisoryLock(connection, number)
             try:
-                yield
+                yield held
             finally:
-                try:
-                    connection.execute(select(func.pg_advisory_unlock(number)))
-                except SQLAlchemyError:  # the connection is lost, and the lock with it
-                    pass
+                held.release()
 
     def _connect(self) -> Connection:
         try:
             if self._engine is None:
-                self._engine = self._database.engine(wait_s=5.0, connections=1)
+                self._engine = self._database.engine(wait_s=_WAIT_S, connections=1, statement_s=_WAIT_S)
                 weakref.finalize(self, self._engine.dispose)
             return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         except (SQLAlchemyError, DatabaseUnusable) as exc:
             raise StoreError(f"state database: {database.reason(exc)}") from exc
+
+
+class _AdvisoryLock(HeldLock):
+    """A lock of one session of the server."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    def check(self) -> None:
+        """Asks the server, over the same connection, whether that session has the lock."""
+        try:
+            # An invalidated connection would be replaced by a new one, without the lock.
+            if not self._connection.invalidated and self._connection.execute(_HAS_LOCK, {"key": self._number}).scalar():
+                return
+        except SQLAlchemyError as exc:
+            raise LockLost from exc
+        raise LockLost
+
+    def release(self) -> None:
+        if self._connection.invalidated:
+            return
+        try:
+            self._connection.execute(select(func.pg_advisory_unlock(self._number)))
+        except SQLAlchemyError:  # the lock must not return to the pool with a connection that works after all
+            self._connection.invalidate()
 
 
 def _number(name: str) -> int:

@@ -26,10 +26,12 @@ from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
 from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
 from bridge.quarantine.s3_store import S3Settings, S3Store
-from bridge.quarantine.store import Content, MailLocked, MailNotFound, Store
+from bridge.quarantine.shared_upkeep import SharedUpkeep
+from bridge.quarantine.store import Content, HeldLock, MailLocked, MailNotFound, Store
 from bridge.quarantine.usage import Quota, Usage
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
+from bridge.runtime.turns import Turns
 
 __all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Query"]
 
@@ -37,6 +39,7 @@ log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
 _BATCH = 50  # records added to the index per transaction
+_SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
 _AT_START = 1000  # records added before the first client is served; takes some tenths of a second
 
 
@@ -63,7 +66,8 @@ class Quarantine:
         index = self._settings.index
         self._index = Index(index, self.owner, self._settings.patience_s) if index is not None else None
         self._is_index_failing = False
-        self._quota = Quota(lambda: self._store.usage().size_bytes, self._settings.max_size, self._store.recount_s)
+        self._upkeep = _shared_upkeep(self._settings, self._store)
+        self._quota = Quota(self._count_bytes, self._settings.max_size, self._store.recount_s)
 
     @property
     def is_remote(self) -> bool:
@@ -93,13 +97,24 @@ class Quarantine:
             stored = StoredRecord(tx.id, metadata, b"", time.time())
             await durable_files.in_thread(lambda stop: self._update_index(tx.id, stored), math.inf)
 
-    async def purge(self, older_than_s: float) -> int:
-        """Remove mail older than this; return how many. Raises StoreError."""
-        return await _in_thread(lambda stop: len(self.purge_now(older_than_s)), math.inf)
+    async def purge(self, older_than_s: float, every_s: float = 0.0) -> int:
+        """Remove mail older than this; return how many. Raises StoreError.
 
-    async def usage(self) -> Usage:
-        """Count what is stored. Raises StoreError."""
-        return await _in_thread(lambda stop: self._store.usage(), math.inf)
+        From object storage, also leftovers. Bridges that share it do this only once in `every_s`.
+        """
+
+        def work() -> int:
+            removed = len(self.purge_now(older_than_s))
+            if self.is_remote:
+                self._store.clean()
+            return removed
+
+        upkeep = self._upkeep
+        return await _in_thread(lambda stop: work() if upkeep is None else upkeep.run(work, every_s), math.inf)
+
+    async def usage(self, max_age_s: float = 0.0) -> Usage:
+        """Count what is stored, or use the count of another bridge that is not older than this. Raises StoreError."""
+        return await _in_thread(lambda stop: self._usage(max_age_s), math.inf)
 
     async def reconcile(self) -> int:
         """Like `clean`, but in a thread and at half speed, for a slow store. Raises StoreError."""
@@ -121,8 +136,9 @@ class Quarantine:
 
     async def close(self) -> None:
         await self._store.close()
-        if self._index is not None:
-            self._index.close()
+        for part in (self._index, self._upkeep):
+            if part is not None:
+                part.close()
 
     # For the command line: search, read, lock, remove. These block; the daemon calls none of them.
 
@@ -202,7 +218,7 @@ class Quarantine:
         """The mail itself. Raises MailNotFound or StoreError, possibly after some chunks."""
         return self._store.chunks(mail_id)
 
-    def lock(self, mail_id: str) -> AbstractContextManager[None]:
+    def lock(self, mail_id: str) -> AbstractContextManager[HeldLock]:
         """Exclusive access to the mail. Raises MailNotFound, MailLocked or StoreError."""
         return self._store.lock(mail_id)
 
@@ -250,6 +266,13 @@ class Quarantine:
                 time.sleep(time.monotonic() - began)
 
     # Private.
+
+    def _usage(self, max_age_s: float) -> Usage:
+        return self._store.usage() if self._upkeep is None else self._upkeep.usage(self._store.usage, max_age_s)
+
+    def _count_bytes(self) -> int:
+        """A shared store that is full is listed once a minute, not once a second by every bridge."""
+        return self._usage(_SHARED_AGE_S).size_bytes
 
     def _stored_or_none(self, mail_id: str) -> StoredRecord | None:
         try:
@@ -302,10 +325,19 @@ class Quarantine:
 def _store(settings: QuarantineSettings) -> Store:
     if settings.s3 is None:
         return LocalStore(settings.directory)
-    locks: Locks = FileLocks(settings.directory / "claims.lock")
-    if settings.index is not None and not settings.index.is_sqlite:
-        locks = PostgresLocks(settings.index)
+    shared = _shared_database(settings)
+    locks: Locks = PostgresLocks(shared) if shared is not None else FileLocks(settings.directory / "claims.lock")
     return S3Store(settings.s3, locks)
+
+
+def _shared_upkeep(settings: QuarantineSettings, store: Store) -> SharedUpkeep | None:
+    shared = _shared_database(settings)
+    return SharedUpkeep(Turns(shared), store.name) if settings.s3 is not None and shared is not None else None
+
+
+def _shared_database(settings: QuarantineSettings) -> Database | None:
+    """The server that bridges share."""
+    return settings.index if settings.index is not None and not settings.index.is_sqlite else None
 
 
 async def _in_thread(work: Callable[[durable_files.Stop], T], deadline: float) -> T:

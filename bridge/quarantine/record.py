@@ -23,8 +23,8 @@ from bridge.mime.words import subject_text
 
 ID = re.compile(r"[0-9A-Za-z]{1,64}")  # a mail's id; cannot form a path
 
-KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
-STATES = (KEPT, INTERRUPTED, RELEASED)
+KEPT, INTERRUPTED, UNSURE, RELEASED = "kept", "interrupted", "unsure", "released"
+STATES = (KEPT, INTERRUPTED, UNSURE, RELEASED)
 
 _SUBJECT = re.compile(rb"^subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,99})", re.IGNORECASE | re.MULTILINE)
 
@@ -51,10 +51,18 @@ class ReleaseAttempt:
     to: tuple[str, ...]
     reply: str = ""  # the next hop's
     delivered: tuple[str, ...] = ()  # recipients who have the mail by now; in old records, only if some do not
+    unsure: tuple[str, ...] = ()  # recipients who may have it: it was sent, and the next hop's answer was lost
 
     @property
     def is_done(self) -> bool:
         return self.reply.startswith("2")
+
+    def is_within(self, seconds: float, now: datetime) -> bool:
+        """Whether it was made this recently. The clock of the machine that made it may be ahead of ours."""
+        try:
+            return abs((now - datetime.fromisoformat(self.at)).total_seconds()) < seconds
+        except (ValueError, TypeError):  # a damaged record
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +121,17 @@ class MailRecord:
         return tuple(recipient for recipient in recipients if _person(recipient.address) not in have)
 
     def may_have(self, addresses: Iterable[str]) -> bool:
-        """Whether one of them was in a release that a crash interrupted."""
-        unsure = {_person(address) for attempt in self.releases if not attempt.reply for address in attempt.to}
-        return not unsure.isdisjoint(map(_person, addresses))
+        """Whether one of them was in a release that a crash interrupted, or whose answer was lost."""
+        unknown = {_person(to) for each in self.releases for to in (each.unsure if each.reply else each.to)}
+        return not unknown.isdisjoint(map(_person, addresses))
+
+    def unanswered(self, addresses: Iterable[str]) -> ReleaseAttempt | None:
+        """The last attempt whose answer was lost for one of these."""
+        people = set(map(_person, addresses))
+        for attempt in reversed(self.releases):
+            if not people.isdisjoint(map(_person, attempt.unsure)):
+                return attempt
+        return None
 
     @property
     def state(self) -> str:
@@ -126,7 +142,15 @@ class MailRecord:
             is_released = any(attempt.is_done for attempt in self.releases)
         if is_released:
             return RELEASED
-        return INTERRUPTED if self.releases and not self.releases[-1].reply else KEPT
+        if self.releases and not self.releases[-1].reply:
+            return INTERRUPTED
+        return UNSURE if self._is_unsure() else KEPT
+
+    def _is_unsure(self) -> bool:
+        if not self.envelope.recipients:
+            return any(attempt.unsure for attempt in self.releases)
+        lacking = self.lacking(self.envelope.recipients)
+        return self.unanswered(recipient.address for recipient in lacking) is not None
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: the keys of the .json, the state and the releases."""
@@ -241,6 +265,7 @@ def _read_attempt(entry: dict[str, Any]) -> ReleaseAttempt:
         to=tuple(map(str, entry["to"])),
         reply=str(entry["reply"]),
         delivered=tuple(map(str, entry.get("delivered") or ())),
+        unsure=tuple(map(str, entry.get("unsure") or ())),
     )
 
 

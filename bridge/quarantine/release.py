@@ -13,6 +13,13 @@ has it gets it once more only with `again`. A crash in between leaves an attempt
 without an answer, shown as `interrupted`: the mail may or may not have arrived, and can be released again.
 That can cause a duplicate but never a loss, because the mail stays in the quarantine until it expires.
 
+If the next hop does not answer the final dot, the mail is `unsure`: its recipients may have it. For some minutes it is
+released to them only with `again`, so that no script repeats it before somebody could look.
+
+A lock that is shared through a database may be lost with the connection (`locks`). It is checked before the attempt is
+recorded, and again before the mail is sent. If only the second check fails, the attempt remains as `interrupted`,
+because another process may be writing the record now.
+
 Knows a next hop only by what it needs of it (`NextHop`); the caller brings one.
 """
 
@@ -41,6 +48,7 @@ from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import MailLocked, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
+from bridge.quarantine.store import HeldLock
 from bridge.runtime import durable_files
 
 log = logging.getLogger("scanbridge.quarantine")
@@ -48,6 +56,7 @@ log = logging.getLogger("scanbridge.quarantine")
 MAX_ATTEMPTS = 100  # recorded per mail
 _ACTIONS = "actions.log"
 _LOCK_PAUSE_S = 0.1
+_UNSURE_S = 900.0  # RFC 5321 4.5.3.2.6: a server may need 10 minutes after the dot; its log then shows the mail
 _NAMED = 10  # recipients named in one message
 
 
@@ -56,7 +65,7 @@ class AlreadyReleased(StoreError):
 
 
 class ReleaseUncertain(StoreError):
-    """A crash interrupted an earlier release to this recipient: they may have the mail."""
+    """An earlier release to this recipient was interrupted, or not answered: they may have the mail."""
 
 
 class Delivery(Protocol):
@@ -83,12 +92,14 @@ class ReleaseRequest:
     tokens: ReleaseTokens | None = None  # None: without a token
     timeout_s: float = 300.0
     wait_s: float = 0.0  # for another release of the same mail, which may be to somebody else
-    only_certain: bool = False  # not to those who may have it: raises ReleaseUncertain
+    only_certain: bool = False  # never to those who may have it: raises ReleaseUncertain
 
 
 async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, request: ReleaseRequest) -> Delivery:
-    """Send the mail on. Raises MailNotFound, MailLocked, AlreadyReleased, StoreError or NextHopError."""
-    async with _locked(quarantine, mail_id, request.wait_s):
+    """Send the mail on. Raises StoreError (MailNotFound, MailLocked, LockLost, AlreadyReleased, ReleaseUncertain) or
+    NextHopError.
+    """
+    async with _locked(quarantine, mail_id, request.wait_s) as held:
         mail = quarantine.read(mail_id)
         if mail.state == RELEASED and not request.again:
             raise AlreadyReleased(_earlier_release(mail))
@@ -97,22 +108,23 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
             _fetch(quarantine, mail_id, message)
             if message.begins_with_space():
                 raise StoreError("it begins with white space, which would continue our own header field; export it")
-            return await _send(quarantine, mail, envelope, message, next_hop, request)
+            held.check()
+            return await _send(quarantine, mail, envelope, message, held, next_hop, request)
 
 
 @asynccontextmanager
-async def _locked(quarantine: Quarantine, mail_id: str, wait_s: float) -> AsyncIterator[None]:
+async def _locked(quarantine: Quarantine, mail_id: str, wait_s: float) -> AsyncIterator[HeldLock]:
     until = time.monotonic() + wait_s
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(quarantine.lock(mail_id))
+                held = stack.enter_context(quarantine.lock(mail_id))
                 break
             except MailLocked:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(_LOCK_PAUSE_S)
-        yield
+        yield held
 
 
 def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
@@ -129,6 +141,7 @@ async def _send(
     mail: MailRecord,
     envelope: Envelope,
     message: Message,
+    held: HeldLock,
     next_hop: NextHop,
     request: ReleaseRequest,
 ) -> Delivery:
@@ -144,10 +157,12 @@ async def _send(
         envelope = _unreported(envelope)
     begin = asyncio.get_running_loop().time()
     tx = Transaction(mail.id, session, envelope, message, begin, begin + request.timeout_s, is_per_recipient=True)
+    held.check()
     try:
         delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
-        quarantine.write_releases(mail.id, (*earlier, _answered(attempt, exc.reply, mail, _delivered(envelope, exc))))
+        failed = _answered(attempt, exc.reply, mail, _delivered(envelope, exc))
+        quarantine.write_releases(mail.id, (*earlier, replace(failed, unsure=_unsure(envelope, exc))))
         raise
     try:
         done = _answered(attempt, delivery.reply, mail, set(envelope.addresses))
@@ -166,6 +181,14 @@ def _delivered(envelope: Envelope, exc: NextHopError) -> set[str]:
     if not exc.replies:
         return set()
     return {address for address, reply in zip(envelope.addresses, exc.replies, strict=True) if reply.is_success}
+
+
+def _unsure(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
+    """The recipients for whom the next hop has the mail, and gave no answer."""
+    if not exc.may_be_delivered or not exc.replies:
+        return envelope.addresses if exc.may_be_delivered else ()
+    each = zip(envelope.addresses, exc.replies, strict=True)
+    return tuple(address for address, reply in each if not reply.is_foreign)
 
 
 def _unreported(envelope: Envelope) -> Envelope:
@@ -194,11 +217,21 @@ def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
         if not remaining:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = replace(envelope, recipients=remaining)
+        _refuse_unsure(mail, envelope)
     if request.only_certain and mail.may_have(envelope.addresses):
-        raise ReleaseUncertain("an earlier release of it was interrupted, so it may have been delivered")
+        raise ReleaseUncertain("the result of an earlier release is unknown, so it may have been delivered")
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope
+
+
+def _refuse_unsure(mail: MailRecord, envelope: Envelope) -> None:
+    last = mail.unanswered(envelope.addresses)
+    if last is not None and last.is_within(_UNSURE_S, datetime.now(UTC)):
+        raise ReleaseUncertain(
+            f"it may have been delivered: the next hop did not answer its release by {last.by} at {last.at}. Look for "
+            f"it in the next hop's log; to send it within {_UNSURE_S / 60:.0f} minutes of that, add --again"
+        )
 
 
 def _earlier_release(mail: MailRecord) -> str:

@@ -28,7 +28,7 @@ from bridge.errors import StoreError, StoreFull
 from bridge.mail.message import BLOCK
 from bridge.quarantine.locks import Locks
 from bridge.quarantine.record import StoredRecord
-from bridge.quarantine.store import Content, ListedMail, MailNotFound, is_id, leftovers
+from bridge.quarantine.store import Content, HeldLock, ListedMail, MailNotFound, is_id, leftovers
 from bridge.quarantine.usage import Usage
 from bridge.runtime import durable_files
 
@@ -145,14 +145,14 @@ class S3Store:
             raise StoreError(f"quarantine: {self.name}: the mail is incomplete")
 
     @contextmanager
-    def lock(self, mail_id: str) -> Iterator[None]:
+    def lock(self, mail_id: str) -> Iterator[HeldLock]:
         import obstore
 
         name = _name(mail_id, ".json")
-        with self._locks.hold(f"{self.name} {mail_id}"):
+        with self._locks.hold(f"{self.name} {mail_id}") as held:
             with _translated():
                 obstore.head(self._bucket, name)
-            yield
+            yield held
 
     def write_releases(self, mail_id: str, releases: bytes) -> None:
         import obstore

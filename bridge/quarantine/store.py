@@ -36,6 +36,20 @@ class MailLocked(StoreError):
         super().__init__(text)
 
 
+class LockLost(StoreError):
+    """The lock ended before the work that it protects: another process may have it now."""
+
+    def __init__(self, text: str = "the lock on it was lost with the database connection; nothing was sent") -> None:
+        super().__init__(text)
+
+
+class HeldLock:
+    """A lock on one mail. This one is the kernel's, which no process can lose while it runs."""
+
+    def check(self) -> None:
+        """Call it just before a step that cannot be undone. Raises LockLost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """A mail as it is stored: the header fields we add, then the mail as received."""
@@ -81,7 +95,7 @@ class Store(Protocol):
     def chunks(self, mail_id: str) -> Iterator[bytes]:
         """The mail's bytes. Raises if it cannot be read to the end; never just stops early."""
 
-    def lock(self, mail_id: str) -> AbstractContextManager[None]:
+    def lock(self, mail_id: str) -> AbstractContextManager[HeldLock]:
         """Exclusive access to the mail until the block, or our process, ends. Raises MailLocked."""
 
     def write_releases(self, mail_id: str, releases: bytes) -> None:

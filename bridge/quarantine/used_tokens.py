@@ -7,24 +7,18 @@ a released mail can send it once more, unscanned.
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
-from sqlalchemy import Column, Connection, Engine, Float, Index, LargeBinary, MetaData, Table, delete, insert, select
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import Column, Connection, Float, Index, LargeBinary, MetaData, Table, delete, insert, select
 
-from bridge.errors import BridgeError
 from bridge.quarantine.release_token import VALID_S
 from bridge.runtime import database
 from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 
 BUSY_S = 2.0  # longest wait for the lock, and for a statement
 VERSION_TABLE = "used_release_token_schema"
 _SPARE_S = 86400.0  # clocks of machines differ, and a row must outlive its token on all of them
-_LOCK = 0x0DDC0DE5  # serialises writers in PostgreSQL, as SQLite does by itself
 
 metadata = MetaData()
 used_code = Table(
@@ -44,89 +38,62 @@ def _create(connection: Connection) -> None:
 MIGRATIONS: list[database.Step] = [_create]
 
 
-class UsedTokensFailed(BridgeError):
+class UsedTokensFailed(TablesFailed):
     """The database cannot be used now: no token can be accepted."""
+
+
+_SCHEMA = Schema(
+    "used release tokens", MIGRATIONS, VERSION_TABLE, 0x0DDC0DE5, UsedTokensFailed, connections=1
+)  # fmt: skip
 
 
 class UsedTokens:
     """Opened when the first token is used, and again in a new process."""
 
+    _only_reads = False
+
     def __init__(self, place: Database) -> None:
-        self._place = place
-        self._engine: Engine | None = None
-        self._process = 0
-        self._opening = threading.Lock()
+        self._tables = Tables(place, _SCHEMA, only_reads=self._only_reads, wait_s=BUSY_S)
 
     def take(self, codes: Collection[bytes], now: float) -> bool:
         """Mark these codes as used; False, and no change, if one of them is. Raises UsedTokensFailed."""
-        try:
-            with self._writing() as connection:
-                connection.execute(delete(used_code).where(used_code.c.used_at < now - VALID_S - _SPARE_S))
-                connection.execute(insert(used_code), [{"code": code, "used_at": now} for code in set(codes)])
-        except IntegrityError:
-            return False
+        with self._tables.writing() as connection:
+            if _is_used(connection, codes):
+                return False
+            connection.execute(delete(used_code).where(used_code.c.used_at < now - VALID_S - _SPARE_S))
+            connection.execute(insert(used_code), [{"code": code, "used_at": now} for code in set(codes)])
         return True
 
     def has(self, codes: Collection[bytes]) -> bool:
         """Whether one of these codes was used. Raises UsedTokensFailed."""
-        query = select(used_code.c.code)
-        with _translated(), self._opened().connect() as connection:
-            return any(connection.execute(query.where(used_code.c.code == code)).first() for code in codes)
+        with self._tables.reading() as connection:
+            return _is_used(connection, codes)
 
     def give_back(self, codes: Collection[bytes]) -> None:
         """The mail was not delivered after all. Raises UsedTokensFailed."""
-        with self._writing() as connection:
+        with self._tables.writing() as connection:
             for code in codes:
                 connection.execute(delete(used_code).where(used_code.c.code == code))
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _translated(), database.writing(self._opened(), _LOCK) as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        with self._opening:
-            if self._engine is None or self._process != os.getpid():
-                engine = self._place.engine(wait_s=BUSY_S, connections=1, statement_s=BUSY_S)
-                database.prepare(engine, _LOCK, MIGRATIONS, VERSION_TABLE)
-                weakref.finalize(self, engine.dispose)
-                self._engine, self._process = engine, os.getpid()
-            return self._engine
+        self._tables.close()
 
 
 class UnmarkedTokens(UsedTokens):
     """Knows which codes were used, and marks none: for a mail that is only looked at."""
 
+    _only_reads = True
+
     def take(self, codes: Collection[bytes], now: float) -> bool:
         return not self.has(codes)
 
     def has(self, codes: Collection[bytes]) -> bool:
-        path = self._place.path
-        return (path is None or path.exists()) and super().has(codes)
+        return self._tables.exists() and super().has(codes)
 
     def give_back(self, codes: Collection[bytes]) -> None:
         """None was taken."""
 
-    def _opened(self) -> Engine:
-        with self._opening:
-            if self._engine is None:
-                self._engine = self._place.reading_engine(wait_s=BUSY_S)
-                weakref.finalize(self, self._engine.dispose)
-            return self._engine
 
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError:
-        raise
-    except (SQLAlchemyError, OSError) as exc:
-        raise UsedTokensFailed(f"used release tokens: {database.reason(exc)}") from exc
-    except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
-        raise UsedTokensFailed(f"used release tokens: {exc}") from exc
+def _is_used(connection: Connection, codes: Collection[bytes]) -> bool:
+    query = select(used_code.c.code)
+    return any(connection.execute(query.where(used_code.c.code == code)).first() for code in codes)

@@ -281,21 +281,25 @@ def _carry_out(conn: NextHopConnection, received: list[Reply], decision: Content
             conn.errors = 0
             return decision
         case Lost():
-            error = decision.error()
-            error.may_be_delivered = not error.reply.is_foreign
-            raise error
+            raise _after_dot(decision.error())
         case RefusedForAll(reply, must_hang_up):
             if must_hang_up:
                 conn.abort()
-            raise NextHopError(reply)
+            raise _after_dot(NextHopError(reply))
         case AnsweredPerRecipient(each, must_hang_up):
             if must_hang_up:
                 conn.abort()
             if all(reply.is_success for reply in received):  # the refusals came at RCPT
                 conn.errors = 0
-            raise Mixed(each)
+            raise _after_dot(Mixed(each))
         case _:
             assert_never(decision)
+
+
+def _after_dot(error: NextHopError) -> NextHopError:
+    """Where a reply is ours, the next hop gave none, although it has the whole mail."""
+    error.may_be_delivered = any(not reply.is_foreign for reply in error.replies or (error.reply,))
+    return error
 
 
 def _check_lines(tx: Transaction, head: bytes) -> None:

@@ -25,12 +25,14 @@ from sqlalchemy import (
     Table,
     create_engine,
     event,
+    extract,
     func,
     insert,
     make_url,
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
@@ -137,6 +139,28 @@ def writing(engine: Engine, lock: int | None = None) -> Iterator[Connection]:
         if lock is not None and engine.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(lock)))
         yield connection
+
+
+def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An insert statement that can say what to do if the row exists."""
+    return (postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert)(table)
+
+
+def replace_in(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An insert statement that replaces the row with the same primary key. Other writers need no lock for that."""
+    statement = insert_into(connection, table)
+    values = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    key = list(table.primary_key)
+    if not values:
+        return statement.on_conflict_do_nothing(index_elements=key)
+    return statement.on_conflict_do_update(index_elements=key, set_=values)
+
+
+def now(connection: Connection) -> float:
+    """The time that all users of the database share: the server's, if they are on several machines."""
+    if connection.dialect.name == "sqlite":
+        return time.time()
+    return float(connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one())
 
 
 def probe(database: Database) -> None:

@@ -1,12 +1,14 @@
 """The tables of one component, in a database that may come and go.
 
-Opened at the first use, and again in a new process or after an error. In SQLite each component has its own file, so
-that none waits for another one's lock; in PostgreSQL all of them share a database. Everything is synchronous.
+Opened at the first use, and again in a new process or after an error, unless that was only a wait that took too long.
+In SQLite each component has its own file, so that none waits for another one's lock; in PostgreSQL all of them share a
+database. Everything is synchronous.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database
 
 WAIT_S = 5.0  # longest wait for a lock, and for a statement
-_CONNECTIONS = 5
+_WAITED = ("57014", "55P03", "40P01")  # PostgreSQL: query_canceled, lock_not_available, deadlock_detected
 
 
 class TablesFailed(BridgeError):
@@ -32,12 +34,13 @@ class TablesFailed(BridgeError):
 class Schema:
     """What a component needs. `steps`: step n migrates from version n to n + 1."""
 
-    name: str  # for messages
+    name: str  # at the beginning of messages; "": their callers say it
     steps: Sequence[database.Step]
     version_table: str
-    lock: int  # serialises writers in PostgreSQL, as SQLite does by itself
-    error: type[TablesFailed]  # raised if the database cannot be used
+    lock: int  # serialises migrations and, unless they need none, writers in PostgreSQL, as SQLite does by itself
+    error: type[BridgeError]  # raised if the database cannot be used
     synchronous: str = "FULL"  # in SQLite: NORMAL loses the last moments in a power cut, but not in a crash
+    connections: int = 5  # to a server; for a moment, twice as many
 
 
 class Tables:
@@ -56,12 +59,14 @@ class Tables:
         return path is None or path.exists()
 
     @contextmanager
-    def writing(self, lock: int | None = None) -> Iterator[Connection]:
-        """One transaction, after those of other writers, or only of those that name the same lock.
+    def writing(self, lock: int | None = None, *, in_turn: bool = True) -> Iterator[Connection]:
+        """One transaction, `in_turn` after those of other writers, or only of those that name the same lock.
 
-        Raises the error of the schema.
+        Without a turn, each statement must be right whatever others write to PostgreSQL at the same time. Raises the
+        error of the schema.
         """
-        with self._translated(), database.writing(self._opened(), lock or self._schema.lock) as connection:
+        number = (lock or self._schema.lock) if in_turn else None
+        with self._translated(), database.writing(self._opened(), number) as connection:
             yield connection
 
     @contextmanager
@@ -80,7 +85,7 @@ class Tables:
         with self._opening:
             if self._engine is None or self._process != os.getpid():
                 engine = self._reader() if self._only_reads else self._writer()
-                self._dispose = weakref.finalize(self, engine.dispose)
+                self._dispose = weakref.finalize(self, _close, engine, os.getpid())
                 self._engine, self._process = engine, os.getpid()
             return self._engine
 
@@ -88,14 +93,14 @@ class Tables:
         return self._place.reading_engine(wait_s=self._wait_s)
 
     def _writer(self) -> Engine:
-        wait_s, synchronous = self._wait_s, self._schema.synchronous
+        schema, wait_s = self._schema, self._wait_s
         engine = self._place.engine(
-            wait_s=wait_s, connections=_CONNECTIONS, statement_s=wait_s, synchronous=synchronous
+            wait_s=wait_s, connections=schema.connections, statement_s=wait_s, synchronous=schema.synchronous
         )
         if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
             durable_files.make_private(self._place.path)
             durable_files.give_to_owner(self._place.path)
-        database.prepare(engine, self._schema.lock, self._schema.steps, self._schema.version_table)
+        database.prepare(engine, schema.lock, schema.steps, schema.version_table)
         return engine
 
     @contextmanager
@@ -103,8 +108,24 @@ class Tables:
         try:
             yield
         except (SQLAlchemyError, OSError) as exc:
-            self.close()
-            raise self._schema.error(f"{self._schema.name}: {database.reason(exc)}") from exc
+            if not _has_waited(exc):
+                self.close()
+            raise self._failed(database.reason(exc)) from exc
         except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
             self.close()
-            raise self._schema.error(f"{self._schema.name}: {exc}") from exc
+            raise self._failed(str(exc)) from exc
+
+    def _failed(self, why: str) -> BridgeError:
+        return self._schema.error(f"{self._schema.name}: {why}" if self._schema.name else why)
+
+
+def _has_waited(exc: Exception) -> bool:
+    """Whether it only waited too long. Opening the tables again could wait for the same lock, even to read."""
+    cause = getattr(exc, "orig", None)
+    is_busy = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return is_busy or getattr(cause, "sqlstate", None) in _WAITED
+
+
+def _close(engine: Engine, process: int) -> None:
+    """In a child process, the connections are its parent's, and stay open."""
+    engine.dispose(close=process == os.getpid())

@@ -30,7 +30,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from bridge.errors import BridgeError
@@ -235,11 +234,6 @@ def next_numbers(connection: Connection, count: int) -> int:
     """Reserve `count` change numbers, take the lock that orders changes, and return the first number."""
     connection.execute(update(clock).values(value=clock.c.value + count))
     return int(connection.execute(select(clock.c.value)).scalar_one()) - count + 1
-
-
-def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An insert statement that can say what to do if the row exists."""
-    return (postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert)(table)
 
 
 _LISTS = (clock, list_state, list_entry)

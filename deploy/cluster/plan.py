@@ -37,7 +37,7 @@ _FILES = {
     "worker": ["service.yml"],
     "nats": ["nats.conf"],
     "postgresql": ["postgresql.conf", "pg_hba.conf"],
-    "prometheus": ["prometheus.yml", "../mixin/alerts.yml"],
+    "prometheus": ["prometheus.yml", "../mixin/alerts.yml", "../mixin/cluster-alerts.yml"],
 }
 _SECRETS = ("api-token", "metrics-token", "nats-password", "database-password", "release-key", "s3-access-key",
             "s3-secret-key")  # fmt: skip

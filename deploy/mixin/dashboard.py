@@ -44,6 +44,12 @@ def total(*metrics: str) -> str:
 _REPLIES, _EARLY = f"scanbridge_replies_total{{{HERE}}}", f"scanbridge_saturated_replies_total{{{HERE}}}"
 _DEFERRED = f'scanbridge_replies_total{{{HERE}, code="4xx"}}'
 
+
+def of_service(metric: str, legend: str, how: str = "sum") -> tuple[str, str]:
+    """A value of API nodes or workers, which are no instances of the variable; 0 without a cluster."""
+    return f"{how}(scanservice_{metric}) or vector(0)", legend
+
+
 # Rows of panels: title, unit, queries. A unit that ends in "!" makes a single number of the panel.
 ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
     (
@@ -255,6 +261,26 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                     )
                 ],
             ),
+        ],
+    ),
+    (
+        "Cluster",
+        [
+            ("Mail by bridge", "ops", [rate("scanbridge_mails_total", "instance")]),
+            (
+                "Analysis workers",
+                "none",
+                [
+                    of_service("workers", "seen by an API node", "max"),
+                    of_service("queue_connected", "connected to NATS"),
+                ],
+            ),
+            (
+                "Slots of all workers",
+                "none",
+                [of_service("worker_slots", "slots", "max"), of_service("worker_busy", "in use", "max")],
+            ),
+            ("Mail waiting for a worker", "none", [of_service("queue_waiting", "waiting", "max")]),
         ],
     ),
 ]

@@ -177,6 +177,18 @@ def test_a_release_that_a_crash_interrupted_is_not_repeated_by_users(shared: Use
     assert [recipients for recipients, _ in released(shared, "crash")] == [["crash@a.example"]]
 
 
+def test_a_release_without_an_answer_is_not_repeated_by_users(shared: Users) -> None:
+    """The next hop did not answer the final dot: the page does not ask them to try again."""
+    hold(shared.directory, "LOST1", "lost@a.example", content("lost"))
+    release = links(shared.send_digests("--now")["lost@a.example"])[0]
+    with quarantine(shared.directory) as opened, opened.lock("LOST1"):
+        answer = ("451 4.4.2 The next mail server did not answer", (), ("lost@a.example",))
+        opened.write_releases("LOST1", (ReleaseAttempt("2026-11-16T10:00:00.000+00:00", "x", answer[2], *answer),))
+    answer = shared.served.browser().press(release)
+    assert answer.status == 409 and "may have been delivered before" in answer.text
+    assert released(shared, "lost") == []
+
+
 def test_a_release_waits_for_one_to_another_recipient(shared: Users) -> None:
     hold_many(shared, "WAIT1", ["wait1@a.example", "wait2@a.example"], content("wait"))
     release = links(shared.send_digests("--now")["wait1@a.example"])[0]

@@ -28,7 +28,7 @@ def state(outbox: Outbox, name: str = "s") -> SinkState:
 def check_totals(outbox: Outbox) -> None:
     """The totals of each sink are those of its rows."""
     for one in outbox.states():
-        with outbox._reading() as connection:
+        with outbox._tables.reading() as connection:
             own = event_outbox.c.sink == one.name
             totals = select(func.count(), func.coalesce(func.sum(func.length(event_outbox.c.body)), 0)).where(own)
             events, size = connection.execute(totals).one()

@@ -163,6 +163,7 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
         (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to all recipients", True),
         (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
         (Kept("interrupted"), "a release was interrupted", True),
+        (Kept("unsure"), "the next hop did not answer a release, so recipients may have it", True),
         (Kept(GONE), "No longer in the quarantine", False),
         (Kept(NOT_HERE), "Run this command on the machine that received the mail", False),
         (Kept(UNKNOWN, problem="no disk"), "could not be read: no disk", False),

@@ -18,22 +18,27 @@ def rules(name: str) -> dict[str, Any]:
     return dict(yaml_file.read(MIXIN / name, (MIXIN / name).read_text())[0])
 
 
-ALERTS = [rule for group in rules("alerts.yml")["groups"] for rule in group["rules"]]
-TESTS = rules("alerts_test.yml")["tests"]
+def alerts_of(name: str) -> list[dict[str, Any]]:
+    return [rule for group in rules(name)["groups"] for rule in group["rules"]]
+
+
+ALERTS, CLUSTER_ALERTS = alerts_of("alerts.yml"), alerts_of("cluster-alerts.yml")
+TESTS, CLUSTER_TESTS = rules("alerts_test.yml")["tests"], rules("cluster-alerts_test.yml")["tests"]
 DASHBOARD: dict[str, Any] = json.loads((MIXIN / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def test_alerts_and_their_tests_pass() -> None:
     """promtool accepts the rules, and their tests pass."""
-    promtool("check", "rules", MIXIN / "alerts.yml")
-    promtool("test", "rules", MIXIN / "alerts_test.yml")
+    for name in ("alerts", "cluster-alerts"):
+        promtool("check", "rules", MIXIN / f"{name}.yml")
+        promtool("test", "rules", MIXIN / f"{name}_test.yml")
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("alert", ALERTS + CLUSTER_ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not(alert) -> None:
     for story, wanted in (("fires", 1), ("silent", 0)):
-        tests = [test for test in TESTS if test["name"] == f"{alert['alert']} {story}"]
+        tests = [test for test in TESTS + CLUSTER_TESTS if test["name"] == f"{alert['alert']} {story}"]
         assert tests
         for test in tests:
             (asked,) = test["promql_expr_test"]
@@ -41,7 +46,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not(a
             assert len(asked["exp_samples"]) == wanted
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("alert", ALERTS + CLUSTER_ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_names_the_problem_and_its_runbook_section(alert) -> None:
     """The section says what the alert means, what to look at and what to do."""
     assert alert["labels"]["severity"] in ("critical", "warning")
@@ -59,7 +64,7 @@ def test_the_runbook_has_no_section_without_an_alert() -> None:
         re.findall(r"^## (Scanbridge\w+)$", (ROOT / "docs" / "operate" / "runbooks.md").read_text(), re.MULTILINE)
     )
     assert {title.lower() for title in titles} == {
-        alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS
+        alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS + CLUSTER_ALERTS
     }
 
 
@@ -111,6 +116,16 @@ def test_the_series_that_an_alert_uses_exist(scene: Scene, alert) -> None:
     """Each metric exists with exactly these labels and values: an alert with a misspelled one would never fire."""
     for metric, labels in SELECTOR.findall(alert["expr"]):
         scene.prometheus.wait_for(metric + labels)
+
+
+def test_the_series_that_an_alert_of_a_cluster_uses_exist(scene: Scene) -> None:
+    """Those of bridges in Prometheus; those of the scanning service in the page about them."""
+    page = (ROOT / "docs" / "operate" / "cluster.md").read_text()
+    for alert in CLUSTER_ALERTS:
+        for metric, labels in SELECTOR.findall(alert["expr"]):
+            scene.prometheus.wait_for(metric if metric == "up" else metric + labels)
+        for metric in re.findall(r"scanservice_\w+", alert["expr"]):
+            assert f"`{metric}`" in page, metric
 
 
 def test_the_tests_of_the_alerts_use_series_that_exist(scene: Scene) -> None:

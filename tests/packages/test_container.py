@@ -21,11 +21,15 @@ from typing import Any
 import pytest
 import yaml
 
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
+from bridge.service import config_files
 from bridge.testing import until
 from tests.requirements import find, need
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy/compose"
+CLUSTER = ROOT / "deploy/cluster/compose"
 FILES = [ROOT / "deploy/container/Containerfile", COMPOSE / "postfix/Containerfile"]
 BIN = Path(sys.executable).parent
 GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
@@ -88,6 +92,57 @@ def test_prometheus_and_grafana_get_the_mixin(tmp_path: Path) -> None:
     (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards.yml").read_text())["providers"]
     mounted = [mount for mount in compose()["services"]["grafana"]["volumes"] if provider["options"]["path"] in mount]
     assert json.loads((COMPOSE / mounted[0].partition(":")[0]).read_text())["panels"]
+
+
+# The cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A copy of its files, with secrets beside them, as the containers see them."""
+    need("openssl", root=True)  # the secrets belong to the user of the containers
+    copy = tmp_path / "compose"
+    shutil.copytree(CLUSTER, copy)
+    done = run(copy / "secrets.sh")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run(copy / "secrets.sh").returncode != 0, "it would replace the secrets of a running cluster"
+    for path in copy.glob("*.*"):
+        path.write_text(path.read_text().replace("/run/secrets/", f"{copy}/secrets/"))
+    return copy
+
+
+def test_the_cluster_follows_the_schema_and_names_existing_files(cluster: Path) -> None:
+    """Mounted files, secrets and their users exist; ports are bound to loopback only."""
+    done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", CLUSTER / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+    file = dict(yaml.safe_load((CLUSTER / "compose.yaml").read_text()))
+    for name, service in file["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (CLUSTER / source).is_file() if source.startswith(".") else source in file["volumes"], volume
+        if build := service.get("build"):
+            assert (CLUSTER / build["context"] / build["dockerfile"]).is_file(), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert set(service.get("secrets", [])) <= set(file["secrets"]), name
+        assert set(service.get("depends_on", [])) <= set(file["services"]), name
+    for name, secret in file["secrets"].items():
+        made = cluster / secret["file"]
+        assert made.stat().st_uid == 10001 and made.stat().st_mode & 0o777 == 0o600 and made.read_bytes(), name
+
+
+def test_the_programs_of_the_cluster_accept_their_files(cluster: Path) -> None:
+    need("haproxy", "promtool")
+    text = (cluster / "bridge.yml").read_text()
+    assert yaml_file.load(cluster / "bridge.yml", Config, text).cluster.workers[0].port == 9086
+    assert config_files.load(cluster / "service.yml").config.abby is not None
+    environment = f"SCANBRIDGE_PASSWORD={(cluster / 'secrets/nats-password').read_text().strip()}"
+    for command in (
+        ["env", environment, BIN / "nats-server", "-t", "-c", cluster / "nats.conf"],
+        [find("haproxy"), "-c", "-f", cluster / "haproxy.cfg"],
+        ["promtool", "check", "config", "--syntax-only", cluster / "prometheus.yml"],
+    ):
+        done = run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 # The programs, run with the files of the compose file

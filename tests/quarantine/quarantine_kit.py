@@ -27,8 +27,10 @@ from bridge import testing
 from bridge.cli.quarantine.command import quarantine
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
+from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
+from bridge.relay.answers import Delivered
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, result, running_bridge
 
@@ -172,6 +174,26 @@ def waiting_hop(bridge: RunningBridge) -> Iterator[WaitingHop]:
 
 def let_go(bridge: RunningBridge, hop: WaitingHop) -> None:
     bridge.background.loop.call_soon_threadsafe(hop.go_on.set)
+
+
+class Taker:
+    """A next hop that accepts everything, and may run a callback first."""
+
+    def __init__(self) -> None:
+        self.taken: list[Transaction] = []
+        self.before: list[object] = []
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
+        for step in self.before:
+            step()  # type: ignore[operator]
+        self.taken.append(tx)
+        return Delivered(Reply(250, "2.0.0", "Ok"))
+
+    async def probe(self) -> tuple[str, ...]:
+        return ()
+
+    async def close(self) -> None:
+        pass
 
 
 made: list[Message] = []  # closed after each test

@@ -14,6 +14,7 @@ from typing import Any
 
 from obstore.store import S3Store
 
+from bridge.quarantine.s3_store import S3Settings
 from tests.requirements import find, unavailable
 
 ACCESS, SECRET = "AKIDFORTESTS", "s3cr3t-s3cr3t-s3cr3t"
@@ -80,6 +81,10 @@ def s3_config(port: int, **more: Any) -> dict[str, Any]:
     """For `quarantine:`, with the keys in files beside the configuration."""
     keys = {"access_key_file": "access-key", "secret_key_file": "secret-key"}
     return {"s3": {"bucket": BUCKET, "endpoint": f"http://127.0.0.1:{port}", "prefix": "kept/here", **keys, **more}}
+
+
+def s3_settings(port: int, prefix: str) -> S3Settings:
+    return S3Settings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
 
 
 class FaultyServer:

@@ -12,37 +12,14 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import StoreError, StoreFull
-from bridge.mail.reply import Reply
-from bridge.mail.transaction import Transaction
 from bridge.quarantine.index import Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.quarantine.release import ReleaseRequest, log_action, release
 from bridge.quarantine.usage import Quota
-from bridge.relay.answers import Delivered
 from bridge.runtime.database import Database
 from bridge.testing import eventually
-from tests.quarantine.quarantine_kit import HEAD, make_tx, thread_is_in
-
-
-class Taker:
-    """A next hop that accepts everything, and may run a callback first."""
-
-    def __init__(self) -> None:
-        self.taken: list[Transaction] = []
-        self.before: list[object] = []
-
-    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        for step in self.before:
-            step()  # type: ignore[operator]
-        self.taken.append(tx)
-        return Delivered(Reply(250, "2.0.0", "Ok"))
-
-    async def probe(self) -> tuple[str, ...]:
-        return ()
-
-    async def close(self) -> None:
-        pass
+from tests.quarantine.quarantine_kit import HEAD, Taker, make_tx, thread_is_in
 
 
 async def kept(tmp_path: Path) -> tuple[Quarantine, str]:

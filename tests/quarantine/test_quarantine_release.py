@@ -9,7 +9,7 @@ import pwd
 import re
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -111,6 +111,55 @@ def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
     assert len(hop.mails[-1].content) > len(CONTENT)
 
 
+def test_a_release_without_an_answer_is_not_repeated_for_a_while(here: Desk) -> None:
+    """The connection broke after the final dot; the mail was `kept`, and the next run of a script sent it once more."""
+    mail_id = here.send()
+    here.bridge.next_hop.replies[b"."] = b""
+    unsure = here.call("release", mail_id)
+    assert unsure.exit_code == 75 and f"{mail_id}: unsure, because the whole mail was sent" in unsure.stderr
+    assert [mail["releases"][0]["unsure"] for mail in here.listed("--state", "unsure")] == [["b@example.org"]]
+    assert "the next hop did not answer; b@example.org may have it" in here.call("show", mail_id).stdout
+    (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
+    assert line["action"] == "release unsure"
+    del here.bridge.next_hop.replies[b"."]
+    held = here.call("release", mail_id)
+    assert held.exit_code == 75 and "it may have been delivered" in held.stderr and "add --again" in held.stderr
+    assert here.call("release", "--recipient", "b@example.org", "--yes").exit_code == 75
+    assert here.bridge.next_hop.mails == []
+    assert here.call("release", mail_id, "--to", "c@example.org").exit_code == 0, "nobody else has to wait"
+    assert [mail["state"] for mail in here.listed()] == ["unsure"]
+    assert here.call("release", "--again", mail_id).exit_code == 0
+    assert [mail["state"] for mail in here.listed()] == ["released"]
+    assert list(map(recipients, here.bridge.next_hop.mails)) == [[b"c@example.org"], [b"b@example.org"]]
+
+
+def test_a_release_without_an_answer_can_be_repeated_later(here: Desk) -> None:
+    """A quarter of an hour later, the next hop's log shows what became of it."""
+    mail_id = here.send()
+    here.bridge.next_hop.replies[b"."] = b""
+    assert here.call("release", mail_id).exit_code == 75
+    here.bridge.next_hop.replies.clear()
+    path = here.directory / f"{mail_id}.releases"
+    (attempt,) = json.loads(path.read_text())
+    earlier = datetime.now(UTC) - timedelta(seconds=901)
+    path.write_text(json.dumps([attempt | {"at": earlier.isoformat(timespec="milliseconds")}]))
+    assert here.call("release", mail_id).exit_code == 0
+
+
+def test_only_recipients_without_an_answer_wait(here: Desk) -> None:
+    """One was refused at RCPT, and the answer for the other was lost."""
+    mail_id = here.send(CONTENT, b"b@example.org", b"c@example.org")
+    hop = here.bridge.next_hop
+    hop.replies.update({b"RCPT <b@example.org>": b"451 4.2.1 busy", b".": b""})
+    assert here.call("release", mail_id).exit_code == 75
+    (mail,) = here.listed()
+    assert (mail["state"], mail["releases"][0]["unsure"]) == ("unsure", ["c@example.org"])
+    hop.replies.clear()
+    assert here.call("release", mail_id).exit_code == 75 and hop.mails == []
+    assert here.call("release", mail_id, "--to", "b@example.org").exit_code == 0
+    assert [mail["state"] for mail in here.listed()] == ["unsure"]
+
+
 def test_a_mail_goes_to_others_and_again_on_request(here: Desk) -> None:
     mail_id = here.send()
     assert here.call("release", mail_id, "--to", "audit@example.org", "--to", "ü@example.org").exit_code == 0
@@ -163,12 +212,14 @@ def test_a_release_to_some_of_several_can_be_completed_by_others_that_fail(here:
 
 
 @pytest.mark.parametrize(
-    ("says", "code"), [(b"451 4.3.0 Later", 75), (b"550 5.7.1 Never", 1), (b"", 75)], ids=["4xx", "5xx", "dropped"]
+    ("verb", "says", "code"),
+    [(b".", b"451 4.3.0 Later", 75), (b".", b"550 5.7.1 Never", 1), (b"DATA", b"", 75)],
+    ids=["4xx", "5xx", "dropped"],
 )
-def test_a_mail_that_the_next_hop_does_not_accept_stays(here: Desk, says: bytes, code: int) -> None:
-    """The exit code tells a script whether to try again."""
+def test_a_mail_that_the_next_hop_does_not_accept_stays(here: Desk, verb: bytes, says: bytes, code: int) -> None:
+    """The exit code tells a script whether to try again. Without an answer to the dot, see above."""
     mail_id = here.send()
-    here.bridge.next_hop.replies[b"."] = says
+    here.bridge.next_hop.replies[verb] = says
     assert here.call("release", mail_id).exit_code == code
     here.bridge.next_hop.replies.clear()
     assert [mail["state"] for mail in here.listed()] == ["kept"]
@@ -226,7 +277,9 @@ def test_a_next_hop_that_answers_for_some_recipients_only_is_remembered(here: De
     try:
         assert here.call("release", mail_id).exit_code == 75
         hop.replies.clear()
-        assert here.call("release", mail_id).exit_code == 0
+        assert here.call("release", mail_id).exit_code == 75, "the second recipient may have it"
+        assert [mail["releases"][0]["unsure"] for mail in here.listed()] == [["c@example.org"]]
+        assert here.call("release", "--again", mail_id, "--to", "c@example.org").exit_code == 0
     finally:
         here.bridge.background.run(hop.stop())
     assert [line for line in hop.mails[-1].commands if line.startswith(b"RCPT")] == [

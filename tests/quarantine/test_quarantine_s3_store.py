@@ -16,26 +16,21 @@ from sqlalchemy import inspect
 from bridge.errors import StoreError, StoreFull
 from bridge.quarantine import s3_store
 from bridge.quarantine.quarantine import MailNotFound, Quarantine, QuarantineSettings, Query
-from bridge.quarantine.s3_store import S3Settings
 from bridge.runtime.database import Database, probe
 from bridge.testing import free_port
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
 from tests.quarantine.s3_kit import (
     ACCESS,
-    BUCKET,
     SECRET,
     FaultyServer,
     ObjectServer,
     faulty_server,
     s3_config,
+    s3_settings,
     write_keys,
 )
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcdef\r\n" * 40_000  # it lies in a file, not in memory
-
-
-def settings(port: int, prefix: str) -> S3Settings:
-    return S3Settings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
 
 
 @pytest.fixture
@@ -96,7 +91,7 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
 async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Path, object_server: ObjectServer) -> None:
     """Objects without a row, rows without an object, and leftovers of a crash; nothing that may still be written."""
     where = QuarantineSettings(
-        tmp_path, Database.file(tmp_path / "state.sqlite"), s3=settings(object_server.port, tmp_path.name)
+        tmp_path, Database.file(tmp_path / "state.sqlite"), s3=s3_settings(object_server.port, tmp_path.name)
     )
     quarantine = Quarantine(where)
     ids = []
@@ -121,7 +116,7 @@ async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Pat
 
 
 async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
-    quarantine = Quarantine(QuarantineSettings(tmp_path, None, 1000, s3=settings(object_server.port, tmp_path.name)))
+    quarantine = Quarantine(QuarantineSettings(tmp_path, None, 1000, s3=s3_settings(object_server.port, tmp_path.name)))
     await quarantine.keep(make_tx(), HEAD, {})
     with pytest.raises(StoreFull, match="of 1000 bytes are used"):
         await quarantine.keep(make_tx(b"x" * 900), HEAD, {})
@@ -143,7 +138,7 @@ async def test_a_wrong_setup_is_reported_without_its_secrets(
 ) -> None:
     if "endpoint" in change:
         change = {"endpoint": f"http://127.0.0.1:{free_port()}"}
-    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=replace(settings(object_server.port, "x"), **change)))
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=replace(s3_settings(object_server.port, "x"), **change)))
     with pytest.raises(StoreError, match=words) as caught:
         await quarantine.keep(make_tx(), HEAD, {})
     assert "wrong-wrong" not in str(caught.value) and ACCESS not in str(caught.value)
@@ -172,7 +167,7 @@ async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
 ) -> None:
     """Whether the mail or its metadata fails: everything stored is removed, and the server's text is not repeated."""
     faulty.fault = first_of(kind, fault)
-    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
     with pytest.raises(StoreError) as caught:
         await quarantine.keep(make_tx(), HEAD, {})
     assert type(caught.value) is error and SECRET not in str(caught.value)
@@ -186,7 +181,7 @@ async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
 ) -> None:
     """The event loop keeps running in the meantime, and stored objects are removed."""
     faulty.fault = first_of(kind, "hang")
-    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
     tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
     turns, began = 0, time.monotonic()
     keeping = asyncio.create_task(quarantine.keep(tx, HEAD, {}))
@@ -202,7 +197,7 @@ async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
 
 async def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Path, faulty: FaultyServer) -> None:
     faulty.fault = first_of(".json", "hang")
-    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
     keeping = asyncio.create_task(quarantine.keep(make_tx(), HEAD, {}))
     for _ in range(2):
         assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
@@ -245,7 +240,7 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
 
 def test_probe_leaves_nothing_and_reports_a_wrong_key(object_server: ObjectServer) -> None:
     """`scanbridge check` writes and removes an object; a wrong key is reported but not shown."""
-    good = settings(object_server.port, "probe")
+    good = s3_settings(object_server.port, "probe")
     s3_store.probe(good)
     assert not list(object_server.objects.glob("probe/*"))
     with pytest.raises(StoreError) as caught:

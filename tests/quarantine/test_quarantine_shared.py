@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from bridge.quarantine.index import Index
+from bridge.quarantine.index import _LOCK, Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings, Query
 from bridge.quarantine.record import StoredRecord
-from bridge.runtime.database import Database
+from bridge.runtime.database import Database, writing
 from tests.postgresql import cluster, fresh_database
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
 from tests.quarantine.s3_kit import ObjectServer, s3_config, write_keys
@@ -116,6 +117,39 @@ async def test_only_the_first_mail_waits_for_a_silent_server(tmp_path: Path) -> 
         with pytest.raises(BlockingIOError):  # it did not even try
             silent.accept()
     assert "s3cr3t" not in repr(quarantine._settings) and len(list(tmp_path.glob("*.eml"))) == 2
+
+
+def test_machines_do_not_wait_for_each_others_rows(postgresql: str) -> None:
+    """One lock for all of them made each mail wait for every other machine; without any, two of them once waited in a
+    circle."""
+    place = Database(fresh_database(postgresql))
+    indexes = [Index(place, "shared", busy_s=30.0) for _ in range(4)]
+    facts = {"tags": ["spam", "x:y"]}
+    about = {"time": "2026-01-31T12:00:00+00:00", "sender": "a@x", "recipients": ["b@x", "c@x"], "facts": facts}
+    ids = [f"M{number:02d}" for number in range(40)]
+
+    def stored(mail_id: str, releases: bytes = b"") -> StoredRecord:
+        return StoredRecord(mail_id, json.dumps(about).encode(), releases, 1.0)
+
+    def work(number: int) -> None:
+        index, order = indexes[number], ids if number % 2 else ids[::-1]
+        for _ in range(5):
+            index.put(map(stored, order))
+            index.remove(order[number::3])
+            index.put([stored(order[number], b"[]")])
+
+    indexes[0].put([stored("FIRST")])
+    engine = place.engine()
+    with writing(engine, _LOCK):  # as if another machine were migrating
+        indexes[0].put([stored("SECOND")])
+    engine.dispose()
+    with ThreadPoolExecutor(len(indexes)) as pool:
+        list(pool.map(work, range(len(indexes))))  # raises what an index raised
+    indexes[0].put(map(stored, ids))
+    found = indexes[0].search(Query(recipient="c@x", tag="x:*"))
+    assert sorted(mail.id for mail in found) == ["FIRST", *ids, "SECOND"]
+    for index in indexes:
+        index.close()
 
 
 @pytest.fixture

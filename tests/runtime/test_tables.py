@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from sqlalchemy import Connection, text
+import os
 
+import pytest
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, func, select, text
+
+from bridge.runtime import database
 from bridge.runtime.database import Database, Step
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 from bridge.testing import until
@@ -41,3 +44,54 @@ def test_tables_open_again_after_they_were_closed(postgresql: str) -> None:
     for _ in range(2):
         until(lambda: _others(tables) == 0, "the server to end closed connections")
         tables.close()
+
+
+def test_a_child_process_leaves_its_parents_connections_open(postgresql: str) -> None:
+    """It closed them on the server when it ended, and the parent's next statement failed."""
+    tables = Tables(Database(fresh_database(postgresql)), _schema())
+    with tables.reading() as connection:
+        mine = connection.execute(select(func.pg_backend_pid())).scalar_one()
+    child = os.fork()
+    if child == 0:
+        try:
+            tables.close()
+            with tables.reading() as connection:
+                other = connection.execute(select(func.pg_backend_pid())).scalar_one()
+            tables.close()
+            os._exit(0 if other != mine else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with tables.reading() as connection:
+        assert connection.execute(select(func.pg_backend_pid())).scalar_one() == mine
+    tables.close()
+
+
+def test_only_writers_in_turn_wait_for_each_other(postgresql: str) -> None:
+    place = Database(fresh_database(postgresql))
+    first, second = Tables(place, _schema()), Tables(place, _schema(), wait_s=0.5)
+    with second.writing():
+        pass
+    with first.writing():
+        with second.writing(in_turn=False) as connection:
+            assert connection.execute(select(1)).scalar_one() == 1
+        with pytest.raises(TablesFailed, match="statement timeout"), second.writing():
+            pass
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("is_server", [False, True], ids=["sqlite", "postgresql"])
+def test_a_row_is_replaced_by_its_key(is_server: bool, postgresql: str) -> None:
+    place = Database(fresh_database(postgresql) if is_server else "sqlite://")
+    things = Table("things", MetaData(), Column("id", Integer, primary_key=True), Column("word", Text))
+    names = Table("names", MetaData(), Column("name", Text, primary_key=True))
+    tables = Tables(place, _schema(things.create, names.create))
+    for word in ("one", "two"):
+        with tables.writing(in_turn=False) as connection:
+            connection.execute(database.replace_in(connection, things), [{"id": 1, "word": word}])
+            connection.execute(database.replace_in(connection, names), [{"name": "x"}])
+    with tables.reading() as connection:
+        assert connection.execute(select(things)).all() == [(1, "two")]
+        assert connection.execute(select(names)).all() == [("x",)]
+    tables.close()

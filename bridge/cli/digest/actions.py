@@ -10,7 +10,7 @@ from bridge.cli.quarantine.session import Session
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain
+from bridge.quarantine.release import ReleaseRequest
 from bridge.user_pages.actions import Outcome
 
 _WAIT_S = 30.0  # for a release of the same mail to somebody else
@@ -33,7 +33,7 @@ class CommandUserActions:
                 done = await release_one(session, mail, relay, order)
             finally:
                 await relay.close()
-            return Outcome(done.problem is None, done.text, not isinstance(done.problem, ReleaseUncertain))
+            return Outcome(done.problem is None, done.text, not done.is_unsure)
 
         return asyncio.run(work())
 

@@ -15,7 +15,7 @@ from bridge.runtime.suggestion import did_you_mean
 
 _NO_WORD = re.compile(r"[@.*%\s-]*")
 _NOW_S = 60.0  # `--until 0d` was now when it was read
-STATES = ("kept", "interrupted", "released")
+STATES = ("kept", "interrupted", "unsure", "released")
 
 
 class _State(click.ParamType[str]):

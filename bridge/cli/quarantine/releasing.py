@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bridge.cli.later_notes import RELEASE_FAILED, RELEASE_UNSURE, RELEASED
 from bridge.cli.quarantine.session import Session
 from bridge.cli.terminal import say
 from bridge.errors import BridgeError
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import ReleaseRequest, release
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay
+
+_UNSURE = "unsure, because the whole mail was sent and the next hop's answer was lost; look for it in its log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Released:
 
     text: str
     problem: BridgeError | None = None
+    is_unsure: bool = False  # recipients may have it although it failed
 
 
 async def release_one(session: Session, mail: MailRecord, relay: Relay, order: ReleaseRequest) -> Released:
@@ -32,10 +36,12 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
         is_partial = isinstance(exc, Mixed) and exc.accepted > 0
         if is_partial:
             _tell_sinks(session, mail.id)
+        is_unsure = isinstance(exc, NextHopError) and exc.may_be_delivered
         if isinstance(exc, NextHopError):
-            session.note_release(mail, order.to, str(exc.reply), is_done=False)
-        return Released(f"{'released to only some of the recipients' if is_partial else 'not released'}: {exc}", exc)
-    session.note_release(mail, order.to, str(delivered.reply), is_done=True)
+            session.note_release(RELEASE_UNSURE if is_unsure else RELEASE_FAILED, mail, order.to, str(exc.reply))
+        text = "released to only some of the recipients" if is_partial else "not released"
+        return Released(f"{_UNSURE if is_unsure else text}: {exc}", exc, is_unsure or isinstance(exc, ReleaseUncertain))
+    session.note_release(RELEASED, mail, order.to, str(delivered.reply))
     _tell_sinks(session, mail.id)
     return Released(f"released: {delivered.reply}")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, REPORTED, LaterNotes
+from bridge.cli.later_notes import DELETED, REPORTED, LaterNotes
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
@@ -28,7 +28,8 @@ from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import AlreadyReleased, log_action
+from bridge.quarantine.release import AlreadyReleased, ReleaseUncertain, log_action
+from bridge.quarantine.store import LockLost
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.visible_text import visible
 
@@ -100,10 +101,9 @@ class Session:
         except BridgeError:  # this is for a message only
             return []
 
-    def note_release(self, mail: MailRecord, to: tuple[str, ...], reply: str, *, is_done: bool) -> None:
-        """The same, and in the history."""
-        self.note("released" if is_done else "release failed", mail.id, to=list(to), reply=reply)
-        event = RELEASED if is_done else RELEASE_FAILED
+    def note_release(self, event: str, mail: MailRecord, to: tuple[str, ...], reply: str) -> None:
+        """In `actions.log`, in syslog and in the history: RELEASED, RELEASE_FAILED or RELEASE_UNSURE."""
+        self.note(event, mail.id, to=list(to), reply=reply)
         self.later.note(event, mail.id, self.by, to or mail.envelope.addresses, reply)
 
     def note_removal(self, mail: MailRecord, *, is_purge: bool) -> None:
@@ -164,6 +164,8 @@ def exit_code(exc: BridgeError) -> int:
             return EXIT_UNKNOWN
         case MailLocked() | AlreadyReleased():
             return EXIT_TAKEN
+        case LockLost() | ReleaseUncertain():
+            return EXIT_LATER
         case NextHopError() if exc.reply.is_temporary:
             return EXIT_LATER
         case _:

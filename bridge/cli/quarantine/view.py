@@ -28,6 +28,8 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
         answer = attempt.reply or "started, result unknown"
         found.append(("release", f"{attempt.at} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
         found.append(("delivered", ", ".join(attempt.delivered)))
+        if attempt.unsure:
+            found.append(("unsure", f"the next hop did not answer; {', '.join(attempt.unsure)} may have it"))
     if mail.is_damaged:
         found.append(("note", "the .json file is damaged; the mail can be released with --to"))
     return [(name, value) for name, value in found if value]

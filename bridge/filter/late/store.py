@@ -1,8 +1,11 @@
 """Where late decisions are stored: in memory, or in a database.
 
-SQLite is shared by all workers and survives a restart; PostgreSQL also serves several machines. No
-statement is specific to either. Everything is synchronous and must run in a thread. Another scan can
-replace whatever is lost here, so a damaged file that holds only our table is renamed and recreated.
+SQLite is shared by all workers and survives a restart; PostgreSQL also serves several machines. Everything is
+synchronous and must run in a thread. Another scan can replace whatever is lost here, so a damaged file that holds only
+our table is renamed and recreated.
+
+An entry is replaced or removed by one statement, so machines do not wait for each other. Only statements about many
+entries take turns: two of them could each wait for a row of the other.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import mmap
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,6 @@ from typing import Protocol
 from sqlalchemy import (
     Column,
     Connection,
-    Engine,
     Float,
     Index,
     LargeBinary,
@@ -31,22 +31,21 @@ from sqlalchemy import (
     Text,
     delete,
     func,
-    insert,
     select,
     update,
 )
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError
 
 from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisResult
-from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database
+from bridge.runtime.tables import Schema, Tables, TablesFailed
 
 BUSY_S = 2.0  # longest wait for the lock, and for a statement
 
 
-class LateStoreError(BridgeError):
+class LateStoreError(TablesFailed):
     """The store cannot be used now; mail is processed without it."""
 
 
@@ -150,7 +149,8 @@ def _create(connection: Connection) -> None:
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
 VERSION_TABLE = "late_schema"  # other parts may keep their own version in the same database
-_LOCK = 0x1A7EDEC1  # serialises writers in PostgreSQL, as SQLite does by itself
+# NORMAL: a power failure may lose the newest entries; those mails are scanned again.
+_SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, 0x1A7EDEC1, LateStoreError, synchronous="NORMAL", connections=1)
 
 
 class SqlStore:
@@ -163,9 +163,8 @@ class SqlStore:
         self._place = place
         self._stamp_path = stamp
         self._is_ours = is_ours
-        self._busy_s = busy_s
-        self._engine: Engine | None = None
-        self._stamp: mmap.mmap | None = None
+        self._tables = Tables(place, _SCHEMA, wait_s=busy_s)
+        self._stamp: mmap.mmap | None = None  # None: the store is not open
 
     @classmethod
     def in_file(cls, path: Path, busy_s: float = BUSY_S) -> SqlStore:
@@ -181,18 +180,8 @@ class SqlStore:
             self._open()
 
     def _open(self) -> None:
-        try:
-            with _translated():
-                # NORMAL: a power failure may lose the newest entries; those mails are scanned again.
-                self._engine = self._place.engine(
-                    wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=self._busy_s
-                )
-                self._stamp = _open_stamp(self._stamp_path)
-            with self._writing() as connection:
-                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-        except BaseException:
-            self.close()
-            raise
+        with self._tables.reading():
+            self._stamp = _open_stamp(self._stamp_path)
 
     def _set_aside(self, exc: DatabaseError) -> bool:
         """Rename a damaged file, or one that is no database, so that it does not fail at every start."""
@@ -206,19 +195,16 @@ class SqlStore:
         return True
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        self._tables.close()
         if self._stamp is not None:
             self._stamp.close()
             self._stamp = None
 
     def put(self, entry: Entry) -> None:
         result = None if entry.result is None else _to_json(entry.result)
-        with self._writing() as connection:
-            connection.execute(delete(late_decision).where(late_decision.c.key == entry.key))
+        with self._opened().writing(in_turn=False) as connection:
             connection.execute(
-                insert(late_decision).values(
+                database.replace_in(connection, late_decision).values(
                     key=entry.key, mark=entry.envelope, changed_at=entry.changed_at, owner=entry.owner, result=result
                 )
             )
@@ -229,7 +215,7 @@ class SqlStore:
         return int.from_bytes(self._stamp[:8], "little") if self._stamp is not None else 0
 
     def get(self, key: bytes) -> Entry | None:
-        with self._reading() as connection:
+        with self._opened().reading() as connection:
             row = connection.execute(select(late_decision).where(late_decision.c.key == key)).one_or_none()
         if row is None:
             return None
@@ -240,42 +226,31 @@ class SqlStore:
         return Entry(row.key, row.mark, row.changed_at, row.owner, result)
 
     def remove(self, key: bytes) -> None:
-        with self._writing() as connection:
+        with self._opened().writing(in_turn=False) as connection:
             connection.execute(delete(late_decision).where(late_decision.c.key == key))
 
     def envelopes(self, since: float) -> set[bytes]:
-        with self._reading() as connection:
+        with self._opened().reading() as connection:
             rows = connection.execute(select(late_decision.c.mark).where(late_decision.c.changed_at >= since))
             return set(rows.scalars())
 
     def touch(self, owner: str, now: float) -> None:
         ours = (late_decision.c.owner == owner) & late_decision.c.result.is_(None)
-        with self._writing() as connection:
+        with self._opened().writing() as connection:
             connection.execute(update(late_decision).where(ours).values(changed_at=now))
 
     def purge(self, before: float, max_entries: int) -> None:
-        with self._writing() as connection:
+        with self._opened().writing() as connection:
             connection.execute(delete(late_decision).where(late_decision.c.changed_at < before))
             count = connection.execute(select(func.count()).select_from(late_decision)).scalar_one()
             if count > max_entries:
                 ordered = select(late_decision.c.key).order_by(late_decision.c.changed_at).limit(count - max_entries)
                 connection.execute(delete(late_decision).where(late_decision.c.key.in_(ordered)))
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _translated(), self._opened().connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """One transaction that takes the write lock at its start."""
-        with _translated(), database.writing(self._opened(), _LOCK) as connection:
-            yield connection
-
-    def _opened(self) -> Engine:
-        if self._engine is None:
+    def _opened(self) -> Tables:
+        if self._stamp is None:
             raise LateStoreError("the store is not open")
-        return self._engine
+        return self._tables
 
 
 def _to_json(result: AnalysisResult) -> str:
@@ -294,16 +269,6 @@ def _from_json(stored: str) -> AnalysisResult:
 
 
 _CHANGES = "changes"  # beside the fields of a MessageAnalysisResult
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as exc:
-        raise LateStoreError(database.reason(exc)) from exc
-    except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
-        raise LateStoreError(str(exc)) from exc
 
 
 def _open_stamp(path: Path) -> mmap.mmap:

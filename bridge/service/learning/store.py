@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
+from bridge.runtime.database import insert_into
 from bridge.service.learning.votes import Vote
-from bridge.service.store import Store, analysis, insert_into, learning_scope, learning_vote
+from bridge.service.store import Store, analysis, learning_scope, learning_vote
 
 MAX_VOTES = 5000  # per scope; the newest are kept
 MAX_OF_REPORTER = 200

@@ -15,8 +15,9 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from bridge.api.lists import ListFileInfo
 from bridge.errors import BridgeError
+from bridge.runtime.database import insert_into
 from bridge.service.settings import ListDefinition
-from bridge.service.store import Store, clock, insert_into, list_entry, list_removal, list_state, next_numbers
+from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
 
 GLOBAL = ""  # the deployment-global scope
 PAGE = 2000

@@ -19,7 +19,8 @@ from sqlalchemy import delete
 from sqlalchemy.exc import DataError, IntegrityError
 
 from bridge.api.scanning import AnalysisResult
-from bridge.service.store import STORAGE_ERRORS, Store, analysis, insert_into
+from bridge.runtime.database import insert_into
+from bridge.service.store import STORAGE_ERRORS, Store, analysis
 
 WRITE_INTERVAL_S = 1.0
 EXPIRE_INTERVAL_S = 3600.0

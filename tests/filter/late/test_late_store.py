@@ -167,3 +167,24 @@ def test_a_locked_database_is_an_error_in_time(tmp_path: Path) -> None:
     store.put(entry(1))
     other.close()
     store.close()
+
+
+def test_machines_do_not_wait_for_each_other(server_database: str, tmp_path: Path) -> None:
+    """One lock for all of them made each new entry wait for every other machine."""
+    stores = [SqlStore(Database(server_database), tmp_path / "stamp", busy_s=30.0) for _ in range(4)]
+    for store in stores:
+        store.open()
+    with stores[0]._tables.writing():  # as if it had stopped in the middle of a purge
+        stores[1].put(entry(1))
+        stores[1].remove(entry(1).key)
+
+    def work(store: LateStore) -> None:
+        for number in (*range(20), *reversed(range(20))):
+            store.put(entry(number))
+            store.touch("here/1/2", 3000.0)
+            store.purge(500.0, 15)
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(work, stores))  # raises what a store raised
+    for store in stores:
+        store.close()

@@ -1,0 +1,99 @@
+"""Locks shared through PostgreSQL: a holder that lost its connection notices before it sends anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from bridge.quarantine.locks import PostgresLocks
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
+from bridge.quarantine.record import ReleaseAttempt
+from bridge.quarantine.release import ReleaseRequest, release
+from bridge.quarantine.store import LockLost, MailLocked
+from bridge.runtime.database import Database
+from tests.postgresql import fresh_database
+from tests.quarantine.quarantine_kit import HEAD, Taker, make_tx
+from tests.quarantine.s3_kit import ObjectServer, s3_settings
+
+OTHERS = text(
+    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.fixture
+def place(postgresql: str) -> Database:
+    return Database(fresh_database(postgresql))
+
+
+def end_connections(place: Database) -> None:
+    """As a failover does: every other connection to this database ends, and its locks with it."""
+    engine = place.engine(connections=1)
+    with engine.connect() as connection:
+        connection.execute(OTHERS).all()
+    engine.dispose()
+
+
+def test_a_lock_whose_connection_ended_is_lost(place: Database) -> None:
+    """Another machine had the lock by then, and the first one never noticed."""
+    ours, theirs = PostgresLocks(place), PostgresLocks(place)
+    with ours.hold("mail 1") as held:
+        held.check()
+        with pytest.raises(MailLocked), theirs.hold("mail 1"):
+            pass
+        end_connections(place)
+        with theirs.hold("mail 1") as other:
+            for _ in range(2):  # a new connection, made for the second question, would not have the lock either
+                with pytest.raises(LockLost):
+                    held.check()
+            other.check()
+    with ours.hold("mail 1") as held:
+        held.check()
+
+
+@pytest.mark.parametrize("name", [f"mail {number}" for number in range(8)])
+def test_a_lock_is_recognised_by_its_whole_key(place: Database, name: str) -> None:
+    """Keys are signed 64-bit numbers, which the server shows in two halves."""
+    locks = PostgresLocks(place)
+    with locks.hold(name) as held, locks.hold(f"{name} of another") as other:
+        held.check()
+        other.check()
+
+
+class Interrupted(Quarantine):
+    """Something happens when the mail has been read, or when an attempt has been recorded."""
+
+    when_read: Callable[[], None] | None = None
+    when_recorded: Callable[[], None] | None = None
+
+    def chunks(self, mail_id: str) -> Iterator[bytes]:
+        yield from super().chunks(mail_id)
+        if self.when_read is not None:
+            self.when_read()
+
+    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...]) -> None:
+        super().write_releases(mail_id, releases)
+        if self.when_recorded is not None:
+            self.when_recorded()
+
+
+@pytest.mark.parametrize(("point", "state"), [("when_read", "kept"), ("when_recorded", "interrupted")])
+async def test_a_release_that_lost_its_lock_sends_nothing(
+    tmp_path: Path, object_server: ObjectServer, place: Database, point: str, state: str
+) -> None:
+    """Another machine may release the mail now; both sent it."""
+    s3 = s3_settings(object_server.port, f"locks/{tmp_path.name}")
+    quarantine = Interrupted(QuarantineSettings(tmp_path, place, s3=s3, patience_s=10.0))
+    tx, hop = make_tx(), Taker()
+    await quarantine.keep(tx, HEAD, {})
+    setattr(quarantine, point, lambda: end_connections(place))
+    with pytest.raises(LockLost, match="nothing was sent"):
+        await release(quarantine, tx.id, hop, ReleaseRequest("me"))
+    assert not hop.taken and quarantine.read(tx.id).state == state
+    setattr(quarantine, point, None)
+    await release(quarantine, tx.id, hop, ReleaseRequest("me"))
+    assert len(hop.taken) == 1 and quarantine.read(tx.id).state == "released"
+    await quarantine.close()
