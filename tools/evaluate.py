@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bridge.service.analysis.connections import BadAnswer
+from bridge.service.analysis.opinions import together as opinions_together
+from bridge.service.analysis.rspamd import RspamdError
 from bridge.service.detection.model import POINTS_PER_MARGIN, QUARANTINE_POINTS
 from tools import evaluation_engines as engines
 from tools.mail_corpus import CorpusMail, envelope_from
@@ -63,13 +66,13 @@ def caught(judged: Judged, rate: float) -> str:
     return percent(sum(score >= threshold for score in judged.phishing), len(judged.phishing))
 
 
-def ask(engine: engines.Rspamd | engines.SpamAssassin, mail: CorpusMail) -> float:
+def ask(engine: engines.Rspamd | engines.SpamAssassin, mail: CorpusMail) -> engines.Answer:
     content = mail.content()
     try:
-        return engine.score(content, envelope_from(content))
-    except (OSError, ValueError, KeyError) as exc:
+        return engine.ask(content, envelope_from(content))
+    except (OSError, ValueError, KeyError, BadAnswer, RspamdError) as exc:
         print(f"{engine.name}: {mail.path}: {type(exc).__name__}", file=sys.stderr)
-        return 0.0
+        return engines.Answer(0.0, 0.0)
 
 
 def sampled(found: Sequence[Example], scores: Sequence[float], limit: int) -> list[tuple[Example, float]]:
@@ -94,12 +97,13 @@ def compare(chosen: list[tuple[Example, float]], threshold: float) -> dict[str, 
             if number % 100 == 0:
                 print(f"{number} of {len(chosen)} mails judged", file=sys.stderr)
             mail = CorpusMail(example.fold, example.path, example.is_phishing)
-            given = {engine.name: ask(engine, mail) for engine in running}
+            answers = {engine.name: ask(engine, mail) for engine in running}
             own = points(margin, threshold)
-            given |= {f"{OWN} with {name}": own + max(0.0, score) for name, score in given.items()}
+            given = {OWN: margin, **{name: answer.score for name, answer in answers.items()}}
+            given |= {f"{OWN} with {name}": own + max(0.0, answer.opinion) for name, answer in answers.items()}
             if len(running) > 1:
-                given[f"{OWN} with both"] = own + sum(max(0.0, given[engine.name]) for engine in running)
-            given = {OWN: margin, **given}
+                opinions = opinions_together(answer.opinion for answer in answers.values())
+                given[f"{OWN} with both"] = own + max(0.0, opinions)
             for name, score in given.items():
                 (results[name].phishing if example.is_phishing else results[name].ham[example.fold]).append(score)
     return results
@@ -135,7 +139,7 @@ def report(whole: Judged, results: dict[str, Judged], thresholds: dict[float, fl
             "",
             "All sources have the same share in this sample: newsletters, templates and bounces weigh more than above.",
             "In such a small sample, 0.1 % and 0.2 % mean that no legitimate mail has a higher score.",
-            "The scores of the engines are added to our points, as in the decisions table.",
+            "The engines count by their own thresholds, and the worse one of them, as in the decisions table.",
             "",
             "| engine | " + " | ".join(f"caught at {100 * rate:g} % false alarms" for rate in RATES) + " |",
             "|---|" + "---|" * len(RATES),

@@ -1,6 +1,6 @@
 """The engines that `make evaluate` compares: private instances of rspamd and spamd, without network tests.
 
-Each gives a mail a score. What is not installed is left out, and the report says so.
+Each gives a mail a score, of which the service makes an opinion. What is not installed is left out, as the report says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+from bridge.service.analysis.rspamd import read_answer as rspamd_answer
+from bridge.service.analysis.spamassassin import read_answer as spamd_answer
+from bridge.service.detection.model import QUARANTINE_POINTS
 
 START_S = 90.0
 ANSWER_S = 60.0
@@ -30,7 +35,12 @@ _RSPAMD = {
     "surbl.conf": "enabled = false;",
     "logging.inc": 'type = "console"; level = "error";',
 }
-_SPAMD_SCORE = re.compile(rb"^Spam: \S+ ; (-?[0-9.]+) /", re.MULTILINE)
+_SPAMD_SCORE = re.compile(rb"^Spam: (\S+ ; (-?[0-9.]+) / [0-9.]+)", re.MULTILINE)
+
+
+class Answer(NamedTuple):
+    score: float  # its own
+    opinion: float  # what the service makes of it
 
 
 class Rspamd:
@@ -39,11 +49,12 @@ class Rspamd:
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/checkv2"
 
-    def score(self, content: bytes, sender: str) -> float:
+    def ask(self, content: bytes, sender: str) -> Answer:
         headers = {"From": sender} if sender.isascii() and sender.isprintable() else {}
         request = urllib.request.Request(self._url, content, headers)  # noqa: S310 (our own address)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
-            return float(json.load(answer)["score"])
+            body = answer.read()
+        return Answer(float(json.loads(body)["score"]), rspamd_answer(body).opinion)
 
 
 class SpamAssassin:
@@ -52,7 +63,7 @@ class SpamAssassin:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def score(self, content: bytes, _sender: str) -> float:
+    def ask(self, content: bytes, _sender: str) -> Answer:
         with socket.create_connection(("127.0.0.1", self._port), ANSWER_S) as link:
             link.sendall(b"CHECK SPAMC/1.5\r\nContent-length: %d\r\n\r\n" % len(content) + content)
             link.shutdown(socket.SHUT_WR)
@@ -60,7 +71,8 @@ class SpamAssassin:
         found = _SPAMD_SCORE.search(answer)
         if found is None:
             raise OSError("spamd gave no score")
-        return float(found[1])
+        opinion = spamd_answer({"spam": found[1].decode()}, b"", QUARANTINE_POINTS).opinion
+        return Answer(float(found[2]), opinion)
 
 
 @contextmanager

@@ -14,8 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "bridge"
 LOCALE = ROOT / "digests" / "locale"
 FOLDERS = (ROOT / "digests", ROOT / "user_pages")
-SHARED = (ROOT / "console" / "checks.py", ROOT / "console" / "queues.py")  # the console itself is in English
+SHARED = (  # the console itself is in English
+    *(ROOT / "console" / "checks.py", ROOT / "console" / "queues.py"),
+    ROOT / "api" / "reason_texts.py",
+)
 _ONE = re.compile(r"""(?:\b_|\bspeak|\bsay|\bN_)\(\s*"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
+_QUOTING = re.compile(r"\bN_\('([^'\\]*)'")  # a text with quotation marks in it
 _MANY = re.compile(r"""ngettext\(\s*"((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 
 
@@ -25,7 +29,7 @@ def texts() -> set[str]:
     for path in (*SHARED, *(path for folder in FOLDERS for path in sorted(folder.rglob("*")))):
         if path.suffix in (".py", ".html", ".txt"):
             content = path.read_text("utf-8")
-            found |= set(_ONE.findall(content)) | {one for one, _ in _MANY.findall(content)}
+            found |= {*_ONE.findall(content), *_QUOTING.findall(content)} | {one for one, _ in _MANY.findall(content)}
     return found
 
 

@@ -1,7 +1,8 @@
 """A digest as a mail: text and HTML, in the reader's language, from templates that a tenant may replace.
 
-Subjects and senders of held mail are hostile. They are shortened, made visible, and broken so that no mail program
-makes a link of them. Nothing is loaded from elsewhere, and no link does anything before a button is pressed.
+Subjects and senders of held mail are hostile, and so is what was found in it. They are shortened, made visible, and
+broken so that no mail program makes a link of them. Nothing is loaded from elsewhere, and no link does anything before
+a button is pressed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jinja2 import (
 )
 from jinja2.sandbox import SandboxedEnvironment
 
+from bridge.digests.findings import in_words
 from bridge.digests.items import Item, Person
 from bridge.digests.languages import Language, language
 from bridge.digests.links import Act, Link, LinkKeys
@@ -42,6 +44,7 @@ from bridge.runtime.visible_text import visible
 
 MAX_SUBJECT = 150
 MAX_SENDER = 100
+MAX_FINDING = 200
 JOINER = "\u2060"  # word joiner: has no width, and ends what programs take for an address
 _LINKED = re.compile(r"(?<=\S)([.:/@])(?=\S)")
 
@@ -60,6 +63,7 @@ class Entry:
     act_url: str
     view_url: str  # "": not allowed
     ham_url: str = ""  # only for spam
+    findings: tuple[str, ...] = ()  # what the scanner found, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class DigestMaker:
             act_url=self.url(act, item.recipient, now, item.mail) if act else "",
             view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
             ham_url=self.url(Act.HAM, item.recipient, now, item.mail) if reason is Reason.SPAM else "",
+            findings=tuple(shown(text, MAX_FINDING) for text in in_words(mail.reasons, words)),
         )
 
     def write(

@@ -8,20 +8,22 @@ from email import message_from_bytes
 from email.policy import default as modern
 from pathlib import Path
 
+from bridge.digests.findings import in_words
 from bridge.digests.items import Items
 from bridge.digests.languages import language as language_of
 from bridge.digests.links import Act, Link, LinkKeys
 from bridge.digests.listing import gather
-from bridge.digests.message import DigestMaker, Entry
+from bridge.digests.message import MAX_FINDING, DigestMaker, Entry, shown
 from bridge.digests.people import People
 from bridge.digests.reasons import Reason, words_for
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import Quarantine
 
+_FOUND = ("claims to be Bank, sent from bank-login.example", "the link shown as bank.example leads to login.example")
 _MAILS = (
-    ("newsletter@shop.example", "Only today: 70 % off everything", Reason.SPAM),
-    ("service@bank-login.example", "Your account will be closed", Reason.PHISHING),
-    ("scanner@office.example", "Scan_2024-11.pdf.exe", Reason.MALWARE),
+    ("newsletter@shop.example", "Only today: 70 % off everything", Reason.SPAM, ()),
+    ("service@bank-login.example", "Your account will be closed", Reason.PHISHING, _FOUND),
+    ("scanner@office.example", "Scan_2024-11.pdf.exe", Reason.MALWARE, ()),
 )
 PERSON = "jane@example.org"
 
@@ -53,8 +55,9 @@ def sample(maker: DigestMaker, tenant: str = "", language: str | None = None) ->
             act_url=maker.url(Act.RELEASE, PERSON, now),
             view_url=maker.url(Act.VIEW, PERSON, now) if settings.users.preview else "",
             ham_url=maker.url(Act.HAM, PERSON, now) if reason is Reason.SPAM else "",
+            findings=tuple(shown(text, MAX_FINDING) for text in in_words(found, words)),
         )
-        for number, (sender, subject, reason) in enumerate(_MAILS, 1)
+        for number, (sender, subject, reason, found) in enumerate(_MAILS, 1)
     ]
     return maker.write(PERSON, settings, words, entries, 0, now)
 

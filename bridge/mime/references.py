@@ -30,11 +30,16 @@ def in_values(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    """`html.unescape` with a cache: each reference takes a microsecond, and a page repeats a few of them."""
-    return _REFERENCE.sub(lambda match: _character(match[0]), text)
+    """`html.unescape` with a cache: each reference takes a microsecond, and a page repeats a few of them.
+
+    Python 3.11: to split and join takes half the time of `re.sub`, which calls back for each reference.
+    """
+    pieces = _REFERENCE.split(text)
+    pieces[1::2] = map(_character, pieces[1::2])
+    return "".join(pieces)
 
 
-_REFERENCE = re.compile(r"&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")  # as in `html`
+_REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?))")  # as in `html`
 _character = lru_cache(2048)(html.unescape)
 
 

@@ -84,7 +84,9 @@ class Site:
         self._engines = engines_of(config.analyzers)
         self._backend = self._chosen_backend(timings)
         tokens = StaticTokens(config.abby.staticApiTokens)
-        self._feedback = FeedbackEndpoint(tokens, self._votes, self._learned, config.analyzers, timings.upload_idle_s)
+        self._feedback = FeedbackEndpoint(
+            *(tokens, self._votes, self._learned, config.analyzers, lasting.metrics), timings.upload_idle_s
+        )
         self._app = self._application(tokens, timings)
         self._requests = 0
         self._idle = asyncio.Event()
@@ -170,6 +172,7 @@ class Site:
             "Analysis records lost because the database was unavailable.",
             lambda: self._records.dropped,
         )
+        metrics.show_learning(self._learned)
         if isinstance(members := getattr(self._backend, "members", None), Members):
             metrics.gauge("workers", "Analysis workers that are connected.", lambda: len(members.workers))
             metrics.gauge("worker_slots", "Concurrent analyses of all workers.", lambda: members.slots)

@@ -31,6 +31,7 @@ from bridge.service.token_files import tokens_in
 
 MiB = 1024**2
 ICAP_PORT = 1344
+ICAPS_PORT = 11344  # of no standard, but of c-icap and Squid
 OUR_NAMES = (  # of analyzers and parts of the service, in tags such as `failed:clamav`
     *("mime", "urls", "headers", "authentication", "clamav", "rspamd", "icap", "spamassassin", "yara", "phishing"),
     *("lists", "core", "conclusion", "auth", "header", "list", "malware", "spam", "url"),
@@ -71,18 +72,38 @@ class Rspamd(AnalyzerSection):
 
 
 class Icap(AnalyzerSection):
-    url: str = Field(description="The service of an ICAP server, for example icap://127.0.0.1:1344/virus_scan.")
+    url: str = Field(
+        description="The service of an ICAP server, icap://host:port/name, or icaps://host:port/name over TLS."
+    )
+    ca_file: str | None = Field(None, description="CA certificates for icaps://, instead of the system's.")
     connections: int = Field(10, ge=1, le=1000, description="Connections, and objects sent at the same time.")
     max_size: Size = Field(50 * MiB, description="A larger object is not sent; its mail gets the tag `limit:icap`.")
     max_objects: int = Field(500, ge=1, description="Objects of one mail; one with more gets the tag `limit:icap`.")
+    _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        check_url(url, "an ICAP service is icap://host:port/name", https=False, schemes=("icap",))
+        rule = "an ICAP service is icap://host:port/name or icaps://host:port/name"
+        check_url(url, rule, https=False, schemes=("icap", "icaps"))
         if not re.fullmatch(r"[\x21-\x7e]+", url):
-            raise ValueError("an ICAP service is icap://host:port/name")
+            raise ValueError(rule)
         return url
+
+    @model_validator(mode="after")
+    def _trust(self, info: ValidationInfo) -> Icap:
+        if self.ca_file is not None and not self.is_encrypted:
+            raise ValueError("ca_file has no meaning without icaps://")
+        self._directory = directory_of(info)
+        return self
+
+    @property
+    def is_encrypted(self) -> bool:
+        return urlsplit(self.url).scheme == "icaps"
+
+    @property
+    def ca_path(self) -> str | None:
+        return None if self.ca_file is None else str(self._directory / self.ca_file)
 
     @property
     def address(self) -> Endpoint:
@@ -174,7 +195,7 @@ class Plugin(AnalyzerSection):
     max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
 
 
-_PORTS = {"icap": ICAP_PORT, "http": 80, "https": 443}
+_PORTS = {"icap": ICAP_PORT, "icaps": ICAPS_PORT, "http": 80, "https": 443}
 
 
 def endpoint_of(url: str) -> Endpoint:
@@ -193,7 +214,7 @@ def check_url(url: str, rule: str, *, https: bool, schemes: tuple[str, ...] = ("
         port = parts.port
     except ValueError:
         raise ValueError(rule) from None
-    query = "" if schemes == ("icap",) else parts.query
+    query = "" if "icap" in schemes else parts.query
     if parts.scheme not in schemes or not parts.hostname or port == 0 or query or parts.fragment:
         raise ValueError(rule)
     if parts.username or parts.password:

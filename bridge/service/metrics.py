@@ -7,6 +7,7 @@ values are closed sets: decisions, names from the configuration, HTTP status cod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,6 +15,18 @@ from bridge.api.scanning import Decision
 
 # Duration of a scan, from the request's head to its answer; the bridge uses the same buckets for waits.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 300)
+
+
+class Learning(Protocol):
+    """What was learned from reports, and is in memory."""
+
+    @property
+    def votes(self) -> int: ...
+
+    @property
+    def weights(self) -> int: ...
+
+    followed_at: float
 
 
 class ServiceMetrics:
@@ -42,8 +55,14 @@ class ServiceMetrics:
             "scanservice_jobs", "Jobs that this worker took from the queue, by what became of them.", ["outcome"],
             registry=self.registry,
         )  # fmt: skip
+        self._reports = Counter(
+            "scanservice_learning_reports", "Reports of mail, by what became of them.", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
         for outcome in ("answered", "dropped", "returned"):
             self._jobs.labels(outcome)
+        for outcome in ("learned", "known", "refused", "failed"):
+            self._reports.labels(outcome)
         for decision in Decision:
             self._decisions.labels(str(decision))
         for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
@@ -68,6 +87,17 @@ class ServiceMetrics:
         self.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
         in_use = "Unix time since which the configuration has been in use."
         self.gauge("config_time_seconds", in_use, lambda: last()[1])
+
+    def show_learning(self, learned: Learning) -> None:
+        self.gauge("learning_votes", "Votes that count, of all tenants.", lambda: learned.votes)
+        self.gauge(
+            "learning_weights", "Signals and senders whose weight reports have changed.", lambda: learned.weights
+        )
+        when = "Unix time at which the votes in memory were last compared with the database."
+        self.gauge("learning_followed_time_seconds", when, lambda: learned.followed_at)
+
+    def reported(self, outcome: str) -> None:
+        self._reports.labels(outcome).inc()
 
     def decided(self, decision: Decision) -> None:
         self._known[decision].inc()

@@ -53,6 +53,18 @@ def test_a_held_mail_is_announced_and_released_once_byte_for_byte(shared: Users)
     assert len(released(shared, "flow1")) == 1
 
 
+def test_the_findings_are_told_in_words(shared: Users) -> None:
+    """A reader was told only that a mail looks like phishing, not that it pretends to be PayPal."""
+    facts = {"verdict": "phishing", "tags": ["phishing:likely"]}
+    why = ["claims to be PayPal, sent from example.biz", "<b>" + "y" * 300, "a QR code leads to evil.example", "4th"]
+    hold(shared.directory, "WORDS1", "words1@a.example", content("words1"), **facts, reasons=why)
+    digest = shared.send_digests("--now")["words1@a.example"]
+    text, html = text_of(digest).replace("\r\n", "\n"), digest.get_body(("html",))
+    assert "- claims to be PayPal, sent from example.\u2060biz\n- <b>yyy" in text
+    assert "- a QR code leads to evil.\u2060example" in text and "4th" not in text and "y" * 200 not in text
+    assert html is not None and "&lt;b&gt;yyy" in html.get_content() and "<b>" not in html.get_content()
+
+
 def test_nobody_is_told_twice_and_nothing_new_is_no_mail(shared: Users) -> None:
     hold(shared.directory, "TWICE1", "twice@a.example")
     assert "twice@a.example" in shared.send_digests("--now")

@@ -10,8 +10,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from bridge.api.reason_texts import SENTENCES
 from bridge.config.digests import Digests
 from bridge.config.model import Config
+from bridge.digests.findings import in_words
 from bridge.digests.languages import NAMES, language, preferred
 from bridge.digests.links import LinkKeys
 from bridge.digests.message import DigestMaker, shown
@@ -26,6 +28,7 @@ from bridge.runtime import yaml_file
 from tools import translations
 
 ZURICH = ZoneInfo("Europe/Zurich")
+_PLACEHOLDER = re.compile(r"%\(\w+\)[sd]|\{\d\}")
 TENANT = "11111111-1111-4111-8111-111111111111"
 
 
@@ -225,7 +228,40 @@ def test_placeholders_are_the_same_in_every_language() -> None:
     for po in translations.po_files():
         for text, said in translations.translated(po).items():
             for each in said if text and "%Y" not in text else ():
-                assert sorted(re.findall(r"%\(\w+\)[sd]", each)) == sorted(re.findall(r"%\(\w+\)[sd]", text)), text
+                assert sorted(_PLACEHOLDER.findall(each)) == sorted(_PLACEHOLDER.findall(text)), text
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        ("en", "claims to be PayPal, sent from example.biz", "claims to be PayPal, sent from example.biz"),
+        ("de", "claims to be PayPal, sent from example.biz", "gibt sich als PayPal aus, gesendet von example.biz"),
+        ("fr", "hides 300 characters of text", "cache 300 caractères de texte"),
+        ("es", "a QR code leads to evil.example", "un código QR lleva a evil.example"),
+        (
+            "es",
+            "shows X as the sender, sent from an unknown domain",
+            "muestra X como remitente, enviado desde un dominio desconocido",
+        ),
+        ("de", "claims to be A, sent from b.c, sent from d.e", "gibt sich als A, sent from b.c aus, gesendet von d.e"),
+        ("de", "claims to be {0} {x} %s, sent from {1}", "gibt sich als {0} {x} %s aus, gesendet von {1}"),
+        ("de", "a sentence of another scanner {0}", "a sentence of another scanner {0}"),
+    ],
+)
+def test_findings_are_in_the_language_of_the_reader(code: str, reason: str, said: str) -> None:
+    assert in_words([reason], language(code)) == [said]
+
+
+@pytest.mark.parametrize("code", list(NAMES))
+def test_every_sentence_of_the_service_is_recognised(code: str) -> None:
+    """Whatever it was found in. A value that repeats the sentence may be divided elsewhere, but is shown as a whole."""
+    for sentence in SENTENCES.values():
+        translated = language(code).say(sentence)
+        for value in ("a.example", "", "x" * 300):
+            assert in_words([sentence.format(value, value)], language(code)) == [translated.format(value, value)]
+        (said,) = in_words([sentence.format(sentence, sentence)], language(code))
+        assert sorted(said) == sorted(translated.format(sentence, sentence))
+    assert len(in_words(["the sender's address is malformed"] * 10, language(code))) == 3
 
 
 def test_the_browser_s_language_is_chosen_among_those_offered() -> None:

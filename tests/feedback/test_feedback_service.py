@@ -53,9 +53,9 @@ def votes_in(config: ServiceConfig, scope: str) -> list[Vote]:
         return votes.votes(scope)
 
 
-def quarantined(tenant: str = "") -> ReportedMail:
+def quarantined(tenant: str = "", ggrid: str = "") -> ReportedMail:
     recipients = ("ann@example.net",)
-    return ReportedMail("id1", MAIL, "id1", "b@shop.example", recipients, tenant=tenant, client="192.0.2.9")
+    return ReportedMail("id1", MAIL, "id1", "b@shop.example", recipients, "", tenant, ggrid, client="192.0.2.9")
 
 
 def test_report_reaches_the_service_with_sender_and_tenant(tmp_path: Path) -> None:
@@ -63,7 +63,8 @@ def test_report_reaches_the_service_with_sender_and_tenant(tmp_path: Path) -> No
     with service(tmp_path) as running:
         conf = configured(tmp_path, running.port)
         with closing(Reporter.open(conf, tmp_path / "state")) as reports:
-            done = reports.report_mail(ReportKind.HAM, quarantined(TENANT), "user ann@example.net")
+            ggrid = running.submit(MAIL, tenantUid=TENANT).json["ggrid"]
+            done = reports.report_mail(ReportKind.HAM, quarantined(TENANT, ggrid), "user ann@example.net")
             assert (done.state, done.text) == (
                 ReportState.LEARNED,
                 "reported as not spam: learned by the scanning service",
@@ -80,8 +81,10 @@ def test_report_waits_for_the_service_and_keeps_the_envelope(tmp_path: Path) -> 
     """While the service is away, the mail waits with everything that the vote needs."""
     port = free_port()
     conf = configured(tmp_path, port)
+    with service(tmp_path) as running:
+        ggrid = running.submit(MAIL).json["ggrid"]
     with closing(Reporter.open(conf, tmp_path / "state")) as reports:
-        done = reports.report_mail(ReportKind.HAM, quarantined(), "ann")
+        done = reports.report_mail(ReportKind.HAM, quarantined(ggrid=ggrid), "ann")
         assert done.state is ReportState.WAITING and "the scanning service will learn it later" in done.text
     with closing(feedback_wiring.report_store(conf, tmp_path / "state")) as store:
         waiting, _ = store.next_waiting()

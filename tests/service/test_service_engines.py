@@ -15,6 +15,7 @@ import pytest
 from bridge.service.analysis import clamav
 from bridge.service.analysis import rspamd as rspamd_engine
 from bridge.service.analysis.engine import Findings, LimitReached, as_tag
+from bridge.service.analysis.opinions import together
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -190,9 +191,50 @@ def test_clamds_answers(answer, expected):
 
 
 def test_rspamds_score_and_action_are_used():
-    """The action becomes a tag, and the score is added."""
+    """The action becomes a tag, and the score counts by rspamd's own thresholds."""
     found = rspamd_engine.read_answer(json.dumps({"action": "add header", "score": 6.5}).encode())
-    assert found == Findings(frozenset({"rspamd:add-header"}), 6.5)
+    assert found == Findings(frozenset({"rspamd:add-header"}), opinion=6.5)
+    for action, score, required, opinion in [
+        ("add header", 12.0, 30.0, 6.0),
+        ("reject", 30.0, 30.0, 15.0),
+        ("reject", 1000.0, 15.0, 15.0),
+        ("greylist", 5.9, 15.0, 4.0),
+        ("no action", -3.0, 15.0, -3.0),
+        ("no action", 1.0, None, 1.0),
+    ]:
+        answer = {"action": action, "score": score, "required_score": required}
+        assert rspamd_engine.read_answer(json.dumps(answer).encode()).opinion == opinion
+
+
+@pytest.mark.parametrize(
+    ("rspamd_says", "spamd_says", "decision"),
+    [
+        (("no action", 3.9), "False ; 4.9 / 5.0", "deliver"),
+        (("greylist", 5.9), "False ; 4.9 / 5.0", "deliver"),
+        (("add header", 8.5), "False ; 0.0 / 5.0", "quarantine"),
+        (("no action", 0.0), "True ; 5.0 / 5.0", "quarantine"),
+        (("add header", 14.0), "True ; 9.0 / 5.0", "quarantine"),
+    ],
+)
+def test_filters_that_call_a_mail_legitimate_held_it_together(tmp_path, rspamd_says, spamd_says, decision):
+    """Their scores were added, so newsletters were quarantined that neither of them called spam."""
+    action, score = rspamd_says
+    answer = json.dumps({"action": action, "score": score, "required_score": 15.0}).encode()
+    spamd = f"SPAMD/1.1 0 EX_OK\r\nContent-length: 0\r\nSpam: {spamd_says}\r\n\r\n".encode()
+    with stub(_http(answer)) as http_port, stub(spamd) as spamd_port:
+        urls = f"rspamd: {{url: 'http://127.0.0.1:{http_port}'}}, "
+        engines = urls + f"spamassassin: {{address: '127.0.0.1:{spamd_port}'}}"
+        with service(tmp_path, CONFIG + f"analyzers: {{{engines}}}\n") as running:
+            found = running.submit(mail()).json
+    assert found["decision"] == decision, found
+
+
+@pytest.mark.parametrize(
+    ("opinions", "points"), [([], 0), ([3, 5], 5), ([8, -2], 6), ([-1, -2], -3), ([0.0], 0), ([4, 4, -1, -1], 2)]
+)
+def test_the_worst_opinion_counts_and_good_ones_reduce_it(opinions, points):
+    """As before, a good opinion of one filter makes up for a bad one of another."""
+    assert together(opinions) == points
 
 
 def test_names_from_other_programs_become_tags():

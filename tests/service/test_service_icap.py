@@ -7,13 +7,15 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from bridge.service.analysis.icap import Response, findings
 from tests.service.conftest import running_c_icap
 from tests.service.lying_server import LyingServer
-from tests.service.service_kit import CONFIG, EICAR, attached, mail, service, zipped
+from tests.service.service_kit import CONFIG, EICAR, attached, command, mail, service, zipped
+from tests.service.tls_proxy import tls_proxy
 
 MIB = 1024 * 1024
 
@@ -196,3 +198,64 @@ def test_reqmod_and_header_injection(liar, tmp_path):
 def test_fields_that_name_what_was_found(fields, tags):
     """Each vendor has its own."""
     assert findings(Response(204, fields), "") == tags
+
+
+def encrypted(port: int, **settings: object) -> str:
+    return config(port, **settings).replace("icap://", "icaps://")
+
+
+def test_a_real_scanner_behind_tls(tmp_path, c_icap):
+    """Objects of any size pass through TLS, in both directions, and connections are used again within a mail."""
+    with (
+        tls_proxy(tmp_path, c_icap.port) as proxy,
+        service(tmp_path, encrypted(proxy.port, ca_file="ca.pem")) as running,
+    ):
+        assert running.submit(mail(b"Hello\r\n")).json["tags"] == []
+        late = running.submit(attached(os.urandom(MIB) + EICAR + b"\n")).json
+        assert (late["decision"], has_malware(late)) == ("quarantine", True), late["tags"]
+        assert running.submit(attached(os.urandom(4 * MIB))).json["tags"] == []
+        assert proxy.passed_on > 5 * MIB
+        assert "problems: 0" in checked(tmp_path, encrypted(proxy.port, ca_file="ca.pem"))
+        assert "icap cannot be reached" in checked(tmp_path, encrypted(proxy.port))
+
+
+def checked(directory: Path, text: str) -> str:
+    (directory / "service.yml").write_text(text)
+    done = command(directory, "check")
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "ca_file"), [("other.example", "ca.pem"), ("127.0.0.1", None)])
+def test_nothing_is_sent_to_a_server_without_the_right_certificate(tmp_path, c_icap, name, ca_file):
+    """A certificate of another name, or of an authority that nobody trusts."""
+    trust = {"ca_file": ca_file} if ca_file else {}
+    with (
+        tls_proxy(tmp_path, c_icap.port, name) as proxy,
+        service(tmp_path, encrypted(proxy.port, timeout="5s", **trust)) as running,
+    ):
+        answer = running.submit(attached(b"a file")).json
+        assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:icap", "incomplete"])
+        assert proxy.passed_on == 0
+
+
+def test_a_server_without_tls_gets_no_mail(tmp_path, c_icap):
+    """`icaps://` never falls back to an unencrypted connection."""
+    with service(tmp_path, encrypted(c_icap.port, timeout="5s")) as running:
+        answer = running.submit(attached(b"a file")).json
+        assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:icap", "incomplete"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("url: 'icap://127.0.0.1/x', ca_file: ca.pem", "ca_file has no meaning without icaps://"),
+        ("url: 'icaps://127.0.0.1/x', ca_file: missing.pem", "ca_file"),
+        ("url: 'icaps://user@127.0.0.1/x'", "user name"),
+        ("url: 'https://127.0.0.1/x'", "icaps://"),
+    ],
+)
+def test_mistakes_in_the_settings_of_tls_are_named(tmp_path, settings, problem):
+    """Before the service starts."""
+    (tmp_path / "service.yml").write_text(CONFIG + f"analyzers: {{icap: {{{settings}}}}}\n")
+    done = command(tmp_path, "check")
+    assert done.returncode != 0 and problem in done.stdout + done.stderr

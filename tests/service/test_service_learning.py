@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import replace
@@ -12,8 +13,10 @@ from bridge.service.analysis.authentication import _author_domains, worst
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.detection.model import model_at
+from bridge.service.learning import store as vote_store
+from bridge.service.learning.follow import Learned
 from bridge.service.learning.layer import MAX_OF_SENDER, MAX_OF_SIGNALS, MAX_SHIFT, combined, layer_of
-from bridge.service.learning.store import MAX_OF_REPORTER, VoteStore
+from bridge.service.learning.store import KEPT_S, MAX_OF_REPORTER, VoteStore
 from bridge.service.learning.votes import BadVote, Vote, digest, digest_of_person, origin_of, senders_of
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
@@ -184,6 +187,34 @@ def test_nobody_pushes_out_what_others_said(votes) -> None:
     assert found[0].reporter == digest(b"bob")
 
 
+def test_scopes_of_tenants_that_are_gone_are_deleted(votes) -> None:
+    """Their rows, and the layers in the memory of every node, stayed forever."""
+    old = time.time() - KEPT_S - 10
+    votes.add("", vote(1))
+    votes.replace(TENANT, [vote(1, at=old), vote(2, at=old)])
+    follower = Learned(votes)
+    asyncio.run(follower._refresh())
+    before = votes.versions()[TENANT]
+    assert votes.expire() == 1 and votes.expire() == 0
+    assert set(votes.versions()) == {""} and votes.votes("")
+    asyncio.run(follower._refresh())
+    assert set(follower._layers) == {""} and follower.votes == 1
+    votes.add(TENANT, vote(3))
+    assert votes.versions()[TENANT] > before, "a node that knows the old version must notice"
+    asyncio.run(follower._refresh())
+    assert follower.votes == 2
+
+
+def test_the_number_of_scopes_is_limited(votes, monkeypatch) -> None:
+    """Whoever may report can invent tenants."""
+    monkeypatch.setattr(vote_store, "MAX_SCOPES", 2)
+    assert votes.add("", vote(1)) and votes.add(TENANT, vote(1))
+    with pytest.raises(vote_store.TooManyScopes):
+        votes.add(TENANT.replace("1", "2"), vote(1))
+    assert votes.add(TENANT, vote(2)) and votes.reset(TENANT) == 2 and votes.expire() == 1
+    assert votes.add(TENANT.replace("1", "2"), vote(1))
+
+
 @pytest.mark.parametrize(
     "line", ["", "[]", "{}", "null", '{"mail": 1}', vote(1).to_json().replace("ham", "maybe"), '{"mail": "x"']
 )
@@ -239,6 +270,12 @@ def report(running: Service, content: bytes, kind: str = "ham", reporter: str = 
     return running.request("POST", "/v1/feedback", multipart(json.dumps(parameters).encode(), content), headers)
 
 
+def report_scanned(running: Service, content: bytes, kind: str = "ham", reporter: str = "ann", **more):
+    """As the bridge does it: with the ggrid of the mail's analysis."""
+    ggrid = running.submit(content, remoteAddress=CLIENT, **more).json["ggrid"]
+    return report(running, content, kind, reporter, ggrid=ggrid, **more)
+
+
 def tags_of(running: Service, content: bytes, **more) -> set[str]:
     found = running.submit(content, remoteAddress=CLIENT, **more).json["tags"]
     return {tag for tag in found if tag.startswith("phishing:")}
@@ -251,8 +288,8 @@ def test_two_nodes_learn_from_each_other(tmp_path) -> None:
         likely = tags_of(other, mail())
         assert likely == {"phishing:likely"}
         for person in ("ann", "bob", "eve"):
-            assert report(one, mail(), reporter=person).json == {"learned": True}
-        assert report(one, mail()).json == {"learned": False}
+            assert report_scanned(one, mail(), reporter=person).json == {"learned": True}
+        assert report_scanned(one, mail()).json == {"learned": False}
         until(lambda: tags_of(other, mail(2)) != likely, "the votes to count")
         assert tags_of(other, mail(2, "service@else.example")) == likely
         assert tags_of(other, mail(2), tenantUid=TENANT) != likely, "the deployment's votes count for its tenants"
@@ -277,7 +314,7 @@ def test_a_tenants_reports_stay_with_the_tenant(tmp_path) -> None:
     """Nobody else's mail is judged differently because of them."""
     with service(tmp_path) as running:
         for person in ("ann", "bob", "eve"):
-            assert report(running, mail(), reporter=person, tenantUid=TENANT).status == 200
+            assert report_scanned(running, mail(), reporter=person, tenantUid=TENANT).status == 200
         until(lambda: tags_of(running, mail(2), tenantUid=TENANT) != {"phishing:likely"}, "the votes to count")
         assert tags_of(running, mail(2)) == {"phishing:likely"}
 
@@ -288,10 +325,35 @@ def test_reports_deliver_nothing_dangerous_and_nothing_that_is_blocked(tmp_path)
         program = mail().replace(b"text/html; charset=utf-8", b"application/x-dosexec; name=a.exe")
         before = running.submit(program, remoteAddress=CLIENT).json
         for person in ("ann", "bob", "eve"):
-            report(running, mail(), reporter=person)
+            report_scanned(running, mail(), reporter=person)
         until(lambda: tags_of(running, mail(2)) != {"phishing:likely"}, "the votes to count")
         after = running.submit(program, remoteAddress=CLIENT).json
         assert (after["decision"], after["tags"]) == (before["decision"], before["tags"])
+
+
+def metric(running: Service, name: str) -> float:
+    lines = running.request("GET", "/metrics").body.decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"scanservice_learning_{name} "))
+
+
+def test_a_report_belongs_to_the_mail_that_was_scanned(tmp_path) -> None:
+    """Whoever could report could name any client for a mail that nobody ever sent, and vote for any sender."""
+    with service(tmp_path) as running:
+        ggrid = running.submit(mail(), remoteAddress=CLIENT).json["ggrid"]
+        for wrong in ({"tenantUid": TENANT}, {"content": mail() + b"x"}):
+            answer = report(running, wrong.pop("content", mail()), ggrid=ggrid, **wrong)
+            assert (answer.status, answer.json["error"]) == (409, "other_mail")
+        for unknown in ({}, {"ggrid": "00000000-0000-4000-8000-000000000000"}):
+            for person in ("ann", "bob", "eve"):
+                assert report(running, mail(), reporter=person, **unknown).status == 200
+        until(lambda: metric(running, "votes") == 3, "the votes to count")
+        assert metric(running, "weights") == 0 and tags_of(running, mail(2)) == {"phishing:likely"}
+        assert report(running, mail(3), ggrid=running.submit(mail(3), remoteAddress=CLIENT).json["ggrid"]).status == 200
+        until(lambda: metric(running, "weights") == 1, "a sender's weight to change")
+        assert metric(running, 'reports_total{outcome="refused"}') == 2
+        assert metric(running, 'reports_total{outcome="learned"}') == 4
+        assert metric(running, 'reports_total{outcome="known"}') == 3
+        assert abs(metric(running, "followed_time_seconds") - time.time()) < 60
 
 
 WRONG = (

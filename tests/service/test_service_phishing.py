@@ -226,7 +226,7 @@ def test_reasons_are_sentences() -> None:
 
 def test_every_sentence_can_be_written() -> None:
     """Whatever the signal was found in."""
-    for tag in reasons._SENTENCES:
+    for tag in reasons.SENTENCES:
         assert reasons.sentences({tag: ""}, {tag: 1.0}) and reasons.sentences({tag: "{0}|{1}"}, {tag: 1.0})
 
 

@@ -102,9 +102,11 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
 def test_scores_are_relative_to_the_threshold():
     """Whatever the threshold is, a mail that reaches it gets the score `spam_score`."""
     assert read_answer({"spam": "True ; 6.0 / 6.0"}, b"A,B\r\n", 8.0) == Findings(
-        frozenset({"spamassassin:A", "spamassassin:B", "spamassassin:spam"}), 8.0
+        frozenset({"spamassassin:A", "spamassassin:B", "spamassassin:spam"}), opinion=8.0
     )
-    assert read_answer({"spam": "False ; -2.5 / 5.0"}, b"", 8.0).score == -4.0
-    assert read_answer({"spam": "True ; 3.0 / 0.0"}, b"<x>, a b\n", 8.0).score == 3.0
+    assert read_answer({"spam": "False ; -2.5 / 5.0"}, b"", 8.0).opinion == -4.0
+    assert read_answer({"spam": "True ; 3.0 / 0.0"}, b"<x>, a b\n", 8.0).opinion == 3.0
+    assert read_answer({"spam": "False ; 4.9 / 5.0"}, b"", 8.0).opinion == 4.0
+    assert read_answer({"spam": "True ; 1000 / 5.0"}, b"", 8.0).opinion == 16.0
     with pytest.raises(BadAnswer):
         read_answer({}, b"", 8.0)

@@ -26,6 +26,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.endpoints import Endpoint
 from bridge.service.abby_settings import StaticApiToken
 from bridge.service.advice import advice
+from bridge.service.analysis.connections import Opening
 from bridge.service.analysis.judgement import load_model
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
@@ -239,12 +240,14 @@ async def _core(loaded: Loaded) -> list[Finding]:
 
 async def _analyzers(loaded: Loaded) -> list[Finding]:
     from bridge.service.analysis.engines import engines_of
+    from bridge.service.analysis.icap import opening_of
 
     analyzers = loaded.config.analyzers
     try:
         engines_of(analyzers)
     except ConfigError as exc:
         return [Finding("analyzers", located(loaded, exc))]
+    openings = {"icap": opening_of(analyzers.icap)} if analyzers.icap is not None else {}
     places: list[tuple[str, Endpoint, tuple[str, ...]]] = []
     if analyzers.clamav is not None:
         places.append(("clamav", analyzers.clamav.address, ("clamav", "address")))
@@ -255,7 +258,10 @@ async def _analyzers(loaded: Loaded) -> list[Finding]:
     if analyzers.spamassassin is not None:
         places.append(("spamassassin", analyzers.spamassassin.address, ("spamassassin", "address")))
     places += [(name, endpoint_of(hook.url), ("hooks", name, "url")) for name, hook in analyzers.hooks.items()]
-    return [*_rules(loaded), *[await _reach(loaded, name, address, key) for name, address, key in places]]
+    return [
+        *_rules(loaded),
+        *[await _reach(loaded, name, address, key, openings.get(name)) for name, address, key in places],
+    ]
 
 
 def _rules(loaded: Loaded) -> Iterator[Finding]:
@@ -271,12 +277,14 @@ def _rules(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("yara", detail=", ".join(yara.rules))
 
 
-async def _reach(loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...]) -> Finding:
-    from bridge.service.analysis.connections import connect
+async def _reach(
+    loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...], opening: Opening | None = None
+) -> Finding:
+    from bridge.service.analysis.connections import as_it_is, connect
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            connection = await connect(address)
+            connection = await connect(address, opening or as_it_is)
     except OSError as exc:  # TimeoutError is one
         reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
         text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {reason}; start it"

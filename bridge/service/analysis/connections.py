@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.unread import has_unread
 
-_PIECE = 64 * 1024
+PIECE = 64 * 1024
 
 T = TypeVar("T")
 
@@ -44,6 +44,10 @@ class Connection:
 
     async def send(self, data: bytes | bytearray) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def receive(self) -> bytes:
+        """What has arrived; nothing at the end."""
+        return await asyncio.get_running_loop().sock_recv(self._sock, PIECE)
 
     def end(self) -> None:
         """Tell the peer that nothing more is sent."""
@@ -95,7 +99,7 @@ class Connection:
             yield piece
 
     async def _receive(self) -> None:
-        piece = await asyncio.get_running_loop().sock_recv(self._sock, _PIECE)
+        piece = await self.receive()
         if not piece:
             raise BadAnswer("the connection was closed")
         self.has_answered = True
@@ -114,38 +118,46 @@ class Connection:
         self._sock.close()
 
 
-async def connect(address: Endpoint) -> Connection:
+Opening = Callable[[socket.socket], Awaitable[Connection]]  # what follows the connection of a socket, such as TLS
+
+
+async def as_it_is(sock: socket.socket) -> Connection:
+    return Connection(sock)
+
+
+async def connect(address: Endpoint, opening: Opening = as_it_is) -> Connection:
     """Raises OSError."""
     if address.path:
-        return await _connected(socket.AF_UNIX, address.path)
+        return await _connected(socket.AF_UNIX, address.path, opening)
     loop = asyncio.get_running_loop()
     places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     for number, (family, _, _, _, place) in enumerate(places, 1):
         try:
-            return await _connected(family, place)
+            return await _connected(family, place, opening)
         except OSError:
             if number == len(places):
                 raise
     raise OSError(f"{address.host} has no address")
 
 
-async def _connected(family: int, place: Any) -> Connection:
+async def _connected(family: int, place: Any, opening: Opening) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         await asyncio.get_running_loop().sock_connect(sock, place)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return await opening(sock)
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
 
 
 class Connections:
     """At most `count` connections to one engine; callers wait for a free one."""
 
-    def __init__(self, address: Endpoint, count: int) -> None:
+    def __init__(self, address: Endpoint, count: int, opening: Opening = as_it_is) -> None:
         self._address = address
+        self._opening = opening
         self._free = asyncio.Semaphore(count)
         self._idle: defaultdict[object, list[Connection]] = defaultdict(list)
 
@@ -174,7 +186,7 @@ class Connections:
             if connection.is_clean:
                 return connection
             connection.close()
-        return await connect(self._address)
+        return await connect(self._address, self._opening)
 
     def end(self, mail: object) -> None:
         """Close the connections of this mail."""

@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from bridge.service.analysis.connections import BadAnswer, Connection, Connections
+from bridge.errors import ConfigError
+from bridge.service.analysis.connections import BadAnswer, Connection, Connections, Opening, as_it_is
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.analysis.parts import MailPart
+from bridge.service.analysis.tls_connection import tls_opening
 from bridge.service.engine_settings import Icap
 
 MAX_HEADER = 64 * 1024  # of an answer, and of the HTTP message in it
@@ -58,12 +60,23 @@ class Response:
         return self.fields.get(name, [""])[0]
 
 
+def opening_of(settings: Icap) -> Opening:
+    """Raises ConfigError."""
+    if not settings.is_encrypted:
+        return as_it_is
+    try:
+        return tls_opening(settings.ca_path, settings.address.host)
+    except OSError as exc:
+        raise ConfigError(f"analyzers.icap.ca_file: cannot be used: {exc.strerror or type(exc).__name__}") from exc
+
+
 class IcapAnalyzer:
     def __init__(self, settings: Icap) -> None:
+        """Raises ConfigError."""
         self._settings = settings
-        self._url = settings.url
+        self._url = settings.url.replace("icaps:", "icap:", 1)  # what RFC 3507 knows, and servers behind a TLS proxy
         self._host = urlsplit(settings.url).netloc
-        self._connections = Connections(settings.address, settings.connections)
+        self._connections = Connections(settings.address, settings.connections, opening_of(settings))
         self._known: Options | None = None
         self._asking = asyncio.Lock()
 

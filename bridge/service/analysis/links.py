@@ -47,9 +47,9 @@ _AFTER_HOST = frozenset("/\\?#")
 _QUOTES = frozenset("'\"`")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
-    re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
-    re.compile(r"/[\t\r\n]++[/\\]"),
-    re.compile(r"\\[\t\r\n]++\S"),
+    ("h", re.compile(r"h(?=[t\t\r\n])(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:")),
+    ("/", re.compile(r"/[\t\r\n]++[/\\]")),
+    ("\\", re.compile(r"\\[\t\r\n]++\S")),  # most pages have none: to look for one character takes no time
 )
 _ESCAPING = ("style", "script", "\\rtf", "location", "href", "import")  # without these, a backslash means itself
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
@@ -96,25 +96,25 @@ class Links:
     def scan(self, text: str, *, is_html: bool, is_certain: bool = True) -> None:
         """Escapes of styles and scripts are read only if the text is certainly one that is shown: it takes long."""
         if not is_html:
-            self._scan(_lower(text), is_html=False)
+            self._scan(ascii_lower(text), is_html=False)
             return
         self._check_references(text)
         if "&" in text and _BREAK.search(text):
-            self._scan(_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
+            self._scan(ascii_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
         for reading in page_text.link_readings(text) if "&" in text else [text]:
             self._scan_page(reading, is_certain)
 
     def _scan_page(self, page: str, is_certain: bool) -> None:
-        text = _lower(page)
+        text = ascii_lower(page)
         is_broken = self._scan(text, is_html=True)
-        if is_broken or any(pattern.search(text) for pattern in _BROKEN):
+        if is_broken or any(pattern.search(text) for first, pattern in _BROKEN if first in text):
             self._scan(without_breaks(text), is_html=True)
         has_escapes = is_certain and "\\" in text and any(mark in text for mark in _ESCAPING)
         for other in page_text.without_escapes(text) if has_escapes else ():
             self._scan(other, is_html=True)
         for inner in page_text.inner_pages(page) if "&" in text and "srcdoc" in text else ():
             self._check_references(inner)
-            self._scan(_lower(inner), is_html=True)
+            self._scan(ascii_lower(inner), is_html=True)
 
     def _scan(self, text: str, *, is_html: bool) -> bool:
         """Whether a link ends at a tab or line end, so that it may not end there."""
@@ -163,7 +163,8 @@ class Links:
     def _check_length(self, text: str) -> None:
         """In the event loop: only a short text may have any number of places where a link may begin."""
         if self._characters_left is None:
-            self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
+            marks = sum(work * text.count(mark) for mark, work in _MARK_WORK if mark[0] in text)
+            self._charge(_CHARACTER_WORK * len(text) + marks)
             return
         self._length += len(text)
         if self._length > INLINE_LENGTH:
@@ -280,7 +281,7 @@ def _skip_back(text: str, position: int) -> int:
     return position
 
 
-def _lower(text: str) -> str:
+def ascii_lower(text: str) -> str:
     """The letters of ASCII only: `str.lower` takes five times as long if there are others (Python 3.11).
 
     Names with other letters are converted by `host_of`.

@@ -14,6 +14,7 @@ from bridge.mime.structure import TooMuch
 
 MAX_PAGES = 8  # in attributes of each other: with more, TooMuch
 MAX_ENTITIES = 2000  # that a page declares, and
+MAX_SIGNS = 1000  # "@" of a page that are looked at one by one; with more, it is read in both ways
 MAX_GROWTH = 10  # how many times as long they may make it: with more, TooMuch
 _ENTITY = re.compile(r"""<!ENTITY\s+([^\s"'<>%]{1,200})\s+(?:"([^"]*)"|'([^']*)')""")
 _NAMED = re.compile(r"&([^\s&;#<>\"']{1,200});")
@@ -35,15 +36,16 @@ def link_readings(page: str) -> list[str]:
     if "[" in page and "<!ENTITY" in page:  # they stand in brackets
         return readings(page)
     plain = references.unescaped(page)
-    signs = page.count("@")
-    is_clear = plain.count("@") == signs  # none is written as a reference
-    if signs and is_clear:
-        pieces = (piece for piece in _AUTHORITY_END.split(page) if "@" in piece)
-        is_clear = not any(references.have_delimiters(piece[: piece.rindex("@")]) for piece in pieces)
+    *before, _ = page.split("@")
+    is_clear = plain.count("@") == len(before) <= MAX_SIGNS  # none is written as a reference
+    if is_clear:
+        is_clear = not any(references.have_delimiters(piece[_authority(piece) :]) for piece in before)
     return [plain] if is_clear else [plain, references.in_values(page)]
 
 
-_AUTHORITY_END = re.compile(r"[/\\?]")  # or "#", but that may be part of a reference
+def _authority(text: str) -> int:
+    """Where the last user or host in it begins: after a slash, "?" or "#", but that may be part of a reference."""
+    return max(map(text.rfind, "/\\?")) + 1
 
 
 def every_reading(page: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.judgement import Judgement, search_of
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import NeedsProcess
+from bridge.service.analysis.opinions import together as opinions_together
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
@@ -255,7 +256,7 @@ class Pipeline:
         try:
             tags = self._tags(job, inspection, answers)
             points = self._model_points(job, inspection, tags)
-            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)), points)
+            assessment = self._table.decide(tags, _engine_score(answers), points)
             why = self._phishing.reasons(inspection.phishing, tags) if self._phishing else ()
         except Exception as exc:
             log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
@@ -333,6 +334,11 @@ def _place(exc: Exception) -> str:
         trace = trace.tb_next
     where = f" in {PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
     return type(exc).__name__ + where
+
+
+def _engine_score(answers: Sequence[_Answer]) -> float:
+    opinions = opinions_together(answer.findings.opinion for answer in answers)
+    return _finite(opinions + sum(answer.findings.score for answer in answers))
 
 
 def _finite(score: float) -> float:

@@ -1,16 +1,21 @@
-"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours."""
+"""rspamd over HTTP (`/checkv2`): its action becomes a tag, and its score counts by its own thresholds.
+
+A mail that rspamd just rejects (`required_score`) gets 15 points, and none gets more. As long as rspamd does not call a
+mail spam, its points do not suffice to quarantine it.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import AsyncIterator
 
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.analysis.http_answer import answer_to, http_client
+from bridge.service.analysis.opinions import REJECTED, UNSURE, opinion_of
 from bridge.service.engine_settings import Rspamd
 
+_NOT_SPAM = frozenset({"no action", "greylist", "soft reject"})  # actions
 MAX_ANSWER = 4 * 1024 * 1024
 
 
@@ -64,8 +69,10 @@ def read_answer(body: bytes) -> Findings:
     try:
         answer = json.loads(body)
         action, score = answer["action"], float(answer.get("score", 0.0))
+        points = opinion_of(score, float(answer.get("required_score") or 0.0), REJECTED)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RspamdError("malformed answer") from None
-    if not isinstance(action, str) or not math.isfinite(score):
+    if not isinstance(action, str):
         raise RspamdError("malformed answer")
-    return Findings(frozenset({f"rspamd:{as_tag(action)}"}), score)
+    most = UNSURE if action in _NOT_SPAM else REJECTED
+    return Findings(frozenset({f"rspamd:{as_tag(action)}"}), opinion=min(points, most))

@@ -1,18 +1,19 @@
-"""SpamAssassin over spamd's protocol (SPAMC/1.5): its rules become tags, its score is added to ours.
+"""SpamAssassin over spamd's protocol (SPAMC/1.5): its rules become tags, and its score counts by its threshold.
 
 Each mail has its own connection, because spamd closes it after one answer. A score of SpamAssassin means something only
-in relation to its threshold (`required_score`), which an administrator or a user may change; so it is scaled by it.
+in relation to its threshold (`required_score`), which an administrator or a user may change; so it is scaled by it, up
+to twice the threshold. Below the threshold, it counts for half as much at most.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
 from bridge.service.analysis.connections import BadAnswer, Connection, Connections
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
+from bridge.service.analysis.opinions import opinion_of
 from bridge.service.engine_settings import SpamAssassin
 
 MAX_ANSWER = 256 * 1024
@@ -95,11 +96,13 @@ def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findi
     if match is None:
         raise BadAnswer("no score")
     score, threshold = float(match.group(2)), float(match.group(3))
-    scaled = score * spam_score / threshold if threshold > 0 else score
     rules = [name.strip() for name in re.split(r"[,\s]+", body.decode("ascii", "replace")) if name.strip()]
     tags = {f"spamassassin:{name}" for name in rules[:MAX_RULES] if _RULE.fullmatch(name)}
-    if match.group(1).lower() in ("true", "yes"):
+    is_spam = match.group(1).lower() in ("true", "yes")
+    if is_spam:
         tags.add("spamassassin:spam")
-    if not math.isfinite(scaled):
-        raise BadAnswer("no score")
-    return Findings(frozenset(tags), round(scaled, 2))
+    try:
+        points = opinion_of(score, threshold, spam_score)
+    except ValueError as exc:
+        raise BadAnswer(str(exc)) from None
+    return Findings(frozenset(tags), opinion=min(points, 2 * spam_score if is_spam else spam_score / 2))

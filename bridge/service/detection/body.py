@@ -41,6 +41,7 @@ _GROUP_OF = {
     phrase.strip(): tag for tag, lines in _sections("text_phrases.txt").items() for phrase in "".join(lines).split(",")
 }
 _PHRASES = frozenset(_GROUP_OF)
+_FIRST_WORDS = frozenset(phrase.partition(" ")[0] for phrase in _PHRASES if " " in phrase)
 _WORD = re.compile(r"\w+")
 _WALLET = re.compile(
     r"(?<![a-z0-9])(?:bc1[a-z0-9]{25,62}|[13][a-km-zA-HJ-NP-Z1-9]{26,34}|0x[a-fA-F0-9]{40})(?![a-z0-9])"
@@ -125,7 +126,8 @@ def _phrases(material: Material, sender: Sender, text: str) -> Iterator[tuple[st
         if found := pattern.search(subject):
             yield tag, found[0]
     words = _WORD.findall(text)
-    for phrase in _PHRASES.intersection((*words, *map(" ".join, pairwise(words)))):
+    pairs = [f"{first} {second}" for first, second in pairwise(words) if first in _FIRST_WORDS]
+    for phrase in _PHRASES.intersection((*words, *pairs)):
         yield _GROUP_OF[phrase], phrase
     if any(mark in text for mark in ("0x", "bc1", "btc", "bitcoin")) and (
         _WALLET.search(text) or _WALLET.search(material.plain[:MAX_TEXT])

@@ -14,10 +14,11 @@ from functools import lru_cache
 from bridge.service.detection.domains import DATA, name_of, names_in, registered
 
 _FILLERS = names_in("fillers.txt")
-_LOOKALIKES = str.maketrans(
+_LOOKALIKES: dict[int, int] = str.maketrans(
     "аеорсухіјѕԁһԛԝӏвмнткгпᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢαβγεικνορτυχωÐðØøŁłıᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷΝᎾᏢᏒᏚᎢᏙᎳᏃꮮ",
     "aeopcyxijsdhqwlbmhtkrnabcdeghijklmnoprstuvwyzabyeiknoptuxwddoolliabcdeghijklmnoprstvwzl",
 )
+_LOOKALIKE = frozenset(map(chr, _LOOKALIKES))
 _UNSEEN = re.compile("[\u0300-\u036f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u20d0-\u20ff\ufe00-\ufe0f\ufeff]+")
 _TOKEN = re.compile(r"[a-z0-9+&]+(?:[.-][a-z0-9]+)*")
 
@@ -49,7 +50,9 @@ def skeleton(text: str) -> str:
     """The text as it looks: lower-case Latin letters, without accents, invisible characters and decoration."""
     if text.isascii():
         return text.lower()
-    plain = unicodedata.normalize("NFKD", text[:2000]).lower().translate(_LOOKALIKES)
+    plain = unicodedata.normalize("NFKD", text[:2000]).lower()
+    if not _LOOKALIKE.isdisjoint(plain):  # few texts have any, and to translate takes long (Python 3.11)
+        plain = plain.translate(_LOOKALIKES)
     return _UNSEEN.sub("", plain)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bridge.mime.references import unescaped
+from bridge.service.analysis.links import ascii_lower
 
 MAX_PAGE = 128 * 1024  # characters that are read of each page
 MAX_SOURCE = 1024 * 1024  # in which links are searched for: else padding would hide them
@@ -39,8 +41,7 @@ _LETTER = re.compile("[a-z\u00e0-\u024f]")
 _NOT_A_TAG = re.compile(r"<(?![a-z/!?])")
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     address: str  # as written, with its letter case
     shown: str  # its text, in lower case
 
@@ -68,30 +69,24 @@ def read(source: str) -> Page:
     if len(source) > MAX_PAGE:
         found.is_cut = True
         rest = source[MAX_PAGE - _MAX_TAG : MAX_SOURCE]
-        _add_links(found, *_lowered(rest))
+        _add_links(found, rest, ascii_lower(rest))
     return found
 
 
-def _lowered(source: str) -> tuple[str, str]:
-    """The source, and the same in lower case: of the same length."""
-    lower = source.lower()
-    return (source if len(lower) == len(source) else lower), lower  # a few letters have longer lower-case forms
-
-
 def _read(source: str) -> Page:
-    source, lower = _lowered(source)
+    lower = ascii_lower(source)
     marks = Counter(_MARK.findall(lower))
     found = Page(
         pictures=marks["img"],
         has_form=marks["form"] > 0,
-        asks_password=_PASSWORD.search(lower) is not None,
+        asks_password="password" in lower and _PASSWORD.search(lower) is not None,
         runs_script=marks["script"] > 0,
         has_redirect='http-equiv="refresh' in lower,
         has_base=marks["base "] > 0,
         letter_references=len(_LETTER_REFERENCE.findall(lower)) if "&#" in lower else 0,
     )
     shown, hidden = _split(_without_comments(lower, marks))
-    found.text = as_text(shown)
+    found.text = as_text(shown).lower()
     found.hidden = len(as_text(hidden)) if hidden else 0
     found.split_words = 0 if found.text.isascii() else _split_words(found.text)
     _add_links(found, source, lower)
@@ -193,4 +188,4 @@ def _add_links(found: Page, source: str, lower: str) -> None:
         if "<img" in inside:
             found.linked_pictures += 1
         address = source[where[0] : where[1]].strip()
-        found.links.append(Link(unescaped(address), as_text(inside)[:200]))
+        found.links.append(Link(unescaped(address), as_text(inside)[:200].lower()))

@@ -20,9 +20,9 @@ WORD_BITS = 15
 _MASK = (1 << WORD_BITS) - 1
 MAX_WORDS = 250  # different words of the text
 _ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
-_UNSUBSCRIBE = re.compile(
-    r"unsubscribe|opt[ -]?out|abmelden|abbestellen|descadastr|cancelar inscri|darse de baja|d\u00e9sabonn"
-    r"|d\u00e9sinscri|disiscri|uitschrijven"
+_UNSUBSCRIBE = (  # one by one in a tenth of the time of a pattern
+    *("unsubscribe", "opt out", "opt-out", "optout", "abmelden", "abbestellen", "descadastr", "cancelar inscri"),
+    *("darse de baja", "d\u00e9sabonn", "d\u00e9sinscri", "disiscri", "uitschrijven"),
 )
 _WORD = re.compile(r"[^\W\d_]{3,20}")
 
@@ -93,7 +93,7 @@ def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]
         yield "context:plain-text"
     if who.is_aligned:
         yield "context:aligned"
-    if _UNSUBSCRIBE.search(text):
+    if any(map(text.__contains__, _UNSUBSCRIBE)):
         yield "context:unsubscribe"
 
 

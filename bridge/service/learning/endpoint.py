@@ -2,6 +2,10 @@
 
 The mail is inspected again, in a separate process as for any untrusted mail, to find its signals; none of its content
 is stored. A report is rare and nobody waits long for it, so a few at a time are enough.
+
+A report names the analysis of the mail (`ggrid`), which must be on record with the same tenant and size. Otherwise,
+anybody who can report could name any client as the origin of a mail that nobody ever sent: without an analysis, a
+report counts for no sender and as mail of unknown origin.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from bridge.service.analysis.worker_pool import TIMED_OUT, WorkerFailed
 from bridge.service.analyzer_settings import Analyzers
 from bridge.service.auth import StaticTokens
 from bridge.service.learning.follow import DEPLOYMENT, Learned
-from bridge.service.learning.store import VoteStore
+from bridge.service.learning.store import Analysed, TooManyScopes, VoteStore
 from bridge.service.learning.votes import PROOFS, Vote, bounded, digest, digest_of_person, origin_of, senders_of
+from bridge.service.metrics import ServiceMetrics
 from bridge.service.requests import header
 from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.scanning.endpoint import check_length
@@ -37,18 +42,27 @@ from bridge.service.store import STORAGE_ERRORS
 CONCURRENT = 4
 RETRY_AFTER_S = 10
 INSPECTION_S = 30.0
+RECORD_S = 4.0  # within which the record of an analysis is written, unless the database is unavailable
+_RECORD_POLL_S = 0.25
 
 log = logging.getLogger("bridge.service")
 
 
 class FeedbackEndpoint:
     def __init__(
-        self, tokens: StaticTokens, votes: VoteStore, learned: Learned, analyzers: Analyzers, idle_s: float
+        self,
+        tokens: StaticTokens,
+        votes: VoteStore,
+        learned: Learned,
+        analyzers: Analyzers,
+        metrics: ServiceMetrics,
+        idle_s: float,
     ) -> None:
         self._tokens = tokens
         self._votes = votes
         self._learned = learned
         self._analyzers = analyzers
+        self._metrics = metrics
         self._idle_s = idle_s
         self._spool = Spool(CONCURRENT * MAX_MESSAGE_BYTES)
         self._inspector = Inspector(1, analyzers.process_memory)  # its process starts with the first report
@@ -69,12 +83,15 @@ class FeedbackEndpoint:
             finally:
                 self._in_work -= 1
         except Refused as refused:
+            self._metrics.reported("refused")
             await refuse(scope, receive, send, refused)
         except STORAGE_ERRORS:
+            self._metrics.reported("failed")
             await refuse(scope, receive, send, storage_unavailable())
         except Disconnected:
             log.info("client disconnected before its report was complete")
         else:
+            self._metrics.reported("learned" if is_new else "known")
             await send_json(send, 200, {"learned": is_new})
 
     def _check(self, scope: Scope) -> None:
@@ -91,13 +108,24 @@ class FeedbackEndpoint:
             request = await upload.read(receive, header(scope, b"content-type"))
             found = await self._inspected(upload.mail, request)
             mail = await asyncio.to_thread(upload.mail.content)
-        tags = set(found.tags)
-        if request.ggrid:
-            tags |= PROOFS.intersection(await asyncio.to_thread(self._votes.tags_of, request.ggrid))
-        vote = _vote(request, mail, found, tags)
-        is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
+        known = await self._analysed(request.ggrid) if request.ggrid else None
+        if known is not None and (known.tenant, known.size) != (request.tenant_uid or DEPLOYMENT, len(mail)):
+            raise Refused(409, "other_mail", "the ggrid is that of another mail, or of another tenant's")
+        vote = _vote(request, mail, found, known)
+        try:
+            is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
+        except TooManyScopes:
+            raise Refused(409, "too_many_tenants", "there are reports of too many tenants") from None
         self._learned.wake()
         return is_new
+
+    async def _analysed(self, ggrid: str) -> Analysed | None:
+        """Records are written a moment after the analysis, which a quick report must not outrun."""
+        for _ in range(round(RECORD_S / _RECORD_POLL_S)):
+            if found := await asyncio.to_thread(self._votes.analysed, ggrid):
+                return found
+            await asyncio.sleep(_RECORD_POLL_S)
+        return None
 
     async def _inspected(self, mail: StoredMail, request: FeedbackRequest) -> Inspection:
         sender = request.border.envelope_from if request.border else ""
@@ -110,8 +138,9 @@ class FeedbackEndpoint:
             raise Refused(503, "not_inspected", f"{text} now", retry_after_s=RETRY_AFTER_S) from None
 
 
-def _vote(request: FeedbackRequest, mail: bytes, found: Inspection, tags: set[str]) -> Vote:
-    client = request.border.remote_address if request.border else None
+def _vote(request: FeedbackRequest, mail: bytes, found: Inspection, known: Analysed | None) -> Vote:
+    client = request.border.remote_address if request.border and known else None
+    tags = found.tags | (known.tags & PROOFS if known else set())
     senders = senders_of(found.authors, client, tags)
     signals = found.phishing.signals if found.phishing else {}
     return Vote(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping
 
 from bridge.service.learning.layer import EMPTY, Layer, combined, layer_of
@@ -15,6 +16,7 @@ from bridge.service.polling import next_poll
 from bridge.service.store import STORAGE_ERRORS
 
 POLL_INTERVAL_S = 1.0
+EXPIRE_INTERVAL_S = 6 * 3600.0
 DEPLOYMENT = ""  # the scope of mail without a tenant, whose votes count for all
 
 log = logging.getLogger("bridge.service")
@@ -30,6 +32,8 @@ class Learned:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
+        self._expired_at = time.monotonic()
+        self.followed_at = 0.0  # Unix time at which the votes in memory were last compared with the database
 
     async def start(self) -> None:
         await self._refresh()
@@ -47,6 +51,15 @@ class Learned:
     @property
     def has_votes(self) -> bool:
         return any(layer.votes for layer in self._layers.values())
+
+    @property
+    def votes(self) -> int:
+        return sum(layer.votes for layer in self._layers.values())
+
+    @property
+    def weights(self) -> int:
+        """How many signals and senders have a learned weight, in all scopes."""
+        return sum(len(layer.signals) + len(layer.senders) for layer in self._layers.values())
 
     def shift(
         self,
@@ -69,7 +82,7 @@ class Learned:
 
     async def _refresh(self) -> None:
         try:
-            changed = await asyncio.to_thread(self._changed)
+            layers = await asyncio.to_thread(self._current)
         except STORAGE_ERRORS as exc:
             if type(exc).__name__ != self._trouble:
                 log.error("learning: cannot read the database, using what is in memory: %s", type(exc).__name__)
@@ -77,13 +90,22 @@ class Learned:
         except Exception as exc:  # if the task ended here, nothing more would be learned
             log.error("learning: cannot use the votes in the database: %s", type(exc).__name__)
         else:
-            self._layers |= changed
+            self._layers = layers
             self._trouble = ""
+            self.followed_at = time.time()
 
-    def _changed(self) -> dict[str, Layer]:
-        """The layers whose votes have changed. The version is read first: a vote in between is found next time."""
+    def _current(self) -> dict[str, Layer]:
+        """The layers of all scopes. Only those whose version has changed are read; those of deleted scopes are gone.
+
+        The version is read first: a vote in between is found next time.
+        """
+        if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
+            self._expired_at = time.monotonic()
+            self._votes.expire()
         found = self._votes.versions()
-        changed = [scope for scope, version in found.items() if self._versions.get(scope) != version]
-        layers = {scope: layer_of(self._votes.votes(scope)) for scope in changed}
+        kept = {scope for scope, version in found.items() if self._versions.get(scope) == version} & set(self._layers)
+        layers = {
+            scope: self._layers[scope] if scope in kept else layer_of(self._votes.votes(scope)) for scope in found
+        }
         self._versions = found
         return layers

@@ -2,15 +2,17 @@
 
 A scope is a tenant's UUID, or "" for the deployment. Each change to a scope raises its version, so that other nodes
 notice it. The number of votes is limited per scope, and per person, so that nobody can displace the votes of others.
+The number of scopes is limited too, and a scope whose last vote has expired is deleted: tenants come and go.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select
 
 from bridge.runtime.database import insert_into
 from bridge.service.learning.votes import Vote
@@ -19,7 +21,21 @@ from bridge.service.store import Store, analysis, learning_scope, learning_vote
 MAX_VOTES = 5000  # per scope; the newest are kept
 MAX_OF_REPORTER = 200
 KEPT_S = 365 * 86400.0
+MAX_SCOPES = 10_000
 BATCH = 500
+
+
+class TooManyScopes(Exception):
+    """Votes are kept for as many tenants as there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """What is on record about the analysis of a mail."""
+
+    tenant: str
+    size: int
+    tags: frozenset[str]
 
 
 class VoteStore:
@@ -27,7 +43,10 @@ class VoteStore:
         self._store = store
 
     def add(self, scope: str, vote: Vote) -> bool:
-        """False if this person has already reported this mail the same way. The opposite vote replaces it."""
+        """False if this person has already reported this mail the same way. The opposite vote replaces it.
+
+        Raises TooManyScopes.
+        """
         with self._store.writing() as connection:
             same = (learning_vote.c.scope == scope) & (learning_vote.c.mail == vote.mail)
             same &= learning_vote.c.reporter == vote.reporter
@@ -72,11 +91,30 @@ class VoteStore:
             rows = connection.execute(select(learning_scope.c.scope, learning_scope.c.version))
             return {row.scope: row.version for row in rows}
 
-    def tags_of(self, ggrid: str) -> Sequence[str]:
-        """The tags of an analysis that is still on record."""
+    def expire(self) -> int:
+        """Delete the votes that no longer count, and the scopes without votes; returns how many scopes."""
+        with self._store.writing() as connection:
+            connection.execute(delete(learning_vote).where(learning_vote.c.at < time.time() - KEPT_S))
+        has_votes = exists().where(learning_vote.c.scope == learning_scope.c.scope)
         with self._store.reading() as connection:
-            tags = connection.execute(select(analysis.c.tags).where(analysis.c.ggrid == ggrid)).scalar()
-        return [str(tag) for tag in json.loads(tags)] if tags else []
+            empty = connection.execute(select(learning_scope.c.scope).where(~has_votes)).scalars().all()
+        return sum(map(self._delete_empty, empty))
+
+    def _delete_empty(self, scope: str) -> int:
+        """Under the lock of the scope, because somebody may vote in it now."""
+        here, votes = learning_scope.c.scope == scope, learning_vote.c.scope == scope
+        with self._store.writing() as connection:
+            connection.execute(select(learning_scope.c.scope).where(here).with_for_update())
+            if connection.execute(select(learning_vote.c.mail).where(votes).limit(1)).first() is not None:
+                return 0
+            return connection.execute(delete(learning_scope).where(here)).rowcount
+
+    def analysed(self, ggrid: str) -> Analysed | None:
+        """None if it is not, or no longer, on record."""
+        query = select(analysis.c.tenant, analysis.c.size, analysis.c.tags).where(analysis.c.ggrid == ggrid)
+        with self._store.reading() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else Analysed(row.tenant, row.size, frozenset(map(str, json.loads(row.tags))))
 
 
 def _row(scope: str, vote: Vote) -> dict[str, object]:
@@ -93,10 +131,18 @@ def _row(scope: str, vote: Vote) -> dict[str, object]:
 
 
 def _touch(connection: Connection, scope: str) -> None:
-    """Take the lock of the scope, and tell other nodes."""
-    first = insert_into(connection, learning_scope).values(scope=scope, version=1)
+    """Take the lock of the scope, and tell other nodes. Raises TooManyScopes."""
+    known = connection.execute(select(learning_scope.c.scope).where(learning_scope.c.scope == scope)).first()
+    if known is None and _number_of_scopes(connection) >= MAX_SCOPES:
+        raise TooManyScopes
+    # A scope that was deleted and exists again must not have a version that it had before.
+    first = insert_into(connection, learning_scope).values(scope=scope, version=time.time_ns() // 1000)
     more = {"version": learning_scope.c.version + 1}
     connection.execute(first.on_conflict_do_update(index_elements=["scope"], set_=more))
+
+
+def _number_of_scopes(connection: Connection) -> int:
+    return int(connection.execute(select(func.count()).select_from(learning_scope)).scalar_one())
 
 
 def _trim(connection: Connection, scope: str, reporter: str) -> None:
