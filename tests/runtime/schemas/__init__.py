@@ -78,8 +78,9 @@ COMPONENTS = [
 def as_sql(connection: Connection) -> str:
     """The schema as SQL statements, which make it again."""
     if connection.dialect.name == "sqlite":
-        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY type DESC, name"
-        statements = connection.execute(text(query)).scalars()
+        own = "sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        query = text(f"SELECT sql FROM sqlite_master WHERE {own} ORDER BY type DESC, name")
+        statements = connection.execute(query).scalars()
         return "".join(f"{sql};\n" for sql in statements).replace(" \n", "\n")
     need("pg_dump")
     url = connection.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
