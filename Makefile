@@ -15,10 +15,12 @@ TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 PACKAGE_EXTRAS := all
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+setup: $(DEV_READY)             ## prepare .venv for development, and nothing else
 
 run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
 	@exec $(BIN)/scanbridge run --demo
