@@ -15,10 +15,12 @@ TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 PACKAGE_EXTRAS := all
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+setup: $(DEV_READY)             ## prepare .venv for development, and nothing else
 
 run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
 	@exec $(BIN)/scanbridge run --demo
@@ -62,6 +64,11 @@ test-tools: $(DEV_READY)        ## run nmap, sslscan, testssl.sh, schemathesis a
 	deploy/test-servers.sh
 	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh || echo "testssl.sh cannot be installed here"
 	$(BIN)/python -m tests.tools.examine $(ONLY)
+
+test-pythons: export PYTHONDONTWRITEBYTECODE =
+test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that is installed, ONLY="3.13 3.14" for some
+	deploy/test-servers.sh
+	$(BIN)/python -m tests.pythons $(ONLY)
 
 lint: $(DEV_READY)              ## check style and types
 	$(BIN)/ruff check .

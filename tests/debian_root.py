@@ -22,6 +22,7 @@ from tests.requirements import need, unavailable
 SOURCES = "/etc/apt/sources.list.d/debian.sources"
 PACKAGES = {
     "exim": "exim4-daemon-light",
+    "lintian": "lintian",
     "opensmtpd": "opensmtpd",
     "package": "python3.11,systemd-standalone-sysusers,systemd-standalone-tmpfiles",  # for our own package
     "sendmail": "sendmail-bin,sendmail-base,sensible-mda,m4,make",

@@ -122,8 +122,8 @@ def lintian() -> str:
     if shutil.which("lintian") is None:
         raise CannotRun("lintian is not installed")
     for package in _packages("*.deb"):
-        _run("lintian", "--fail-on", "error", "--allow-root", package)
-    return "no errors"
+        _run("lintian", "--fail-on", "error,warning", "--allow-root", package)
+    return "no errors and no warnings; deploy/package/lintian-overrides says why some are accepted"
 
 
 def _packages(kind: str) -> list[Path]:

@@ -46,10 +46,11 @@ def run(path: Path | None, demo: bool) -> None:
     except ConfigError as exc:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, redaction, lambda: config_file.load(path))
+        _supervise(conf, redaction, lambda: config_file.reload(path))
     from bridge.cli.console.beside import console_beside
 
     writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
+    config_file.log_warnings(conf)
     try:
         with console_beside() as beside:
 
@@ -58,7 +59,7 @@ def run(path: Path | None, demo: bool) -> None:
                 if path is None and conf.console is not None:
                     beside.start()
 
-            uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=on_ready))
+            uvloop.run(run_daemon(conf, writer, lambda: config_file.reload(path), on_ready=on_ready))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)
@@ -71,10 +72,12 @@ def run(path: Path | None, demo: bool) -> None:
 
 def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
     """Run several workers. No thread may exist when they are forked, so log lines are written directly."""
+    from bridge.daemon import config_file
     from bridge.daemon.workers.supervisor import Supervisor
     from bridge.observe import log_writer
 
     log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction, conf.log.timestamp)
+    config_file.log_warnings(conf)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:

@@ -74,8 +74,9 @@ def cluster_table(view: ClusterView) -> str:
 def table(state: dict[str, Any]) -> str:
     """The status as text: one line for each fact, also for a reason of several lines."""
     lines = [*state.get("problems", ()), *(f"WARNING: {text}" for text in state.get("warnings", ()))]
+    build = f" ({state['build']})" if "build" in state else ""  # an older daemon does not say
     lines += [
-        f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
+        f"scanbridge {state['version']}{build}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
         f"mail           {state.get('mails', {}).get('summary', 'unknown')}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "

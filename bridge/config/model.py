@@ -9,6 +9,7 @@ knows where they are (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,8 +52,10 @@ from bridge.config.policy import Policy
 from bridge.config.profiles import PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
+from bridge.config.renamed import RENAMED
 from bridge.config.scanner import DEFAULT_DIALECT, Scanner
 from bridge.runtime import yaml_file
+from bridge.runtime.renamed_keys import Renamed
 from bridge.runtime.units import Duration
 
 
@@ -224,6 +227,7 @@ class Config(Section):
         False, description="Also run the embedded scanning service, at the first of `scanner.urls`."
     )
     _directory: Path = PrivateAttr(default=Path())
+    _warnings: list[str] = PrivateAttr(default_factory=list)
 
     @field_validator("listeners")
     @classmethod
@@ -354,13 +358,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:
-        self._directory = (info.context or {}).get("directory", Path())
+        context = info.context or {}
+        self._directory, self._warnings = context.get("directory", Path()), context.get("warnings", [])
         return self
 
     @property
     def directory(self) -> Path:
         """The directory of the configuration file; relative file names are relative to it."""
         return self._directory
+
+    @property
+    def warnings(self) -> list[str]:
+        """What works, but should be changed in the file, with file and line."""
+        return self._warnings
 
     def policy_for(self, listener: Listener, tenant: Tenant | None = None) -> Policy:
         """The defaults, overridden by the profile, then by the general, listener and tenant policies."""
@@ -374,8 +384,8 @@ class Config(Section):
         return self.personal_lists.overridden_by(tenant.personal_lists) if tenant else self.personal_lists
 
 
-def load(path: Path) -> Config:
-    return yaml_file.load(path, Config)
+def load(path: Path, renamed: Sequence[Renamed] = RENAMED) -> Config:
+    return yaml_file.load(path, Config, renamed=renamed)
 
 
 EMBEDDED = """\

@@ -6,34 +6,37 @@ The comments are put at the ends of the lines of the finished YAML, so the outpu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bridge.config.model import Config, embedded_text
 from bridge.config.profiles import PROFILES
+from bridge.config.renamed import RENAMED
 from bridge.runtime import yaml_file
-from bridge.runtime.yaml_file import Path_
+from bridge.runtime.renamed_keys import Path_, Renamed
 
 _EMBEDDED = "embedded default"
 
 
-def with_origins(data: dict[str, Any], conf: Config, path: Path | None) -> str:
+def with_origins(data: dict[str, Any], conf: Config, path: Path | None, renamed: Sequence[Renamed] = RENAMED) -> str:
     """The effective configuration as YAML, each value with a comment that says where it comes from."""
     text = yaml_file.dump(data, width=None)
     shown = yaml_file.lines(Path("shown"), text)
     lines = text.splitlines()
     width = min(60, max(map(len, lines)))
-    for where, origin in origins(data, conf, path):
+    for where, origin in origins(data, conf, path, renamed):
         at = shown[where] - 1
         lines[at] = f"{lines[at]:{width}}  # {origin}"
     return "\n".join(lines)
 
 
-def origins(data: dict[str, Any], conf: Config, path: Path | None) -> Iterator[tuple[Path_, str]]:
+def origins(
+    data: dict[str, Any], conf: Config, path: Path | None, renamed: Sequence[Renamed] = RENAMED
+) -> Iterator[tuple[Path_, str]]:
     """The place of each value, and where the value comes from."""
     if path is not None:
-        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"))
+        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"), renamed)
     else:
         name, written = _EMBEDDED, yaml_file.lines(Path(_EMBEDDED), embedded_text(Path("/")))
     for where in _values(data, ()):

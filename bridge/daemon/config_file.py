@@ -7,6 +7,7 @@ ones.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from bridge.config import model
 from bridge.config.model import Config
 from bridge.daemon import resources
 from bridge.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 DEMO = "scanbridge-demo"
 
@@ -28,6 +31,19 @@ def load(path: Path | None) -> Config:
         return model.embedded(state)
     except ConfigError as exc:
         raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc
+
+
+def reload(path: Path | None) -> Config:
+    """`load` in a running daemon. Raises ConfigError."""
+    conf = load(path)
+    log_warnings(conf)
+    return conf
+
+
+def log_warnings(conf: Config) -> None:
+    """What works, but should be changed in the file. Not part of `load`, which runs before there is a log."""
+    for text in conf.warnings:
+        log.warning("%s", text)
 
 
 def _from_file(path: Path) -> Config:

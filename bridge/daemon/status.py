@@ -19,6 +19,7 @@ from bridge.daemon.running import Running
 from bridge.daemon.shutdown import Shutdown
 from bridge.observe.metrics import SATURATION, Metrics
 from bridge.relay.monitored import MonitoredRelay
+from bridge.runtime.build import built_from
 from bridge.scanner.client import Host
 from bridge.scanner.discovery import Discovery
 
@@ -55,6 +56,7 @@ class Status:
         running, core = self._running, self._running.core
         return {
             "version": __version__,
+            "build": built_from(),
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._started),
             "ready": not self.problem(),

@@ -96,12 +96,11 @@ def _create(connection: Connection) -> None:
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
-
-
+VERSION_TABLE = "digest_schema"
 _SCHEMA = Schema(
     "the database of the digests cannot be used",
     MIGRATIONS,
-    "digest_schema",
+    VERSION_TABLE,
     0xD16E571,
     DigestStoreError,
     synchronous="NORMAL",

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import yaml
 
 from bridge.errors import ConfigError
+from bridge.runtime.renamed_keys import Path_, Renamed, read_old_names
 from bridge.runtime.suggestion import did_you_mean, nearest
 
 if TYPE_CHECKING:  # `read` alone must be quick to import
     from pydantic import BaseModel, ValidationError
 
-Path_ = tuple[str | int, ...]
 M = TypeVar("M", bound="BaseModel")
 
 CHECK_PATH = "check the path given with -c"  # the command line says how it was really given
@@ -36,18 +36,20 @@ _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
 _SCALARS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
-def load(path: Path, model: type[M], text: str | None = None) -> M:
+def load(path: Path, model: type[M], text: str | None = None, renamed: Sequence[Renamed] = ()) -> M:
     """Read `path` (or `text` instead) as a `model`. Raises ConfigError with one line per error.
 
-    Validators find the file's `directory` in the validation context.
+    Validators find the file's `directory` in the validation context, and the `warnings` about renamed keys.
     """
     if text is None:
         text = read_text(path)
     tree = Tree(path)
     value = tree.read(text)
-    result, mistakes = None, tree.mistakes
+    old_names = read_old_names(value, renamed, tree)
+    result, mistakes = None, tree.mistakes + old_names.mistakes
     if tree.parsed:
-        result, more = validate({} if value is None else value, model, tree, {"directory": path.parent})
+        context = {"directory": path.parent, "warnings": old_names.warnings}
+        result, more = validate({} if value is None else value, model, tree, context)
         mistakes = mistakes + more
     if mistakes or result is None:
         raise ConfigError("\n".join(sorted(mistakes, key=_line_of)))
@@ -72,19 +74,20 @@ def validate(value: Any, model: type[M], trees: _Places, context: dict[str, Any]
         return None, _describe(exc, trees, model)
 
 
-def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
+def read(path: Path, text: str, renamed: Sequence[Renamed] = ()) -> tuple[Any, Callable[[Path_], int]]:
     """Plain data, and a function for the line of each part. Raises ConfigError. Ten times faster, for long lists."""
     tree = Tree(path)
     value = tree.read(text, _QuickLoader)
+    read_old_names(value, renamed, tree)
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
     return value, tree.line
 
 
-def lines(path: Path, text: str) -> dict[Path_, int]:
+def lines(path: Path, text: str, renamed: Sequence[Renamed] = ()) -> dict[Path_, int]:
     """The line of every key and list item. Raises ConfigError."""
     tree = Tree(path)
-    tree.read(text)
+    read_old_names(tree.read(text), renamed, tree)
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
     return tree.lines
@@ -212,6 +215,13 @@ class Tree:
             if (*where, part) in self.lines or not _is_branch(part):
                 where = (*where, part)
         return where
+
+    def rename(self, old: Path_, new: Path_) -> None:
+        """Everything below the key `old` counts as below `new`, on its own lines."""
+        for where in [where for where in self.lines if where[: len(old)] == old]:
+            self.lines[(*new, *where[len(old) :])] = self.lines.pop(where)
+        moved = {where for where in self._scalars if where[: len(old)] == old}
+        self._scalars = self._scalars - moved | {(*new, *where[len(old) :]) for where in moved}
 
     def line(self, where: Path_) -> int:
         while where and where not in self.lines:

@@ -12,8 +12,8 @@ one of ours is a mistake, however: a misspelt limit or token must not be ignored
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.renamed_keys import Path_, Renamed, read_old_names
 from bridge.runtime.suggestion import nearest
-from bridge.runtime.yaml_file import Path_, Tree, Trees
+from bridge.runtime.yaml_file import Tree, Trees
 from bridge.service.abby_settings import PERMISSIONS, PLACEHOLDER_HINT, Abby, Core, ServiceProviders, StaticApiToken
 from bridge.service.section import Section
 from bridge.service.settings import REST_API_HINT, Guard, ScanSources, ServiceConfig
@@ -38,6 +39,8 @@ _REST_API = re.compile(r"^[^#\n]*\brestApi\s*\{", re.MULTILINE)
 class _NoKeys(Section):
     """A section that has only to be present."""
 
+
+RENAMED: tuple[Renamed, ...] = ()  # keys; see docs/reference/stability.md
 
 # The sections of the documented files: the key -> the model of what is below it (of each entry of a list).
 _SECTIONS: dict[type[Section], dict[str, type[Section]]] = {
@@ -83,9 +86,9 @@ def check_files(old: Loaded, new: Loaded) -> None:
         raise ConfigError("\n".join(f"{path}: this file {state} now; {remedy}" for path, state in lost.items()))
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path, renamed: Sequence[Renamed] = RENAMED) -> Loaded:
     """Raises ConfigError with one line per mistake."""
-    reading = _Reading()
+    reading = _Reading(renamed)
     for file, kind in _files(path):
         reading.add(file, kind)
     if not _is_directory(path):
@@ -138,6 +141,7 @@ def _nearby(path: Path) -> str:
 class _Reading:
     """What has been read so far."""
 
+    renamed: Sequence[Renamed]
     value: dict[str, Any] = field(default_factory=dict)
     parts: list[tuple[Path_, Tree]] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
@@ -168,7 +172,17 @@ class _Reading:
         self.parts.append((below, tree))
         if below:
             self.directories[f"{below[0]}_directory"] = path.parent
+        self._read_old_names(value, below, tree)
         self._merge(value, below)
+
+    def _read_old_names(self, value: dict[str, Any], below: Path_, tree: Tree) -> None:
+        """Of a file that is one section, the keys have no prefix."""
+        prefix = f"{below[0]}." if below else ""
+        own = [entry for entry in self.renamed if entry.old.startswith(prefix) and entry.new.startswith(prefix)]
+        own = [replace(entry, old=entry.old[len(prefix) :], new=entry.new[len(prefix) :]) for entry in own]
+        result = read_old_names(value, own, tree)
+        self.warnings += result.warnings
+        self.mistakes += result.mistakes
 
     def _merge(self, value: dict[str, Any], below: Path_) -> None:
         trees = Trees(self.parts[-1:])

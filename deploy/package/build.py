@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from email.utils import formatdate
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,8 +34,9 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 PROCESSORS = {"amd64": ("x86_64", 62), "arm64": ("aarch64", 183)}
 C_LIBRARY = "manylinux_2_34"
 NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-# Only needed to build the libraries.
-SOURCES = ("*.c", "*.h", "*.pxd", "*.pyx", "*.pxi")
+# Only needed to build or to develop the libraries.
+SOURCES = ("*.c", "*.h", "*.pxd", "*.pyx", "*.pxi", ".gitignore")
+MAINTAINER = "scanbridge maintainers <maintainers@scanbridge.invalid>"  # as in nfpm.yaml
 
 
 def main() -> None:
@@ -78,6 +80,9 @@ def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
     for pattern in SOURCES:
         for source in site.rglob(pattern):
             source.unlink()
+    for path in site.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)  # nothing in it is started as a program
     for library in site.rglob("*.so*"):
         found = struct.unpack("<H", library.read_bytes()[18:20])[0]
         assert found == machine, f"{library.relative_to(site)} is not for {arch}: without a wheel, it was built here"
@@ -141,6 +146,7 @@ def package(stage: Path, packager: str, arch: str, number: str, out: Path, sourc
     moment = os.environ.setdefault("SOURCE_DATE_EPOCH", epoch())
     variables = {"STAGE": str(stage), "ARCH": arch, "VERSION": number, "PYTHON": PYTHON}
     source = copied(source, stage / "project")
+    debian_changelog(stage, number, int(moment))
     for path in [stage, *stage.rglob("*")]:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
@@ -148,6 +154,14 @@ def package(stage: Path, packager: str, arch: str, number: str, out: Path, sourc
     command = ["nfpm", "package", "--config", "deploy/package/nfpm.yaml", "--packager", packager, "--target", out]
     run(*command, cwd=source, **variables)
     print(f"built the {packager} package for {arch}, Python {PYTHON}, in {out}")
+
+
+def debian_changelog(stage: Path, number: str, moment: int) -> None:
+    """What Debian's tools read. What changed is in our own changelog beside it."""
+    entry = "  * New version; changelog.gz says what has changed."
+    text = f"scanbridge ({number}-1) unstable; urgency=medium\n\n{entry}\n\n -- {MAINTAINER}  {formatdate(moment)}\n"
+    (stage / "debian").mkdir(exist_ok=True)
+    (stage / "debian" / "changelog.Debian.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def copied(source: Path, target: Path) -> Path:

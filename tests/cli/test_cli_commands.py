@@ -77,7 +77,7 @@ def test_help_names_every_command() -> None:
     for name in ("run", "check", "scan", "status", "service", "config"):
         assert name in names
         assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
-    assert CliRunner().invoke(main, ["--version"]).output == f"scanbridge, version {__version__}\n"
+    assert CliRunner().invoke(main, ["--version"]).output == f"scanbridge, version {__version__} (source tree)\n"
 
 
 @pytest.mark.parametrize("command", [["run"], ["check"], ["scan", "token"], ["status"], ["config", "show"]])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.debian_root import cached_root
 from tests.packages.package_kit import NEW, OLD, PROJECT, Debian, built
 from tests.requirements import need
 
@@ -89,6 +91,7 @@ def _is_whole(debian: Debian) -> None:
         "usr/share/zsh/vendor-completions/_scanbridge",
         "usr/share/fish/vendor_completions.d/scanbridge.fish",
         "usr/share/doc/scanbridge/README.md",
+        "usr/share/doc/scanbridge/changelog.Debian.gz",
         "usr/share/doc/scanbridge/copyright",
         "usr/share/doc/scanbridge/deploy/postfix-proxy/master.cf",
         "usr/share/doc/scanbridge/deploy/mixin/alerts.yml",
@@ -100,11 +103,35 @@ def _is_whole(debian: Debian) -> None:
     assert debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token") == before
 
 
+def test_a_mail_passes_after_the_installation(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What autopkgtest runs on a machine of its own, in our root: as root, with the package and nothing else."""
+    need("unshare", root=True)
+    install(debian, package(tmp_path_factory, OLD))
+    shutil.copy(PROJECT / "deploy/package/autopkgtest/debian/tests/installed", debian.root / "tmp/installed")
+    inside = f"ip link set lo up; mount -t proc proc {debian.root}/proc; chroot {debian.root} /tmp/installed"
+    alone = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", f"{inside}; exit $?"]
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout) == (0, "a mail was scanned and delivered\n"), done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_lintian_finds_nothing(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Except what deploy/package/lintian-overrides accepts, with reasons."""
+    root = cached_root("lintian")
+    file = package(tmp_path_factory, OLD)
+    mounted = f"mount -t tmpfs tmpfs {root}/tmp; cp {file} {root}/tmp; mount -t proc proc {root}/proc"
+    lintian = f"chroot {root} lintian --allow-root --fail-on error,warning /tmp/{file.name}"
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", f"{mounted}; {lintian}; exit $?"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_scripts_are_valid() -> None:
     """The shell can parse them, and they name the units that the package installs."""
     need("sh")
     scripts = [path for name in ("deb", "rpm") for path in (PROJECT / "deploy/package" / name).iterdir()]
-    for script in [*scripts, PROJECT / "deploy/package/first-tokens"]:
+    single = ("first-tokens", "autopkgtest/debian/tests/installed")
+    for script in [*scripts, *(PROJECT / "deploy/package" / name for name in single)]:
         assert subprocess.run(["sh", "-n", script], timeout=10).returncode == 0, script
     units = {path.name for path in (PROJECT / "systemd").glob("scanbridge*") if "@" not in path.name}
     for name in ("deb/postinst", "deb/prerm", "deb/postrm", "rpm/post", "rpm/preun"):

@@ -55,7 +55,7 @@ def test_wheel_from_uv_runs_alone_and_passes_a_mail(dist: Path, tmp_path: Path) 
     run("uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env")
     run("uv", "pip", "install", "--quiet", "--python", tmp_path / "env", wheel(dist))
     program = tmp_path / "env/bin/scanbridge"
-    assert __version__ in run(program, "--version")
+    assert f"{__version__} (commit " in run(program, "--version")
     for name in ("lists", "quarantine"):  # commands with imports of their own
         run(program, name, "--help")
     text, smtp = EMBEDDED.format(state=tmp_path / "state"), free_port()

@@ -10,6 +10,17 @@ from bridge.runtime.nats_client import NatsClient
 from tests.nats_kit import nats_server
 
 
+class _CancelledFirst(dict):
+    """Cancels the task when an answer arrives, before the task itself notices it."""
+
+    def __init__(self, asking: asyncio.Task) -> None:
+        self._asking = asking
+
+    def __setitem__(self, token: str, awaited: asyncio.Future) -> None:
+        awaited.add_done_callback(lambda _: self._asking.cancel())
+        super().__setitem__(token, awaited)
+
+
 def test_a_request_cancelled_in_the_moment_of_its_answer_is_cancelled(tmp_path):
     """Python 3.11's `wait_for` returned the answer instead; a client then waited eight seconds for its mail."""
 
@@ -22,10 +33,7 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_is_cancelled(tmp_path):
         await client.subscribe("question", cb=answer)
         assert (await client.request("question", timeout=5)).data == b"here"
         asking = asyncio.create_task(client.request("question", timeout=5))
-        while not client._resp_map:
-            await asyncio.sleep(0)
-        (awaited,) = client._resp_map.values()
-        awaited.add_done_callback(lambda _: asking.cancel())
+        client._resp_map = _CancelledFirst(asking)
         with pytest.raises(asyncio.CancelledError):
             await asking
         await client.close()

@@ -19,6 +19,8 @@ async def collect(conf: Config) -> list[Finding]:
 
 
 async def _findings(conf: Config) -> AsyncIterator[Finding]:
+    for text in conf.warnings:
+        yield Finding("configuration", warning=text)
     state = ask(conf.admin.address)
     running = state is not None
     yield local.check_state_directory(conf)

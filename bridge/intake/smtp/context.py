@@ -8,6 +8,7 @@ follows the settings of another listener, or of a configuration that was replace
 from __future__ import annotations
 
 import asyncio
+import inspect
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ class SmtpContext:
         self.timer = ConnectionTimer(self.loop, min(shortest_s / _CHECKS_PER_TIMEOUT, _CHECK_INTERVAL_S))
         self.writes = WriteBatch(self.loop)
         # Otherwise a task is needed before the greeting.
-        self.greets_at_once = self.proxy_timeout_s is None and not asyncio.iscoroutinefunction(
+        self.greets_at_once = self.proxy_timeout_s is None and not inspect.iscoroutinefunction(
             self.hooks.get("CONNECT")
         )
 

@@ -1,0 +1,136 @@
+"""Every earlier schema becomes the present one, and its rows survive. The schemas are in `schemas/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, LargeBinary, MetaData, Numeric, String, Table, insert, select, text
+
+from bridge.runtime.database import Database, DatabaseNewer, writing
+from tests.postgresql import fresh_database
+from tests.runtime.schemas import COMPONENTS, Component, described
+
+ROWS = 3
+VERSIONS = [
+    pytest.param(component, version, id=f"{component.name}-{version}-{component.kind}")
+    for component in COMPONENTS
+    for version in component.recorded()
+]
+EARLIER = [one for one in VERSIONS if one.values[1] < len(one.values[0].steps)]
+every_component = pytest.mark.parametrize(
+    "component", [pytest.param(one, id=f"{one.name}-{one.kind}") for one in COMPONENTS]
+)
+
+
+class Places:
+    """Empty databases."""
+
+    def __init__(self, directory: Path, request: pytest.FixtureRequest) -> None:
+        self._directory = directory
+        self._request = request
+        self._engines: list[Engine] = []
+
+    def engine(self, kind: str) -> Engine:
+        if kind == "sqlite":
+            place = Database.file(self._directory / f"{len(self._engines)}.sqlite")
+        else:
+            place = Database(fresh_database(self._request.getfixturevalue("postgresql")))
+        self._engines.append(place.engine())
+        return self._engines[-1]
+
+    def fresh(self, component: Component) -> dict[str, list[str]]:
+        """The description of the present schema, made in an empty database."""
+        engine = self.engine(component.kind)
+        with writing(engine) as connection:
+            component.migrate(connection)
+            return described(connection)
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.dispose()
+
+
+@pytest.fixture
+def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
+    found = Places(tmp_path, request)
+    yield found
+    found.close()
+
+
+@every_component
+def test_each_version_is_recorded(component: Component) -> None:
+    """Without a record, nobody could test later whether databases of this version can still be upgraded."""
+    wanted = set(range(1, len(component.steps) + 1))
+    how = "record the new version with `python -m tests.runtime.schemas`"
+    assert set(component.recorded()) - {0} == wanted, how
+
+
+@every_component
+def test_the_present_schema_is_the_recorded_one(component: Component, places: Places) -> None:
+    """A changed step would leave the databases that already made it without the change: add a step instead."""
+    engine = places.engine(component.kind)
+    with writing(engine) as connection:
+        component.build(connection, len(component.steps))
+        recorded = described(connection)
+    assert places.fresh(component) == recorded
+
+
+@pytest.mark.parametrize(("component", "version"), EARLIER)
+def test_an_earlier_schema_is_upgraded(component: Component, version: int, places: Places) -> None:
+    engine = places.engine(component.kind)
+    with writing(engine) as connection:
+        component.build(connection, version)
+        before = _fill(connection, component)
+    with writing(engine) as connection:
+        component.migrate(connection)
+    with engine.connect() as connection:
+        assert described(connection) == places.fresh(component)
+        for name, rows in before.items():
+            assert _read(connection, name, list(rows[0])) == rows, name
+        version_now = connection.execute(text(f"SELECT version FROM {component.version_table}")).scalars().all()
+    assert version_now == [len(component.steps)]
+
+
+@every_component
+def test_a_newer_schema_is_left_alone(component: Component, places: Places) -> None:
+    """An old program beside or after a new one must not write rows that the new one cannot read."""
+    engine = places.engine(component.kind)
+    with writing(engine) as connection:
+        component.migrate(connection)
+        connection.execute(text(f"UPDATE {component.version_table} SET version = version + 1"))
+        before = described(connection)
+    with pytest.raises(DatabaseNewer), writing(engine) as connection:
+        component.migrate(connection)
+    with engine.connect() as connection:
+        assert described(connection) == before
+
+
+def _fill(connection: Connection, component: Component) -> dict[str, list[dict[str, Any]]]:
+    """Some rows in each table, except the one for the version. Returns them."""
+    metadata = MetaData()
+    metadata.reflect(connection)
+    tables = [table for table in metadata.sorted_tables if table.name != component.version_table]
+    for table in tables:
+        connection.execute(insert(table), [_row(table, number) for number in range(1, ROWS + 1)])
+    return {table.name: _read(connection, table.name, table.columns.keys()) for table in tables}
+
+
+def _row(table: Table, number: int) -> dict[str, Any]:
+    return {column.name: _value(column, number) for column in table.columns}
+
+
+def _value(column, number: int) -> Any:
+    if isinstance(column.type, LargeBinary):
+        return f'{{"id": "{number}"}}'.encode()
+    if isinstance(column.type, String):
+        return f"{column.name} {number}"[: column.type.length]
+    return number + 0.5 if isinstance(column.type, Numeric) else number
+
+
+def _read(connection: Connection, name: str, columns: list[str]) -> list[dict[str, Any]]:
+    table = Table(name, MetaData(), autoload_with=connection)
+    wanted = [table.c[column] for column in columns]
+    return [dict(row) for row in connection.execute(select(*wanted).order_by(*wanted)).mappings()]
