@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
+from bridge.console.headers import with_allowed_methods
 from bridge.console.jobs import Jobs
 from bridge.console.live import Live
 from bridge.console.pages import quarantine
@@ -54,9 +55,7 @@ def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def
     guard = Guard(console, Route("/", handler, role=None))
 
     async def answer(request: Request, exc: Exception) -> Response:
-        response = await guard(request)
-        response.headers.update(getattr(exc, "headers", None) or {})  # RFC 9110 15.5.6: Allow
-        return response
+        return with_allowed_methods(await guard(request), exc)
 
     return answer
 

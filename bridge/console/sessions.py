@@ -58,6 +58,7 @@ class Sessions:
             "role": str(person.role),
             "tenants": tenants_to_text(person.tenants),
             "provider": person.provider,
+            "subject": person.subject,
             "address": address[:64],
             "browser": browser[:300],
             "begun_at": now,
@@ -80,7 +81,9 @@ class Sessions:
         now, hashed = time.time(), hash_of(token)
         with self._store.reading() as connection:
             row = connection.execute(select(database.sessions).where(_s.hash == hashed)).first()
-        if row is None or now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
+        if row is None or (row.provider and not row.subject):  # of an older version, which went by the name
+            return None
+        if now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
             return None
         if is_use and now - row.used_at > min(_TOUCH_S, self._limits.idle_s / 4):
             with self._store.writing() as connection:
@@ -141,9 +144,11 @@ class SignInLinks:
 
 
 def _is_of(person: Person) -> ColumnElement[bool]:
-    return and_(_s.name == person.name, _s.provider == person.provider)
+    """By what identifies them: the provider may give a name to somebody else."""
+    own = _s.subject == person.subject if person.provider else _s.name == person.name
+    return and_(_s.provider == person.provider, own)
 
 
 def _session(row: Row[tuple[object, ...]]) -> Session:
-    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider)
+    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider, row.subject)
     return Session(row.label, person, row.address, row.browser, row.begun_at, row.used_at)

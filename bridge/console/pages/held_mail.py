@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.pages.quarantine import own_query, owner
+from bridge.console.pages.quarantine import own_query
 from bridge.console.preview import document
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
@@ -46,7 +46,7 @@ async def held(call: Call) -> Response:
     except (BridgeError, OSError) as exc:
         problem = str(exc)
     scores = call.sources.tag_scores
-    jobs = call.console.jobs.of(owner(call))
+    jobs = call.console.jobs.of(call.person.key)
     return call.page(
         "held_mail.html",
         mail=mail,

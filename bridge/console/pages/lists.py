@@ -123,7 +123,7 @@ async def upload(call: Call) -> Response:
         call.audit_failed, call.audit_detail = True, str(exc)
         return await _list_page(call, name, tenant, 400, mistake=str(exc))
     additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
+    uploaded = Uploaded(call.person.key, plan, time.time(), await call.run(_dangers, call, info, additions))
     number = call.console.uploads.keep(uploaded)
     call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
     return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
@@ -132,7 +132,7 @@ async def upload(call: Call) -> Response:
 
 async def apply(call: Call) -> Response:
     uploads, number = call.console.uploads, call.form.get("upload", "")
-    uploaded = uploads.find(number, _owner(call))
+    uploaded = uploads.find(number, call.person.key)
     if uploaded is None:
         raise Refused(404, "No such file", "The file has already been applied, or has expired. Upload it again.")
     plan = uploaded.plan
@@ -272,7 +272,3 @@ def _read_file(file: UploadFile) -> dict[str, str | None]:
             f"the file: YAML may have at most {_MAX_YAML:,} bytes here; upload plain text, CSV or JSON lines instead"
         )
     return files.read(file.file.read(), kind, "the file")
-
-
-def _owner(call: Call) -> str:
-    return f"{call.person.provider}\n{call.person.name}"

@@ -31,7 +31,7 @@ async def revoke(call: Call) -> Response:
 
 async def audit(call: Call) -> Response:
     asked = call.request.query_params
-    wanted = {name: asked.get(name, "").strip()[:100] for name in ("name", "mail", "action")}
+    wanted = {name: asked.get(name, "").strip()[:255] for name in ("name", "mail", "action")}
     before = int_or(asked.get("before", ""), 0)
     found = await call.run(call.sources.audit.find, before=before, limit=_PAGE + 1, **wanted)
     entries, more = found[:_PAGE], len(found) > _PAGE

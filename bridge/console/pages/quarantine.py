@@ -86,7 +86,7 @@ async def quarantine(call: Call) -> Response:
         found = await call.run(_look, call, asked)
     call.console.held_counts.repair_sometimes(call.sources.quarantine)
     is_more, found = len(found) > PER_PAGE, found[:PER_PAGE]
-    jobs = call.console.jobs.of(owner(call))
+    jobs = call.console.jobs.of(call.person.key)
     under_way = {mail_id: job for job in reversed(jobs) if not job.is_over for mail_id in job.mails}
     scores = call.sources.tag_scores
     lines = [Line(mail, worst_first(mail.tags, scores), under_way.get(mail.id)) for mail in found]
@@ -123,7 +123,7 @@ async def _grouped(call: Call, asked: HeldSearch) -> Response:
 
 async def jobs(call: Call) -> Response:
     """The part of the page that shows pending and finished actions."""
-    return call.page("quarantine_jobs.html", jobs=call.console.jobs.of(owner(call)))
+    return call.page("quarantine_jobs.html", jobs=call.console.jobs.of(call.person.key))
 
 
 # Actions
@@ -157,7 +157,7 @@ async def allow(call: Call) -> Response:
 
 
 async def undo(call: Call) -> Response:
-    job = call.console.jobs.undo(owner(call), call.form.get("job", ""))
+    job = call.console.jobs.undo(call.person.key, call.form.get("job", ""))
     if job is None:
         raise Refused(409, "Too late", "This has already been done or undone.")
     call.audit_detail = f"{job.words[0].lower()}: {_mails(job.mails)}"
@@ -165,7 +165,7 @@ async def undo(call: Call) -> Response:
 
 
 async def dismiss(call: Call) -> Response:
-    call.console.jobs.dismiss(owner(call))
+    call.console.jobs.dismiss(call.person.key)
     return _back(call)
 
 
@@ -258,7 +258,7 @@ async def _begin(
 
     ids = tuple(mail.id for mail in mails)
     try:
-        jobs.begin(owner(call), call.session_label, words, ids, run, dropped, see)
+        jobs.begin(call.person.key, call.session_label, words, ids, run, dropped, see)
     except TooManyJobs:
         raise Refused(
             429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", ceil(jobs.undo_s)
@@ -286,14 +286,9 @@ async def chosen(call: Call) -> list[MailRecord]:
     return found
 
 
-def owner(call: Call) -> str:
-    """Whose jobs these are: a person of a provider may have the name of a local one."""
-    return f"{call.person.provider}\n{call.person.name}"
-
-
 def by(call: Call) -> str:
     """The person in the quarantine's own records, where logins of the machine are, too."""
-    return f"console:{call.person.name}"
+    return f"console:{call.person.signature}"
 
 
 # Reading what was asked
