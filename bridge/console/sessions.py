@@ -20,6 +20,7 @@ from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_tex
 from bridge.console.tokens import hash_of, is_token, new_token
 
 LINK_S = 900.0  # how long a sign-in link may be used
+PASSWORD_LINK_S = 86_400.0  # a link with which a user chooses a password
 _TOUCH_S = 30.0  # the time of the last use is written no more often than this
 _MAX_PER_PERSON = 50  # the oldest is ended
 IsAllowed = Callable[[Connection], bool]
@@ -119,17 +120,26 @@ class Sessions:
 
 
 class SignInLinks:
-    """Each signs a local user in once, without a password."""
+    """Each signs a local user in once, without a password, or lets them choose one; never both."""
 
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
     def make(self, name: str, lasts_s: float = LINK_S) -> str:
-        token, now = new_token(), time.time()
+        token = new_token()
+        self._add(hash_of(token), name, lasts_s)
+        return token
+
+    def make_for_password(self, name: str) -> str:
+        token = new_token()
+        self._add(_password_hash(token), name, PASSWORD_LINK_S)
+        return token
+
+    def _add(self, hashed: str, name: str, lasts_s: float) -> None:
+        now = time.time()
         with self._store.writing() as connection:
             connection.execute(delete(database.links).where(_l.until < now))
-            connection.execute(insert(database.links).values(hash=hash_of(token), name=name, until=now + lasts_s))
-        return token
+            connection.execute(insert(database.links).values(hash=hashed, name=name, until=now + lasts_s))
 
     def use(self, token: str) -> Person | None:
         """The person that the link is for. It works only once."""
@@ -141,6 +151,24 @@ class SignInLinks:
             row = connection.execute(used).first()
             found = None if row is None else connection.execute(select(users).where(users.c.name == row.name)).first()
         return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
+
+
+def find_password_link(connection: Connection, token: str) -> str:
+    """The local user who may choose a password with it; "" if there is none."""
+    if not is_token(token):
+        return ""
+    users = database.users
+    found = (
+        select(users.c.name)
+        .join(database.links, _l.name == users.c.name)
+        .where(_l.hash == _password_hash(token), _l.until >= time.time())
+    )
+    return str(connection.execute(found).scalar() or "")
+
+
+def _password_hash(token: str) -> str:
+    """Differs from that of a sign-in link, so that neither can be used as the other."""
+    return hash_of(f"password {token}")
 
 
 def _is_of(person: Person) -> ColumnElement[bool]:

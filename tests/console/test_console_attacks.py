@@ -21,7 +21,7 @@ from bridge.console import database
 from bridge.console.attempts import MAX_PER_ADDRESS
 from bridge.console.audit import Audit, AuditEntry
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
-from bridge.console.jobs import Job, Jobs, State
+from bridge.console.jobs import Action, Job, Jobs, State
 from bridge.console.roles import Role
 from bridge.console.routes import ROUTES
 from bridge.console.sessions import SessionLimits, Sessions
@@ -333,9 +333,9 @@ async def test_actions_at_the_end_of_the_process() -> None:
         await go_on.wait()
         ended.append((job.id, jobs.is_stopping))
 
-    running = jobs.begin("ann", "", ("Delete", "deleted"), ("M1",), work, drop)
+    running = jobs.begin("ann", "", Action(("Delete", "deleted"), "M1", 1), work, drop)
     await eventually(lambda: running.state is State.RUNNING, "the action to run")
-    waiting = jobs.begin("ann", "", ("Delete", "deleted"), ("M2",), work, drop)
+    waiting = jobs.begin("ann", "", Action(("Delete", "deleted"), "M2", 1), work, drop)
     await asyncio.sleep(0)  # until it waits
     stopping = asyncio.create_task(jobs.stop(30))
     await eventually(lambda: dropped == [waiting.id], "the other one to be dropped")

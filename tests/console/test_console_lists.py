@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bridge.api.lists import GET_LISTS_PATH, LIST_ENTRIES_PATH, NDJSON, ListEntry, ListFileInfo
+from bridge.console.audit import Audit
 from bridge.console.list_copies import Copy
 from bridge.console.pages.lists import PER_PAGE
 from bridge.console.roles import Role
@@ -90,17 +91,42 @@ def test_the_lists_of_all_mail_and_of_a_tenant(empty: Listed) -> None:
 
 
 def test_an_entry_is_added_and_deleted(empty: Listed) -> None:
-    """At once on the page, and at the service."""
+    """On the page and at the service, as soon as it can no longer be undone."""
     browser = empty.admin
     until(lambda: "The list is empty" in browser.get("/lists/notes").text, "the list to be read")
     form = {"list": "notes", "tenant": "all", "entries": " one \n\ntwo\none", "comment": "asked by Jim"}
-    assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all&notice=entries-added"
+    assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all"
+    waiting = browser.get("/lists/notes?tenant=all").text
+    assert "Add 2 entries to notes in" in waiting and empty.service.entries("notes") == {}
+    assert "2 of 2 entries added to notes" in wait_for_jobs(browser)
     assert empty.service.entries("notes") == {"one": "asked by Jim", "two": "asked by Jim"}
     page = browser.get("/lists/notes?tenant=all")
     assert entries_on(page) == ["one", "two"] and "asked by Jim" in page.text
     assert browser.post("/lists/actions/delete", {"list": "notes", "tenant": "all", "entry": ["one"]}).status == 303
+    assert "1 of 1 entry deleted from notes" in wait_for_jobs(browser)
     assert empty.service.entries("notes") == {"two": "asked by Jim"}
     assert entries_on(browser.get("/lists/notes")) == ["two"]
+
+
+def test_a_change_of_a_list_can_be_undone(empty: Listed) -> None:
+    """Within the undo period, by the person who made it; then the list is as before."""
+    empty.service.add("notes", {"old": "why"})
+    browser, scope = empty.admin, {"list": "notes", "tenant": "all"}
+    browser.post("/lists/actions/add", {**scope, "entries": "new"})
+    browser.post("/lists/actions/delete", {**scope, "entry": "old"})
+    page = browser.get("/lists/notes?tenant=all&find=o")
+    jobs = re.findall(r'name="job" value="([^"]+)"', page.text)
+    assert len(jobs) == 2 and 'name="page" value="/lists/notes"' in page.text
+    stranger = empty.world.console.signed_in(name="mallory")
+    assert stranger.post("/quarantine/actions/undo", {"job": jobs[0]}).status == 409
+    for job in jobs:
+        undo = {"job": job, "page": "/lists/notes", "back": "tenant=all&find=o&evil=1"}
+        assert browser.post("/quarantine/actions/undo", undo).target == "/lists/notes?tenant=all&find=o"
+    said = wait_for_jobs(browser)
+    assert "1 entry was not added" in said and "1 entry was not deleted" in said
+    assert empty.service.entries("notes") == {"old": "why"}
+    for page in ("/lists/../quarantine", "//evil.example", "/lists/a/b", "https://evil.example/lists/x"):
+        assert browser.post("/quarantine/actions/dismiss", {"page": page}).target == "/quarantine"
 
 
 def test_a_dangerous_entry_is_shown_first(empty: Listed) -> None:
@@ -112,21 +138,29 @@ def test_a_dangerous_entry_is_shown_first(empty: Listed) -> None:
         "a.example is your own domain" in empty.admin.post("/lists/actions/add", {**form, "entries": "@a.example"}).text
     )
     assert empty.service.entries("large") == {}
-    assert empty.admin.post("/lists/actions/add", {**form, "sure": "yes"}).status == 303
+    browser = empty.admin
+    assert browser.post("/lists/actions/add", {**form, "sure": "yes"}).status == 303
+    wait_for_jobs(browser)
     assert set(empty.service.entries("large")) == {"@gmail.com", "ok@client.example"}
 
 
 def test_what_the_service_refuses_is_said(empty: Listed) -> None:
-    """And what is left stays in the form."""
-    form = {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
-    page = empty.admin.post("/lists/actions/add", form)
-    assert page.status == 409 and "is refused" in page.text and ">not an address<" in page.text
+    """With the entry, and how many were added."""
+    browser, form = empty.admin, {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
+    assert browser.post("/lists/actions/add", form).status == 303
+    said = wait_for_jobs(browser)
+    assert "1 of 2 entries added to large; 1 not" in said and "not an address" in said and "is refused" in said
+    assert set(empty.service.entries("large")) == {"good@client.example"}
     full = {
         "list": "partners",
         "tenant": "all",
         "entries": "\n".join(f"{number}@client.example" for number in range(4)),
     }
-    assert empty.admin.post("/lists/actions/add", full).status == 409
+    browser.post("/lists/actions/add", full)
+    assert "0 of 4 entries added to partners; 4 not" in wait_for_jobs(browser)
+    with closing(empty.world.console.store) as store:
+        (entry,) = Audit(store).find(action="added to a list", limit=1)
+    assert entry.result == "failed" and "partners of the deployment" in entry.detail
     for entries in ("", "  \n ", "x" * 1001, "\n".join(map(str, range(501))), "a\x1b[31m"):
         assert empty.admin.post("/lists/actions/add", {**form, "entries": entries}).status == 400
 
@@ -340,4 +374,5 @@ def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
                 form = {"list": name, "tenant": "all", "entries": "two@client.example"}
                 done = browser.post("/lists/actions/add", form)
                 assert done.status == 303 and browser.get(done.target).status == 200
+                wait_for_jobs(browser)
                 assert set(held[name]) == {"one@client.example", "two@client.example"}

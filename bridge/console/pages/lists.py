@@ -7,7 +7,8 @@ tenants' lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,8 +17,11 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
+from bridge.console.jobs import Action, Job
+from bridge.console.pages import pending
 from bridge.console.uploads import Uploaded
 from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
@@ -35,6 +39,7 @@ _MAX_YAML = 2 * 1024 * 1024  # bytes: it takes fifty times its size in memory
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000
 _SHOWN = 100  # of each kind of change
+DONE_WORDS = ("added to a list", "deleted from a list", "applied an uploaded list")
 _ALL = "all"  # in links: the lists of the deployment
 
 
@@ -72,23 +77,13 @@ async def add(call: Call) -> Response:
     if dangers and call.form.get("sure") != "yes":
         call.audit_failed, call.audit_detail = True, "not confirmed"
         return await _list_page(call, name, tenant, 409, dangers=dangers, typed=wanted, comment=comment)
-    tally, made = Tally(), [ListEntry(entry, comment or f"by {call.person.name}, console") for entry in wanted]
-    problem = ""
-    try:
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            await client.add(name, made, tenant, keep_going=True, tally=tally)
-    except BridgeError as exc:
-        problem = str(exc)
-    refused = list(tally.refused.values())
-    call.audit_failed = bool(problem or refused)
-    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(wanted[:20])}"
-    if not problem:
+    made = [ListEntry(entry, comment or f"by {call.person.name}, console") for entry in wanted]
+
+    async def work(client: ListClient, tally: Tally) -> None:
+        await client.add(name, made, tenant, keep_going=True, tally=tally)
         _copies(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
-    if problem or refused:
-        left = [entry.entry for entry in made if problem or entry.entry in tally.refused]
-        why = problem or " ".join(refused[:5])
-        return await _list_page(call, name, tenant, 409, mistake=why, typed=left, comment=comment)
-    return _to_list(call, name, tenant, "entries-added")
+
+    return _begin(call, name, tenant, ("Add", "added", f"to {name}"), wanted, work)
 
 
 async def delete(call: Call) -> Response:
@@ -96,15 +91,59 @@ async def delete(call: Call) -> Response:
     unwanted = [entry[:_MAX_ENTRY] for entry in call.form_lists.get("entry", []) if entry][:_MAX_ENTRIES]
     if not unwanted:
         raise Refused(400, "No entry is selected", "Select at least one entry: nothing was deleted.")
-    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(unwanted[:20])}"
     await _info(call, name, tenant)
-    try:
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            await client.delete(name, unwanted, tenant)
-    except BridgeError as exc:
-        raise Refused(502, "Not deleted", f"{exc}.") from exc
-    _copies(call).changed(name, tenant, deleted=unwanted)
-    return _to_list(call, name, tenant, "entries-deleted")
+
+    async def work(client: ListClient, tally: Tally) -> None:
+        await client.delete(name, unwanted, tenant, tally=tally)
+        _copies(call).changed(name, tenant, deleted=unwanted)
+
+    return _begin(call, name, tenant, ("Delete", "deleted", f"from {name}"), unwanted, work)
+
+
+def _begin(
+    call: Call, name: str, tenant: str | None, words: tuple[str, str, str], entries: list[str],
+    work: Callable[[ListClient, Tally], Awaitable[None]],
+) -> Response:  # fmt: skip
+    """Change a list when it can no longer be undone. `words`: what is done, its participle, and where."""
+    about = f"{name} of {tenant or 'the deployment'}: {', '.join(entries[:20])}"
+    note = ListNote(call, f"{words[1]} {words[2].partition(' ')[0]} a list", about)
+
+    async def run(job: Job) -> None:
+        tally, problem = Tally(), await pending.hindrance(call, job)
+        if not problem:
+            try:
+                async with ListClient(await call.run(call.sources.list_settings)) as client:
+                    await work(client, tally)
+            except BridgeError as exc:
+                problem = str(exc)
+                _copies(call).forget(name, tenant)  # some entries may have been changed
+        job.succeeded(number=tally.confirmed)
+        for why in tally.refused.values():
+            job.fail(why)
+        if problem:
+            job.fail(problem, len(entries) - tally.confirmed - len(tally.refused))
+        await note.write(problem or (f"{len(tally.refused)} refused" if tally.refused else ""))
+
+    async def dropped(job: Job) -> None:
+        await note.write(f"not done, {pending.STOPPED}")
+
+    action = Action(words[:2], about, len(entries), ("entry", "entries"), words[2])
+    pending.begin(call, action, run, dropped)
+    return _to_list(call, name, tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class ListNote:
+    """The entry in the audit log for a change that was made, or not made, after the request."""
+
+    call: Call
+    action: str
+    about: str
+
+    async def write(self, problem: str) -> None:
+        call, result = self.call, audit_log.FAILED if problem else audit_log.DONE
+        detail = f"{problem}: {self.about}" if problem else self.about
+        await call.run(call.sources.audit.write, call.person, call.address, self.action, detail=detail, result=result)
 
 
 async def upload(call: Call) -> Response:
@@ -217,12 +256,13 @@ async def _list_page(call: Call, name: str, tenant: str | None, status: int = 20
     values: dict[str, Any] = {"mistake": "", "dangers": {}, "typed": [], "comment": ""}
     return call.page(
         "list_entries.html", status, info=info, name=name, tenant=tenant or _ALL, scopes=_scopes(call), entries=found,
-        copy=copy, find=wanted, start=start, following=following, used=_used(call), **{**values, **more},
+        jobs=call.console.jobs.of(call.person.key), copy=copy, find=wanted, start=start, following=following,
+        used=_used(call), **{**values, **more},
     )  # fmt: skip
 
 
-def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
-    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}", notice=notice)
+def _to_list(call: Call, name: str, tenant: str | None) -> Response:
+    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}")
 
 
 def _used(call: Call) -> Mapping[str, list[str]]:

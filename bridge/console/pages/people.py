@@ -16,8 +16,7 @@ _PAGE = 50
 async def sessions(call: Call) -> Response:
     """Your own sessions; administrators of all tenants see everyone's."""
     found = await call.run(call.sources.sessions.listed, None if _sees_all(call) else call.person)
-    users = await call.run(call.sources.users.listed) if _sees_all(call) else []
-    return call.page("sessions.html", sessions=found, users=users, own=call.session_label, sees_all=_sees_all(call))
+    return call.page("sessions.html", sessions=found, own=call.session_label, sees_all=_sees_all(call))
 
 
 async def revoke(call: Call) -> Response:
