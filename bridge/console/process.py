@@ -57,6 +57,7 @@ async def run(
     console.live.stop()
     upkeep.cancel()
     await server.stop(_DRAIN_S)
+    await console.uploads.stop()
     await console.jobs.stop(_JOBS_S)
     await asyncio.to_thread(sources.store.close)
     await asyncio.to_thread(sources.history.close)

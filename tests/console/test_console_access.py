@@ -57,6 +57,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("POST", "/lists/actions/delete"): Example("/lists/actions/delete", {"list": "x", "entry": "y"}, (404,)),
     ("POST", "/lists/actions/upload"): Example("/lists/actions/upload", {"list": "x"}, (404,)),
     ("POST", "/lists/actions/apply"): Example("/lists/actions/apply", {"upload": "x"}, (404,)),
+    ("GET", "/lists/uploads/{number}"): Example("/lists/uploads/x", expected=(404,)),
+    ("POST", "/lists/actions/cancel"): Example("/lists/actions/cancel", {"upload": "x"}, (404,)),
     ("GET", "/scan"): Example("/scan"),
     ("POST", "/scan"): Example("/scan", expected=(400,)),
     ("GET", "/statistics"): Example("/statistics"),

@@ -34,9 +34,10 @@ def audited(world: World, mail_id: str = "") -> list[tuple[str, str, str]]:
         return [(entry.action, entry.result, entry.mail) for entry in Audit(store).find(mail=mail_id)]
 
 
-def wait_for_jobs(browser: Browser) -> str:
+def wait_for_jobs(browser: Browser, limit_s: float = 60.0) -> str:
     """Waits until no action is pending; returns what the page says."""
-    until(lambda: not re.search(r'data-job="(waiting|running)"', browser.get("/quarantine/jobs").text), "the actions")
+    pending = re.compile(r'data-job="(waiting|running)"')
+    until(lambda: not pending.search(browser.get("/quarantine/jobs").text), "the actions", limit_s)
     return browser.get("/quarantine/jobs").text
 
 

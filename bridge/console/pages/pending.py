@@ -34,25 +34,30 @@ async def dismiss(call: Call) -> Response:
     return back(call)
 
 
-def begin(call: Call, action: Action, work: Work, dropped: OnDropped) -> None:
+def begin(call: Call, action: Action, work: Work, dropped: OnDropped) -> Job:
     """Do it when it can no longer be undone. The audit log records the request now, and the result later."""
     jobs = call.console.jobs
     try:
-        jobs.begin(call.person.key, call.session_label, action, work, dropped)
+        job = jobs.begin(call.person.key, call.session_label, action, work, dropped)
     except TooManyJobs:
         raise Refused(
             429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", ceil(jobs.undo_s)
         ) from None
     call.audit_detail = f"in {jobs.undo_s:g} seconds: {action.about}"
+    return job
 
 
 async def hindrance(call: Call, job: Job) -> str:
-    """Why a job that is due must not be done, or not go on; "" if it may."""
+    return await asyncio.to_thread(hindered, call, job)
+
+
+def hindered(call: Call, job: Job) -> str:
+    """Why a job that is due must not be done, or not go on; "" if it may. Asks the database."""
     if call.console.jobs.is_stopping:
         return STOPPED
     if job.is_cancelled:
         return "it was cancelled"
-    if job.session and not await asyncio.to_thread(call.sources.sessions.is_there, job.session):
+    if job.session and not call.sources.sessions.is_there(job.session):
         return "the session was ended"
     return ""
 
