@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bridge.console.app import create_app, create_console
+from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
 from bridge.runtime.http_server import HttpLimits, HttpServer
@@ -51,7 +52,7 @@ async def run(
     console = create_console(sources)
     server = HttpServer(create_app(console), sockets, limits=_LIMITS)
     await server.start()
-    upkeep = asyncio.create_task(_upkeep(sources))
+    upkeep = asyncio.create_task(_upkeep(console))
     on_ready(server)
     await stop.wait()
     console.live.stop()
@@ -63,9 +64,11 @@ async def run(
     await asyncio.to_thread(sources.history.close)
 
 
-async def _upkeep(sources: Sources) -> None:
+async def _upkeep(console: Console) -> None:
     """Delete what is too old, once an hour."""
+    sources = console.sources
     while True:
+        console.uploads.forget_old()
         try:
             await asyncio.to_thread(sources.audit.delete_before, time.time() - sources.console.audit_retention)
         except ConsoleStoreError as exc:

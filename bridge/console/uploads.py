@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +124,9 @@ class Upload:
             self.stage = Stage.READY
         except BridgeError as exc:
             self.problem, self.stage = str(exc), Stage.FAILED
+        except (sqlite3.Error, OSError) as exc:
+            log.warning("console: an uploaded file cannot be compared: %s", exc)
+            self.problem, self.stage = "there is no room for the comparison; the console's log says why", Stage.FAILED
         except Exception:
             log.exception("console: an uploaded file cannot be compared")
             self.problem = "an unexpected error occurred; the console's log has the details"
@@ -266,12 +270,21 @@ class Uploads:
         if upload not in self._kept.values():
             upload.difference.close()
 
-    def _make_room(self, owner: str) -> None:
+    def forget_old(self) -> None:
         old = time.time() - _KEPT_S
-        idle = {number: each for number, each in self._kept.items() if each.stage is not Stage.APPLYING}
-        for number, each in idle.items():
-            if each.sent.owner == owner or each.made_at < old:
+        for number, each in self._idle().items():
+            if each.made_at < old:
                 self.remove(number)
-        for number in list(idle):
+
+    def _idle(self) -> dict[str, Upload]:
+        """Those that are not being applied, the oldest first."""
+        return {number: each for number, each in self._kept.items() if each.stage is not Stage.APPLYING}
+
+    def _make_room(self, owner: str) -> None:
+        self.forget_old()
+        for number, each in self._idle().items():
+            if each.sent.owner == owner:
+                self.remove(number)
+        for number in self._idle():
             if len(self._kept) >= _MAX:
                 self.remove(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from bridge.api.lists import ListFileInfo
+from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
 from bridge.console.jobs import Action, Job
@@ -61,12 +62,19 @@ async def shown(call: Call) -> Response:
     kinds = [kind for kind in (Kind.ADD, Kind.UPDATE, Kind.DELETE) if _count(found, kind)]
     kind = next((each for each in kinds if each == given.get("show")), kinds[0] if kinds else Kind.ADD)
     start = int_or(given.get("at", ""), 0)
-    entries = await call.run(found.difference.page, kind, start, PER_PAGE) if found.stage is Stage.READY else []
+    entries = await call.run(_entries, found, kind, start)
     following = start + PER_PAGE if start + PER_PAGE < _count(found, kind) else 0
     values: dict[str, Any] = {"kind": kind, "kinds": kinds, "start": start, "following": following, "entries": entries}
     return call.page("list_upload.html", upload=found, number=call.path["number"], tenant=found.sent.tenant or ALL,
                      name=found.sent.info.name, counts={each: _count(found, each) for each in Kind}, Stage=Stage,
                      is_pending=_is_pending(found), max_dangers=MAX_DANGERS, **values)  # fmt: skip
+
+
+def _entries(found: Upload, kind: Kind, start: int) -> list[ListEntry]:
+    try:
+        return found.difference.page(kind, start, PER_PAGE) if found.stage is Stage.READY else []
+    except sqlite3.ProgrammingError:  # it was cancelled in this moment, in another window
+        raise _gone() from None
 
 
 async def cancel(call: Call) -> Response:
@@ -100,9 +108,11 @@ async def apply(call: Call) -> Response:
             problem = "another file has taken its place"
         if not problem:
             found.stage = Stage.APPLYING
-            problem = await asyncio.to_thread(_applied, call, found, job, deleted, added)
-            copies_of(call).forget(name, tenant)
-            uploads.remove(number)
+            try:
+                problem = await asyncio.to_thread(_applied, call, found, job, deleted, added)
+            finally:
+                copies_of(call).forget(name, tenant)
+                uploads.remove(number)
         job.done, job.failed = deleted.confirmed + added.confirmed, 0
         for why in added.refused.values():
             job.fail(why)
@@ -152,10 +162,13 @@ def _found(call: Call, number: str) -> Upload:
     """The person's own upload, for a list that they may still change. Raises Refused."""
     found = call.console.uploads.find(number, call.person.key)
     if found is None:
-        text = "The file has been applied or cancelled, or has expired. Upload it again."
-        raise Refused(404, "No such file", text)
+        raise _gone()
     scope_of(call, found.sent.tenant or ALL)  # which may have changed since
     return found
+
+
+def _gone() -> Refused:
+    return Refused(404, "No such file", "The file has been applied or cancelled, or has expired. Upload it again.")
 
 
 def _count(found: Upload, kind: Kind) -> int:
