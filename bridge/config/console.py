@@ -106,7 +106,10 @@ class Console(Reached, Section):
     session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
     session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
     undo_period: Duration = Field(
-        10.0, ge=1, le=60, description="How long an action on mail is delayed so that it can be undone."
+        10.0,
+        ge=1,
+        le=60,
+        description="How long an action on mail, or a change to a list, is delayed so that it can be undone.",
     )
     form_timeout: Duration = Field(
         20.0, ge=1, le=300, description="Maximum time to receive a form without a file; a slower one is refused."

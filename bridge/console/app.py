@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
+from bridge.console.headers import with_allowed_methods
 from bridge.console.jobs import Jobs
 from bridge.console.live import Live
-from bridge.console.pages import quarantine
+from bridge.console.pages import lists, quarantine
 from bridge.console.render import Renderer
 from bridge.console.route import Route
 from bridge.console.routes import ROUTES
@@ -21,7 +22,9 @@ from bridge.console.sources import Sources
 
 
 def create_console(sources: Sources) -> Console:
-    words = tuple(sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS)))
+    words = tuple(
+        sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS) | set(lists.DONE_WORDS))
+    )
     conf = sources.console
     live = Live(sources.admin, sources.config.cluster)
     return Console(sources, Renderer(conf.root_path), live, Jobs(conf.undo_period), audit_words=words)
@@ -54,9 +57,7 @@ def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def
     guard = Guard(console, Route("/", handler, role=None))
 
     async def answer(request: Request, exc: Exception) -> Response:
-        response = await guard(request)
-        response.headers.update(getattr(exc, "headers", None) or {})  # RFC 9110 15.5.6: Allow
-        return response
+        return with_allowed_methods(await guard(request), exc)
 
     return answer
 

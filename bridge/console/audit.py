@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, or_, select, update
 
 from bridge.console import database
 from bridge.console.database import ConsoleStore
@@ -38,6 +38,8 @@ class AuditEntry:
     mail: str
     detail: str
     result: str
+    provider: str = ""
+    subject: str = ""
 
 
 def is_storable(text: str) -> bool:
@@ -68,6 +70,8 @@ class Audit:
             "mail": _cut(mail, 64),
             "detail": _cut(detail, 1000),
             "result": result,
+            "provider": _cut(person.provider, 300) if person else "",
+            "subject": _cut(person.subject, 255) if person else "",
         }
         with self._store.writing() as connection:
             done = connection.execute(insert(database.audit).values(**values).returning(_a.seq))
@@ -108,9 +112,13 @@ class Audit:
     def find(
         self, *, before: int = 0, limit: int = 100, name: str = "", mail: str = "", action: str = ""
     ) -> list[AuditEntry]:
-        """The newest first; `before` is the number of the last entry of the page before."""
+        """The newest first; `before` is the number of the last entry of the page before.
+
+        `name` may also be a subject: names change, and may have belonged to somebody else.
+        """
         wanted = select(database.audit).order_by(_a.seq.desc()).limit(limit)
-        for column, value in ((_a.name, name), (_a.mail, mail), (_a.action, action)):
+        wanted = wanted.where(or_(_a.name == _cut(name, 1000), _a.subject == _cut(name, 1000))) if name else wanted
+        for column, value in ((_a.mail, mail), (_a.action, action)):
             wanted = wanted.where(column == _cut(value, 1000)) if value else wanted
         wanted = wanted.where(_a.seq < before) if before else wanted
         with self._store.reading() as connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from bridge.console.commands import Commands
@@ -14,6 +13,7 @@ from bridge.console.queues import Queues
 from bridge.console.render import Renderer
 from bridge.console.setting import Sections
 from bridge.console.sources import Sources
+from bridge.console.streams import Streams
 from bridge.console.uploads import Uploads
 
 
@@ -28,6 +28,6 @@ class Console:
     uploads: Uploads = field(default_factory=Uploads)
     held_counts: HeldCounts = field(default_factory=HeldCounts)
     mail_counter: MailCounter = field(default_factory=MailCounter)
-    streams: Counter[str] = field(default_factory=Counter)  # of each session, that watch the overview
+    streams: Streams = field(default_factory=Streams)
     kept_settings: dict[tuple[str, int, int], Sections] = field(default_factory=dict)  # the last file that was read
     audit_words: tuple[str, ...] = ()  # what the audit log calls the actions

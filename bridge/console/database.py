@@ -6,7 +6,21 @@ holds a lock that mail waits for. Everything is synchronous and must run in a th
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    delete,
+    inspect,
+    text,
+)
 
 from bridge.runtime import database
 from bridge.runtime.database import Database
@@ -43,6 +57,7 @@ sessions = Table(
     Column("browser", String(300), nullable=False),
     Column("begun_at", Float(53), nullable=False),
     Column("used_at", Float(53), nullable=False),
+    Column("subject", String(255), nullable=False, server_default=""),  # of a person of the provider
     Index("console_session_name", "name"),
 )
 links = Table(
@@ -72,9 +87,12 @@ audit = Table(
     Column("mail", String(64), nullable=False),  # our id
     Column("detail", String(1000), nullable=False),
     Column("result", String(20), nullable=False),  # started, done, refused, failed
+    Column("provider", String(300), nullable=False, server_default=""),  # the issuer; "": a local user, or an old entry
+    Column("subject", String(255), nullable=False, server_default=""),
     Index("console_audit_name", "name", "seq"),
     Index("console_audit_mail", "mail", "seq"),
     Index("console_audit_at", "at"),
+    Index("console_audit_subject", "subject", "seq"),
     sqlite_autoincrement=True,  # numbers are never used again: they are the order
 )
 
@@ -83,8 +101,23 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection)
 
 
+def _add_subjects(connection: Connection) -> None:
+    """Older sessions of people of the provider are known by name only, so these people have to sign in again."""
+    _add_column(connection, sessions, "subject", 255)
+    _add_column(connection, audit, "provider", 300)
+    _add_column(connection, audit, "subject", 255)
+    for index in audit.indexes:
+        index.create(connection, checkfirst=True)
+    connection.execute(delete(sessions).where(sessions.c.provider != "", sessions.c.subject == ""))
+
+
+def _add_column(connection: Connection, table: Table, name: str, length: int) -> None:
+    if name not in {column["name"] for column in inspect(connection).get_columns(table.name)}:  # a new database has it
+        connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {name} VARCHAR({length}) DEFAULT '' NOT NULL"))
+
+
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[database.Step] = [_create, _add_subjects]
 VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL
 

@@ -64,3 +64,11 @@ def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> Non
 
 def _written(policy: Mapping[str, str]) -> str:
     return "; ".join(f"{name} {value}" for name, value in policy.items())
+
+
+def with_allowed_methods(response: Response, exc: Exception) -> Response:
+    """RFC 9110 15.5.6: an answer that refuses the method names those that are possible."""
+    allowed = (getattr(exc, "headers", None) or {}).get("Allow", "")
+    if allowed:
+        response.headers["Allow"] = ", ".join(sorted(allowed.split(", ")))
+    return response

@@ -1,8 +1,9 @@
 """Actions that wait for some seconds, so that they can be undone, and then run in the background.
 
 A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job is due,
-nothing is done, and the audit log says so: the mail is still in the quarantine. The same happens if somebody else ends
-the session that requested the job, or the user is removed. Jobs are kept only in memory, and there are few of them.
+nothing is done, and the audit log says so: mail is still in the quarantine, and lists are unchanged. The same happens
+if somebody else ends the session that requested the job, or the user is removed. Jobs are kept only in memory, and
+there are few of them.
 """
 
 from __future__ import annotations
@@ -32,14 +33,31 @@ class State(StrEnum):
     UNDONE = "undone"
 
 
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a job does, as pages and the audit log say it."""
+
+    words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
+    about: str  # for the audit log
+    number: int  # of mails or entries
+    unit: tuple[str, str] = ("mail", "mails")
+    where: str = ""  # "to the list x"
+    mails: tuple[str, ...] = ()
+    see: str = ""  # the page that shows the result
+    can_be_cancelled: bool = False  # also while it runs
+
+    @property
+    def what(self) -> str:
+        return f"{self.number:,} {self.unit[self.number != 1]}"
+
+
 @dataclass(slots=True)
 class Job:
     """`work` reports by `succeeded` and `failed`, and does not raise."""
 
     id: str
     owner: str
-    words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
-    mails: tuple[str, ...]
+    action: Action
     due_at: float  # Unix time
     session: str = ""  # that started it; "" after its owner has signed out: from then on, nobody can end it
     state: State = State.WAITING
@@ -48,7 +66,7 @@ class Job:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended_at: float = 0.0
-    see: str = ""  # the page that shows the result
+    is_cancelled: bool = False  # `work` looks at it
 
     @property
     def wait_s(self) -> float:
@@ -58,13 +76,13 @@ class Job:
     def is_over(self) -> bool:
         return self.state in (State.DONE, State.UNDONE)
 
-    def succeeded(self, note: str = "") -> None:
-        self.done += 1
+    def succeeded(self, note: str = "", number: int = 1) -> None:
+        self.done += number
         if note and note not in self.notes and len(self.notes) < MAX_PROBLEMS:
             self.notes.append(note)
 
-    def fail(self, problem: str, mails: int = 1) -> None:
-        self.failed += mails
+    def fail(self, problem: str, number: int = 1) -> None:
+        self.failed += number
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
@@ -84,16 +102,7 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_stopping = False
 
-    def begin(
-        self,
-        owner: str,
-        session: str,
-        words: tuple[str, str],
-        mails: tuple[str, ...],
-        work: Work,
-        dropped: OnDropped,
-        see: str = "",
-    ) -> Job:
+    def begin(self, owner: str, session: str, action: Action, work: Work, dropped: OnDropped) -> Job:
         """Do `work` after `undo_s`, unless it is undone; `dropped` is called if the console stops first.
 
         Must run in the event loop. Raises TooManyJobs.
@@ -101,7 +110,7 @@ class Jobs:
         self._forget()
         if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
             raise TooManyJobs
-        job = Job(new_token()[:22], owner, words, mails, time.time() + self.undo_s, session, see=see)
+        job = Job(new_token()[:22], owner, action, time.time() + self.undo_s, session)
         self._jobs[job.id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, work, dropped))
         return job
@@ -112,9 +121,14 @@ class Jobs:
         return [job for job in reversed(self._jobs.values()) if job.owner == owner]
 
     def undo(self, owner: str, job_id: str) -> Job | None:
-        """Undo a waiting job; None if it is too late, or if the job belongs to someone else."""
+        """Undo a waiting job, or cancel a running one; None if it is too late, or if the job is someone else's."""
         job = self._jobs.get(job_id)
-        if job is None or job.owner != owner or job.state is not State.WAITING:
+        if job is None or job.owner != owner:
+            return None
+        if job.state is State.RUNNING and job.action.can_be_cancelled:
+            job.is_cancelled = True
+            return job
+        if job.state is not State.WAITING:
             return None
         job.state, job.ended_at = State.UNDONE, time.time()
         self._tasks.pop(job_id).cancel()

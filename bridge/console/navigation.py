@@ -25,6 +25,7 @@ ENTRIES = (
     Entry("/lists", "Lists", "list"),
     Entry("/scan", "Scan a file", "scan"),
     Entry("/statistics", "Statistics", "chart"),
+    Entry("/users", "Users", "person", Role.ADMIN, all_tenants=True),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
     Entry("/digests", "Digests", "mail", Role.ADMIN, all_tenants=True),
     Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),

@@ -3,7 +3,7 @@
 What a sign-in must remember is in a cookie of ten minutes: a random value, from which state, nonce and verifier are
 derived with a key that only this process has. So nothing is stored before the sign-in is complete. Each value is used
 once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, people can sign in as
-someone else.
+someone else. A person is the issuer and the subject; the name is only shown.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _KEYS_S = 60.0  # unknown keys are requested at most this often
 _MAX_ANSWER = 1024 * 1024
 _PLAIN = {"Accept-Encoding": "identity"}  # a small answer must not expand to a large one
 _MAX_USED = 10_000
+_MAX_SUBJECT = 255  # characters, by OpenID Connect Core 2
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
@@ -218,6 +219,9 @@ class Provider:
         groups = (
             {given} if isinstance(given, str) else set(filter(_is_text, given)) if isinstance(given, list) else set()
         )
+        subject = claims["sub"]
+        if not _is_text(subject) or len(subject) > _MAX_SUBJECT or not subject.isprintable():
+            raise SignInRefused("The provider's ID token does not say who you are.")
         name = next(
             (str(claims[key]) for key in ("preferred_username", "email", "sub") if _is_text(claims.get(key))), "unknown"
         )
@@ -225,7 +229,7 @@ class Provider:
         for row in self.settings.roles:
             if row.group in groups:
                 tenants = None if row.tenants is None else frozenset(row.tenants)
-                return Person(name, Role.named(row.role), tenants, self.settings.issuer)
+                return Person(name, Role.named(row.role), tenants, self.settings.issuer, subject)
         log.warning("console: %s is not in any group that may sign in", name)
         raise SignInRefused(f"The provider signed you in as {name}, but none of your groups may use this console.")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bridge.console.app import create_app, create_console
+from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
 from bridge.runtime.http_server import HttpLimits, HttpServer
@@ -53,20 +54,23 @@ async def run(
     console = create_console(sources)
     server = HttpServer(create_app(console), sockets, limits=_LIMITS)
     await server.start()
-    upkeep = asyncio.create_task(lasting(partial(_upkeep, sources), "console", _UPKEEP_S))
+    upkeep = asyncio.create_task(lasting(partial(_upkeep, console), "console", _UPKEEP_S))
     on_ready(server)
     await stop.wait()
     console.live.stop()
     upkeep.cancel()
     await server.stop(_DRAIN_S)
+    await console.uploads.stop()
     await console.jobs.stop(_JOBS_S)
     await asyncio.to_thread(sources.store.close)
     await asyncio.to_thread(sources.history.close)
 
 
-async def _upkeep(sources: Sources) -> None:
+async def _upkeep(console: Console) -> None:
     """Delete what is too old, once an hour."""
+    sources = console.sources
     while True:
+        console.uploads.forget_old()
         try:
             await asyncio.to_thread(sources.audit.delete_before, time.time() - sources.console.audit_retention)
         except ConsoleStoreError as exc:

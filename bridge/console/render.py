@@ -29,9 +29,11 @@ NOTICES = {
     "signed-out": "You are signed out.",
     "session-over": "Your session has ended. Sign in again to continue.",
     "session-revoked": "The session was ended.",
-    "entries-added": "The entries were added.",
-    "entries-deleted": "The entries were deleted.",
+    "user-added": "The user was added.",
+    "user-changed": "The user was changed, and has to sign in again.",
     "user-removed": "The user was removed.",
+    "password-set": "The password was changed, and the user has to sign in again.",
+    "password-chosen": "Your password was set. Sign in with it.",
     "request-granted": "The request was granted.",
     "request-refused": "The request was refused.",
 }

@@ -36,12 +36,23 @@ class Person:
     name: str
     role: Role
     tenants: Tenants = None
-    provider: str = ""  # "": a local user; otherwise the issuer that vouches for the name
+    provider: str = ""  # "": a local user; otherwise the issuer that vouches for the subject
+    subject: str = ""  # the provider's id of this person; unlike a name or an address, it is never given to another
+
+    @property
+    def key(self) -> str:
+        """Identifies the person: the issuer and the subject, or the name of a local user."""
+        return f"{self.provider}\n{self.subject if self.provider else self.name}"
 
     @property
     def shown(self) -> str:
         """For lists of people: a local user and a person of the provider may have the same name."""
         return f"{self.name} ({self.provider.partition('://')[2].partition('/')[0]})" if self.provider else self.name
+
+    @property
+    def signature(self) -> str:
+        """For records outside the console, where an entry must always name the same person."""
+        return f"{self.shown} {self.subject[:100]}" if self.subject else self.shown
 
     @property
     def sees_everything(self) -> bool:

@@ -26,9 +26,11 @@ from __future__ import annotations
 from bridge.console.pages import (
     digests,
     held_mail,
+    list_uploads,
     lists,
     mail,
     overview,
+    pending,
     people,
     provider,
     quarantine,
@@ -37,6 +39,7 @@ from bridge.console.pages import (
     settings,
     sign_in,
     statistics,
+    users,
 )
 from bridge.console.roles import Role
 from bridge.console.route import About, Route
@@ -50,6 +53,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/sign-in/back", provider.back, role=None),
     Route("/enter/{token}", sign_in.link, role=None),
     Route("/enter", sign_in.enter, role=None, changes=True, audit="signed in with a link"),
+    Route("/password/{token}", users.choose, role=None),
+    Route("/password", users.chosen, role=None, changes=True, audit="set a password with a link"),
     # Those who have signed in
     Route("/sign-out", sign_in.sign_out, changes=True, audit="signed out"),
     Route("/", overview.overview),
@@ -57,7 +62,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/mail", mail.search, audit="looked through mail"),
     Route("/mail/{id}", mail.story, about=About.MAIL, audit="saw the story of a mail"),
     Route("/quarantine", quarantine.quarantine, audit="looked through the quarantine"),
-    Route("/quarantine/jobs", quarantine.jobs, is_live=True),
+    Route("/quarantine/jobs", pending.shown, is_live=True),
     Route("/quarantine/{id}", held_mail.held, about=About.HELD, audit="saw a quarantined mail", has_frame=True),
     Route(
         "/quarantine/{id}/html", held_mail.preview, about=About.HELD, audit="saw the HTML of a mail", is_preview=True
@@ -81,35 +86,46 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("/quarantine/actions/block", quarantine.block, Role.RELEASER, changes=True, audit="asked to block senders"),
     Route("/quarantine/actions/allow", quarantine.allow, Role.RELEASER, changes=True, audit="asked to allow senders"),
-    Route("/quarantine/actions/undo", quarantine.undo, Role.RELEASER, changes=True, audit="undid an action"),
-    Route("/lists/actions/add", lists.add, Role.RELEASER, changes=True, audit="added to a list"),
+    Route("/quarantine/actions/undo", pending.undo, Role.RELEASER, changes=True, audit="undid an action"),
+    Route("/lists/actions/add", lists.add, Role.RELEASER, changes=True, audit="asked to add to a list"),
     Route(
         "/lists/actions/delete",
         lists.delete,
         Role.RELEASER,
         changes=True,
-        audit="deleted from a list",
+        audit="asked to delete from a list",
         max_bytes=1 << 20,
     ),
     Route(
         "/lists/actions/upload",
-        lists.upload,
+        list_uploads.upload,
         Role.RELEASER,
         changes=True,
         audit="uploaded a list",
-        max_bytes=lists.MAX_FILE,
+        max_bytes=list_uploads.MAX_FILE,
         max_files=1,
     ),
-    Route("/lists/actions/apply", lists.apply, Role.RELEASER, changes=True, audit="applied an uploaded list"),
+    Route("/lists/uploads/{number}", list_uploads.shown, Role.RELEASER),
+    Route("/lists/actions/apply", list_uploads.apply, Role.RELEASER, changes=True, audit="asked to apply a list"),
+    Route("/lists/actions/cancel", list_uploads.cancel, Role.RELEASER, changes=True, audit="cancelled an upload"),
     Route("/requests", requests.listed, Role.RELEASER, audit="looked through requests"),
     Route("/requests/actions/grant", requests.grant, Role.RELEASER, changes=True, audit="granted a request"),
     Route("/requests/actions/refuse", requests.refuse, Role.RELEASER, changes=True, audit="refused a request"),
-    Route("/quarantine/actions/dismiss", quarantine.dismiss, changes=True, audit="dismissed finished actions"),
+    Route("/quarantine/actions/dismiss", pending.dismiss, changes=True, audit="dismissed finished actions"),
     # Administrators
     Route("/audit", people.audit, role=Role.ADMIN, all_tenants=True),
     Route("/settings", settings.settings, role=Role.ADMIN, all_tenants=True),
     Route("/digests", digests.sample, role=Role.ADMIN, all_tenants=True, has_frame=True),
     Route("/digests/html", digests.html, role=Role.ADMIN, all_tenants=True, is_sample=True),
+    Route("/users", users.users, role=Role.ADMIN, all_tenants=True),
+    Route("/users/{name}", users.user, role=Role.ADMIN, all_tenants=True, audit="looked at a user"),
+    Route("/users/actions/add", users.add, Role.ADMIN, changes=True, all_tenants=True, audit="added a user"),
+    Route("/users/actions/change", users.change, Role.ADMIN, changes=True, all_tenants=True, audit="changed a user"),
+    Route(
+        "/users/actions/password", users.password, Role.ADMIN, changes=True, all_tenants=True, audit="set a password"
+    ),
+    Route("/users/actions/link", users.link, Role.ADMIN, changes=True, all_tenants=True, audit="made a password link"),
+    Route("/users/actions/remove", users.remove, Role.ADMIN, changes=True, all_tenants=True, audit="removed a user"),
     Route("/settings/check", settings.check, Role.ADMIN, changes=True, all_tenants=True, audit="ran the check"),
     Route("/settings/reload", settings.reload, Role.ADMIN, changes=True, all_tenants=True, audit="reloaded"),
 )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 from zoneinfo import ZoneInfo
 
 from bridge.history.parameters import PAGE, value_of
 from bridge.runtime import moments
 
+HELD_FIELDS = (
+    *("recipient", "sender", "subject", "tag", "state", "since"),
+    *("until", "client", "decision", "tenant", "listener"),
+)  # of the quarantine
 DECISIONS = ("deliver", "quarantine", "bounce", "drop", "undecided")
 _MOMENTS = ("since", "until")
 _ZONE = re.compile(r"[A-Za-z0-9_+/-]{1,64}")
@@ -51,6 +56,24 @@ class Search:
         """These fields with moments written out: `2h` means something else by then."""
         exact = {name: self.wanted[name] for name in _MOMENTS if name in self.wanted}
         return {**typed, **{name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in exact.items()}}
+
+
+def held_query(text: str) -> str:
+    """The fields of a search in the quarantine, in a text that came from a browser."""
+    return _kept(text, (*HELD_FIELDS, "before", "like"))
+
+
+def list_query(text: str) -> str:
+    """The same, of a search in a list."""
+    return _kept(text, ("tenant", "find", "at"))
+
+
+def _kept(text: str, names: Iterable[str]) -> str:
+    try:
+        given = dict(parse_qsl(text[:8000], max_num_fields=50))
+    except ValueError:
+        return ""
+    return urlencode({name: given[name] for name in names if given.get(name)})
 
 
 def reader_zone(name: str) -> tzinfo:

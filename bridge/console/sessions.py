@@ -20,6 +20,7 @@ from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_tex
 from bridge.console.tokens import hash_of, is_token, new_token
 
 LINK_S = 900.0  # how long a sign-in link may be used
+PASSWORD_LINK_S = 86_400.0  # a link with which a user chooses a password
 _TOUCH_S = 30.0  # the time of the last use is written no more often than this
 _MAX_PER_PERSON = 50  # the oldest is ended
 IsAllowed = Callable[[Connection], bool]
@@ -58,6 +59,7 @@ class Sessions:
             "role": str(person.role),
             "tenants": tenants_to_text(person.tenants),
             "provider": person.provider,
+            "subject": person.subject,
             "address": address[:64],
             "browser": browser[:300],
             "begun_at": now,
@@ -80,7 +82,9 @@ class Sessions:
         now, hashed = time.time(), hash_of(token)
         with self._store.reading() as connection:
             row = connection.execute(select(database.sessions).where(_s.hash == hashed)).first()
-        if row is None or now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
+        if row is None or (row.provider and not row.subject):  # of an older version, which went by the name
+            return None
+        if now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
             return None
         if is_use and now - row.used_at > min(_TOUCH_S, self._limits.idle_s / 4):
             with self._store.writing() as connection:
@@ -116,17 +120,26 @@ class Sessions:
 
 
 class SignInLinks:
-    """Each signs a local user in once, without a password."""
+    """Each signs a local user in once, without a password, or lets them choose one; never both."""
 
     def __init__(self, store: ConsoleStore) -> None:
         self._store = store
 
     def make(self, name: str, lasts_s: float = LINK_S) -> str:
-        token, now = new_token(), time.time()
+        token = new_token()
+        self._add(hash_of(token), name, lasts_s)
+        return token
+
+    def make_for_password(self, name: str) -> str:
+        token = new_token()
+        self._add(_password_hash(token), name, PASSWORD_LINK_S)
+        return token
+
+    def _add(self, hashed: str, name: str, lasts_s: float) -> None:
+        now = time.time()
         with self._store.writing() as connection:
             connection.execute(delete(database.links).where(_l.until < now))
-            connection.execute(insert(database.links).values(hash=hash_of(token), name=name, until=now + lasts_s))
-        return token
+            connection.execute(insert(database.links).values(hash=hashed, name=name, until=now + lasts_s))
 
     def use(self, token: str) -> Person | None:
         """The person that the link is for. It works only once."""
@@ -140,10 +153,30 @@ class SignInLinks:
         return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
 
 
+def find_password_link(connection: Connection, token: str) -> str:
+    """The local user who may choose a password with it; "" if there is none."""
+    if not is_token(token):
+        return ""
+    users = database.users
+    found = (
+        select(users.c.name)
+        .join(database.links, _l.name == users.c.name)
+        .where(_l.hash == _password_hash(token), _l.until >= time.time())
+    )
+    return str(connection.execute(found).scalar() or "")
+
+
+def _password_hash(token: str) -> str:
+    """Differs from that of a sign-in link, so that neither can be used as the other."""
+    return hash_of(f"password {token}")
+
+
 def _is_of(person: Person) -> ColumnElement[bool]:
-    return and_(_s.name == person.name, _s.provider == person.provider)
+    """By what identifies them: the provider may give a name to somebody else."""
+    own = _s.subject == person.subject if person.provider else _s.name == person.name
+    return and_(_s.provider == person.provider, own)
 
 
 def _session(row: Row[tuple[object, ...]]) -> Session:
-    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider)
+    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider, row.subject)
     return Session(row.label, person, row.address, row.browser, row.begun_at, row.used_at)

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from bridge.console import database
 from bridge.console.database import ConsoleStore
 from bridge.console.roles import Person, Role, Tenants, tenants_from_text, tenants_to_text
+from bridge.console.sessions import find_password_link
 from bridge.errors import BridgeError
 
 MIN_PASSWORD, MAX_PASSWORD = 10, 1000  # characters; NIST SP 800-63B asks for 8 at least
@@ -75,16 +76,50 @@ class Users:
                 raise UserMistake(f"there is no user {name}")
             _end_sign_ins(connection, name)
 
-    def remove(self, name: str) -> None:
-        """With all sessions and links. Raises UserMistake if there is no such user."""
+    def change(self, name: str, role: Role, tenants: Tenants) -> None:
+        """Their sessions end. Raises UserMistake if there is no such user, or if no administrator would be left."""
         with self._store.writing() as connection:
+            if role is not Role.ADMIN or tenants is not None:
+                _check_admin_left(connection, name)
+            values = {"role": str(role), "tenants": tenants_to_text(tenants)}
+            if not connection.execute(update(database.users).where(_t.name == name).values(**values)).rowcount:
+                raise UserMistake(f"there is no user {name}")
+            _end_sign_ins(connection, name)
+
+    def use_link(self, token: str, password: str) -> str:
+        """Set the password of the user that the link is for, once; returns the name, or "" if there is no such link.
+
+        Raises UserMistake if the password cannot be used; the link still works then.
+        """
+        with self._store.reading() as connection:
+            name = find_password_link(connection, token)
+        if not name:
+            return ""
+        hashed = self._hash(password, name)
+        with self._store.writing() as connection:
+            if find_password_link(connection, token) != name:  # used in the meantime
+                return ""
+            connection.execute(update(database.users).where(_t.name == name).values(password=hashed))
+            _end_sign_ins(connection, name)
+        return name
+
+    def remove(self, name: str, *, keep_admin: bool = False) -> None:
+        """With all sessions and links. Raises UserMistake if there is no such user.
+
+        With `keep_admin`, also if no administrator would be left.
+        """
+        with self._store.writing() as connection:
+            if keep_admin:
+                _check_admin_left(connection, name)
             if not connection.execute(delete(database.users).where(_t.name == name)).rowcount:
                 raise UserMistake(f"there is no user {name}")
             _end_sign_ins(connection, name)
 
-    def listed(self) -> list[User]:
+    def listed(self, *, after: str = "", limit: int | None = None) -> list[User]:
+        """By name; `after` is the last name of the page before."""
+        wanted = select(database.users).where(_t.name > after).order_by(_t.name).limit(limit)
         with self._store.reading() as connection:
-            return [_user(row) for row in connection.execute(select(database.users).order_by(_t.name))]
+            return [_user(row) for row in connection.execute(wanted)]
 
     def find(self, name: str) -> User | None:
         with self._store.reading() as connection:
@@ -122,6 +157,14 @@ class Users:
 def _of_nobody() -> str:
     """What an unknown name is compared with, so that it takes as long as a known one. Within `_AT_ONCE`."""
     return str(_HASHER.hash("nobody has this password"))
+
+
+def _check_admin_left(connection: Connection, name: str) -> None:
+    """Whether there is an administrator for all mail besides this user. Raises UserMistake."""
+    is_admin = (_t.role == str(Role.ADMIN)) & (_t.tenants == tenants_to_text(None))
+    names = set(connection.execute(select(_t.name).where(is_admin)).scalars())
+    if names == {name}:
+        raise UserMistake(f"{name} is the last administrator for all mail, and must stay one")
 
 
 def _end_sign_ins(connection: Connection, name: str) -> None:

@@ -16,14 +16,16 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, BinaryIO, TextIO, assert_never
 
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
+MAX_LINE = 1024 * 1024  # characters, if a file is read line by line
 _COMMENT = re.compile(r"(?<!\s)\s+#")  # from the first space on: a line of spaces took quadratic time
 _ASTRAL = re.compile("([\U00010000-\U0010ffff])")
 
@@ -78,7 +80,7 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
         raise InputError(f"{shown}:{line}: not UTF-8 text") from None
     mistakes = _Mistakes(shown)
     found: dict[str, str | None] = {}
-    for line, entry, comment in _rows(text, kind, mistakes):
+    for line, entry, comment in _rows(_of_text(text, kind), kind, mistakes):
         if not entry:
             mistakes.add(line, "the entry is empty")
         found[entry] = comment
@@ -86,9 +88,47 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
     return found
 
 
+def rows(file: BinaryIO, kind: Format, shown: str) -> Iterator[Row]:
+    """The same one by one, without holding the file in memory; an entry may appear twice. JSON and YAML are read whole.
+
+    Raises InputError, for most mistakes only at the end of the file.
+    """
+    mistakes = _Mistakes(shown)
+    text = io.TextIOWrapper(file, "utf-8-sig", newline=_newline(kind))
+    line = 0
+    try:
+        for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes):
+            if not entry:
+                mistakes.add(line, "the entry is empty")
+            yield line, entry, comment
+    except UnicodeDecodeError:
+        raise InputError(f"{shown}:{line + 1}: not UTF-8 text here, or a few lines below") from None
+    finally:
+        text.detach()  # the file is the caller's
+    mistakes.check()
+
+
+class _Lines:
+    """The lines of a file; none is so long that it takes much memory."""
+
+    def __init__(self, text: TextIO, shown: str = "", limit: int = MAX_LINE) -> None:
+        self._text, self._shown, self._limit = text, shown, limit
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        while line := self._text.readline(self._limit):
+            number += 1
+            if len(line) == self._limit and not line.endswith(("\n", "\r")):
+                raise InputError(f"{self._shown}:{number}: the line has more than {self._limit:,} characters")
+            yield line
+
+    def whole(self) -> str:
+        return self._text.read()
+
+
 def places(raw: bytes, kind: Format, shown: str, wanted: Container[str]) -> dict[str, str]:
     """Where some of the entries are, as `file:line`; for content that `read` has accepted."""
-    rows = _rows(raw.decode("utf-8-sig"), kind, _Mistakes(shown))
+    rows = _rows(_of_text(raw.decode("utf-8-sig"), kind), kind, _Mistakes(shown))
     return {entry: f"{shown}:{line}" for line, entry, _ in rows if entry in wanted}
 
 
@@ -110,7 +150,16 @@ class _Mistakes:
             raise InputError("\n".join(map(visible, [*self._found, *rest])))
 
 
-def _rows(text: str, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
+def _of_text(text: str, kind: Format) -> _Lines:
+    return _Lines(io.StringIO(text, newline=_newline(kind)), limit=len(text) + 1)
+
+
+def _newline(kind: Format) -> str | None:
+    """What `io` needs to know: lines end with LF, CR LF, or CR alone. The csv module must see which."""
+    return "" if kind is Format.CSV else None
+
+
+def _rows(text: _Lines, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
     match kind:
         case Format.TEXT:
             return _text_rows(text, mistakes)
@@ -119,15 +168,15 @@ def _rows(text: str, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
         case Format.JSONL:
             return _json_lines(text, mistakes)
         case Format.JSON:
-            return _json_rows(text, mistakes)
+            return _json_rows(text.whole(), mistakes)
         case Format.YAML:
-            return _yaml_rows(text, mistakes)
+            return _yaml_rows(text.whole(), mistakes)
         case _:
             assert_never(kind)
 
 
-def _text_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
-    for number, whole in enumerate(_lines(text), 1):
+def _text_rows(text: _Lines, mistakes: _Mistakes) -> Iterator[Row]:
+    for number, whole in enumerate(text, 1):
         line = whole.strip()
         if not line or line.startswith("#"):
             continue
@@ -139,13 +188,8 @@ def _text_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
             yield number, line, None
 
 
-def _lines(text: str) -> io.StringIO:
-    """Each ends with LF, CR LF, or CR alone, as spreadsheets on old Macs write them."""
-    return io.StringIO(text, newline=None)
-
-
-def _json_lines(text: str, mistakes: _Mistakes) -> Iterator[Row]:
-    for number, line in enumerate(_lines(text), 1):
+def _json_lines(text: _Lines, mistakes: _Mistakes) -> Iterator[Row]:
+    for number, line in enumerate(text, 1):
         if line.strip():
             yield from _json_line(number, line, mistakes)
 
@@ -212,10 +256,11 @@ def _item(line: int, item: Any, mistakes: _Mistakes) -> Iterator[Row]:
     yield line, item["entry"], comment  # other fields are ignored
 
 
-def _csv_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+def _csv_rows(text: _Lines, mistakes: _Mistakes) -> Iterator[Row]:
     """A first row may name the columns `entry` and `comment`; without it, they are the first two."""
-    first = _lines(text).readline()
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=";" if _semicolons(first) else ",")
+    lines = iter(text)
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), strict=True, delimiter=";" if _semicolons(first) else ",")
     at, comment_at, named = 0, 1, False
     try:
         for number, row in enumerate(reader):

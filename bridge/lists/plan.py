@@ -160,14 +160,18 @@ async def carry_out(
         raise
     plan.state = State.DONE
     if left is not None and not left.is_empty(prune=plan.prune):
-        plan.state, plan.problem = State.DIFFERENT, _still_different(left, prune=plan.prune)
+        plan.state, plan.problem = State.DIFFERENT, _what_differs(left, prune=plan.prune)
     elif refused:
         plan.state, plan.problem = State.DIFFERENT, f"{len(refused):,} entries were refused and skipped"
 
 
-def _still_different(left: Difference, *, prune: bool) -> str:
+def _what_differs(left: Difference, *, prune: bool) -> str:
     names = [entry.entry for entry in [*left.additions, *left.updates]] + (left.deletions if prune else [])
+    return still_different(len(names), names[0])
+
+
+def still_different(number: int, example: str) -> str:
     return (
-        f"{len(names):,} entries still differ, for example {clean(names[0])!r}: the file has the same entry in two "
+        f"{number:,} entries still differ, for example {clean(example)!r}: the file has the same entry in two "
         "spellings, or the list was changed by someone else in the meantime"
     )

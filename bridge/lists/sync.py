@@ -42,9 +42,7 @@ class Difference:
 
     def check_fits(self, max_size: int, *, prune: bool) -> None:
         """Raises ListFull, before anything is changed, if the list would exceed its maximum size."""
-        after = self.size + len(self.additions) - (len(self.deletions) if prune else 0)
-        if 0 < max_size < after and self.additions:
-            raise ListFull(f"the list would have {after:,} entries, but its maxSize is {max_size:,}")
+        check_fits(max_size, self.size, len(self.additions), len(self.deletions) if prune else 0)
 
 
 @dataclass(slots=True)
@@ -53,6 +51,13 @@ class Applied:
 
     deleted: Tally = field(default_factory=Tally)
     added: Tally = field(default_factory=Tally)  # includes updates: the service does not distinguish them
+
+
+def check_fits(max_size: int, size: int, additions: int, deletions: int) -> None:
+    """Raises ListFull."""
+    after = size + additions - deletions
+    if 0 < max_size < after and additions:
+        raise ListFull(f"the list would have {after:,} entries, but its maxSize is {max_size:,}")
 
 
 async def difference(

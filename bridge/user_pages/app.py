@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from bridge.console import audit as audit_log
 from bridge.console.app import BelowPath
 from bridge.console.checks import Refused, check_host, check_origin, client_address, read_form
-from bridge.console.headers import page_headers, preview_headers, set_cookie
+from bridge.console.headers import page_headers, preview_headers, set_cookie, with_allowed_methods
 from bridge.console.tokens import is_form_token, is_token, new_token
 from bridge.errors import ConfigError, StoreError
 from bridge.runtime.tables import TablesFailed
@@ -88,8 +88,8 @@ def create_app(sources: UserSources) -> ASGIApp:
         PathRoute(path, _by_method(sources, pages, rows), methods=[row.method for row in rows])
         for path, rows in paths.items()
     ]
-    nowhere = Guard(sources, pages, Route("/", _nowhere, is_open=True))
-    app = Starlette(routes=routes, exception_handlers={404: nowhere.instead, 405: nowhere.instead})
+    nowhere, wrong = (Guard(sources, pages, Route("/", page, is_open=True)) for page in (_nowhere, _wrong_method))
+    app = Starlette(routes=routes, exception_handlers={404: nowhere.instead, 405: wrong.instead})
     app.router.redirect_slashes = False
     return BelowPath(app, sources.page.root_path)
 
@@ -107,14 +107,20 @@ async def _nowhere(call: Call) -> Response:
     raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
 
 
+async def _wrong_method(call: Call) -> Response:
+    text = call.speak("This address cannot be used in this way. Go back and try again.")
+    raise Refused(405, call.speak("Not possible here"), text)
+
+
 @dataclass(slots=True)
 class Guard:
     sources: UserSources
     pages: Pages
     route: Route
 
-    async def instead(self, request: Request, _: Exception) -> Response:
-        return await self(request)
+    async def instead(self, request: Request, exc: Exception) -> Response:
+        """For requests that no row is for."""
+        return with_allowed_methods(await self(request), exc)
 
     async def __call__(self, request: Request) -> Response:
         call = Call(request, self.sources, self.pages, client_address(request, self.sources.page))

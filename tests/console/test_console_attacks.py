@@ -21,8 +21,9 @@ from bridge.console import database
 from bridge.console.attempts import MAX_PER_ADDRESS
 from bridge.console.audit import Audit, AuditEntry
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
-from bridge.console.jobs import Job, Jobs, State
+from bridge.console.jobs import Action, Job, Jobs, State
 from bridge.console.roles import Role
+from bridge.console.routes import ROUTES
 from bridge.console.sessions import SessionLimits, Sessions
 from bridge.console.tokens import form_token
 from bridge.console.users import Users
@@ -211,10 +212,17 @@ def test_a_large_form_is_not_read_for_people_who_may_not_send_it(shared: World) 
     assert status(exchange(shared.console, request.encode())) == 403
 
 
-def test_a_method_that_is_not_possible_names_those_that_are(shared: World) -> None:
-    """RFC 9110 15.5.6."""
-    answer = shared.console.signed_in().ask("PUT", "/sessions/revoke")
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+@pytest.mark.parametrize("is_signed_in", [True, False])
+@pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
+def test_a_method_that_is_not_possible_names_those_that_are(shared: World, path: str, is_signed_in: bool) -> None:
+    """RFC 9110 15.5.6: for every address, whoever asks."""
+    browser = shared.console.signed_in() if is_signed_in else shared.console.browser()
+    methods = {route.method for route in ROUTES if route.path == path}
+    allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+    for method in ("PUT", "DELETE", "OPTIONS"):
+        answer = browser.ask(method, re.sub(r"{\w+}", "MAILA", path))
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
 
 
 # The audit log
@@ -325,9 +333,9 @@ async def test_actions_at_the_end_of_the_process() -> None:
         await go_on.wait()
         ended.append((job.id, jobs.is_stopping))
 
-    running = jobs.begin("ann", "", ("Delete", "deleted"), ("M1",), work, drop)
+    running = jobs.begin("ann", "", Action(("Delete", "deleted"), "M1", 1), work, drop)
     await eventually(lambda: running.state is State.RUNNING, "the action to run")
-    waiting = jobs.begin("ann", "", ("Delete", "deleted"), ("M2",), work, drop)
+    waiting = jobs.begin("ann", "", Action(("Delete", "deleted"), "M2", 1), work, drop)
     await asyncio.sleep(0)  # until it waits
     stopping = asyncio.create_task(jobs.stop(30))
     await eventually(lambda: dropped == [waiting.id], "the other one to be dropped")

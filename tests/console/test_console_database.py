@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from bridge.cli.console import command
 from bridge.console import database
@@ -87,7 +89,7 @@ def test_a_user_without_a_password_has_none(store: ConsoleStore) -> None:
 def test_sessions_of_the_same_name_are_told_apart(store: ConsoleStore) -> None:
     """A local user and a person of the provider may be called the same."""
     sessions = Sessions(store, SessionLimits(60, 600))
-    other = Person("ann", Role.VIEWER, None, "https://login.example.org")
+    other = Person("ann", Role.VIEWER, None, "https://login.example.org", "s1")
     own, others = sessions.begin(ANN, "192.0.2.1", "x"), sessions.begin(other, "192.0.2.2", "y")
     assert [each.person for each in sessions.listed(ANN)] == [ANN] and len(sessions.listed()) == 2
     label = sessions.listed(other)[0].label
@@ -96,6 +98,51 @@ def test_sessions_of_the_same_name_are_told_apart(store: ConsoleStore) -> None:
     Users(store).remove("ann")
     assert sessions.find(own) is None and sessions.find(others) is not None
     assert sessions.revoke(label) == "ann" and sessions.find(others) is None
+
+
+def test_a_person_of_the_provider_is_known_by_the_subject(store: ConsoleStore) -> None:
+    """A person who is renamed keeps the sessions; a person who gets the old name sees none of them."""
+    sessions, audit = Sessions(store, SessionLimits(60, 600)), Audit(store)
+    before = Person("ann", Role.VIEWER, None, "https://login.example.org", "s1")
+    renamed, successor = replace(before, name="anne"), replace(before, subject="s2")
+    token = sessions.begin(before, "192.0.2.1", "x")
+    (own,) = sessions.listed(renamed)
+    assert own.person == before and own.person.key == renamed.key != successor.key
+    assert sessions.listed(successor) == [] and sessions.revoke(own.label, successor) == ""
+    assert sessions.revoke(own.label, renamed) == "ann" and sessions.find(token) is None
+    for person in (before, successor, renamed):
+        audit.write(person, "192.0.2.1", "looked", mail=person.signature[:64])
+    assert [entry.name for entry in audit.find(name="s1")] == ["anne (login.example.org)", "ann (login.example.org)"]
+    assert [entry.subject for entry in audit.find(name="ann (login.example.org)")] == ["s2", "s1"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_sessions_without_a_subject_end_with_the_upgrade(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """They name a person only by a name that may be somebody else's by now. Local users and the audit log stay."""
+    place = Database.file(tmp_path / "console.sqlite")
+    if kind == "postgresql":
+        place = Database(fresh_database(request.getfixturevalue("postgresql")))
+    with closing(ConsoleStore(place)) as store:
+        sessions = Sessions(store, SessionLimits(60, 600))
+        local, others = (
+            sessions.begin(person, "192.0.2.1", "x") for person in (ANN, replace(ANN, provider="https://p"))
+        )
+        Audit(store).write(ANN, "192.0.2.1", "looked")
+        assert sessions.find(others) is None  # an older process may have added it beside us
+        with store.writing() as connection:  # as version 1 left it
+            connection.execute(text("DROP INDEX console_audit_subject"))
+            for table, column in (("session", "subject"), ("audit", "subject"), ("audit", "provider")):
+                connection.execute(text(f"ALTER TABLE console_{table} DROP COLUMN {column}"))
+            connection.execute(text("UPDATE console_schema SET version = 1"))
+    with closing(ConsoleStore(place)) as store:
+        sessions = Sessions(store, SessionLimits(60, 600))
+        found = sessions.find(local)
+        assert found is not None and found.person == ANN and sessions.listed() == [found]
+        (entry,) = Audit(store).find(name="ann")
+        assert (entry.provider, entry.subject) == ("", "")
+        assert sessions.begin(replace(ANN, provider="https://p", subject="s1"), "192.0.2.1", "x")
 
 
 def test_a_person_has_a_limited_number_of_sessions(store: ConsoleStore) -> None:

@@ -6,8 +6,8 @@ import html
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bridge.api.lists import GET_LISTS_PATH, LIST_ENTRIES_PATH, NDJSON, ListEntry, ListFileInfo
+from bridge.console.audit import Audit
 from bridge.console.list_copies import Copy
 from bridge.console.pages.lists import PER_PAGE
 from bridge.console.roles import Role
@@ -23,7 +24,7 @@ from bridge.testing import until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, world
 from tests.console.held_kit import hold, send_file
 from tests.console.test_console_quarantine import wait_for_jobs
-from tests.lists.lists_kit import Service, running_service
+from tests.lists.lists_kit import Service, peak_kib, running_service
 
 OWN = frozenset({TENANT_A})
 
@@ -69,6 +70,14 @@ def page_with(browser: Browser, path: str, entries: list[str]) -> Answer:
     return browser.get(path)
 
 
+def uploaded(browser: Browser, name: str, content: bytes, **fields: str) -> tuple[str, Answer]:
+    """Send a file and wait until it is compared; returns its number and its page."""
+    sent = send_file(browser, "/lists/actions/upload", name, content, **fields)
+    assert sent.status == 303 and sent.target.startswith("/lists/uploads/"), sent.text
+    until(lambda: "data-reload" not in browser.get(sent.target).text, "the file to be compared", 600.0)
+    return sent.target.rpartition("/")[2], browser.get(sent.target)
+
+
 def test_the_lists_of_all_mail_and_of_a_tenant(empty: Listed) -> None:
     """People of a tenant see that tenant's lists alone."""
     page = empty.admin.get("/lists")
@@ -90,17 +99,42 @@ def test_the_lists_of_all_mail_and_of_a_tenant(empty: Listed) -> None:
 
 
 def test_an_entry_is_added_and_deleted(empty: Listed) -> None:
-    """At once on the page, and at the service."""
+    """On the page and at the service, as soon as it can no longer be undone."""
     browser = empty.admin
     until(lambda: "The list is empty" in browser.get("/lists/notes").text, "the list to be read")
     form = {"list": "notes", "tenant": "all", "entries": " one \n\ntwo\none", "comment": "asked by Jim"}
-    assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all&notice=entries-added"
+    assert browser.post("/lists/actions/add", form).target == "/lists/notes?tenant=all"
+    waiting = browser.get("/lists/notes?tenant=all").text
+    assert "Add 2 entries to notes in" in waiting and empty.service.entries("notes") == {}
+    assert "2 of 2 entries added to notes" in wait_for_jobs(browser)
     assert empty.service.entries("notes") == {"one": "asked by Jim", "two": "asked by Jim"}
     page = browser.get("/lists/notes?tenant=all")
     assert entries_on(page) == ["one", "two"] and "asked by Jim" in page.text
     assert browser.post("/lists/actions/delete", {"list": "notes", "tenant": "all", "entry": ["one"]}).status == 303
+    assert "1 of 1 entry deleted from notes" in wait_for_jobs(browser)
     assert empty.service.entries("notes") == {"two": "asked by Jim"}
     assert entries_on(browser.get("/lists/notes")) == ["two"]
+
+
+def test_a_change_of_a_list_can_be_undone(empty: Listed) -> None:
+    """Within the undo period, by the person who made it; then the list is as before."""
+    empty.service.add("notes", {"old": "why"})
+    browser, scope = empty.admin, {"list": "notes", "tenant": "all"}
+    browser.post("/lists/actions/add", {**scope, "entries": "new"})
+    browser.post("/lists/actions/delete", {**scope, "entry": "old"})
+    page = browser.get("/lists/notes?tenant=all&find=o")
+    jobs = re.findall(r'name="job" value="([^"]+)"', page.text)
+    assert len(jobs) == 2 and 'name="page" value="/lists/notes"' in page.text
+    stranger = empty.world.console.signed_in(name="mallory")
+    assert stranger.post("/quarantine/actions/undo", {"job": jobs[0]}).status == 409
+    for job in jobs:
+        undo = {"job": job, "page": "/lists/notes", "back": "tenant=all&find=o&evil=1"}
+        assert browser.post("/quarantine/actions/undo", undo).target == "/lists/notes?tenant=all&find=o"
+    said = wait_for_jobs(browser)
+    assert "1 entry was not added" in said and "1 entry was not deleted" in said
+    assert empty.service.entries("notes") == {"old": "why"}
+    for page in ("/lists/../quarantine", "//evil.example", "/lists/a/b", "https://evil.example/lists/x"):
+        assert browser.post("/quarantine/actions/dismiss", {"page": page}).target == "/quarantine"
 
 
 def test_a_dangerous_entry_is_shown_first(empty: Listed) -> None:
@@ -112,21 +146,29 @@ def test_a_dangerous_entry_is_shown_first(empty: Listed) -> None:
         "a.example is your own domain" in empty.admin.post("/lists/actions/add", {**form, "entries": "@a.example"}).text
     )
     assert empty.service.entries("large") == {}
-    assert empty.admin.post("/lists/actions/add", {**form, "sure": "yes"}).status == 303
+    browser = empty.admin
+    assert browser.post("/lists/actions/add", {**form, "sure": "yes"}).status == 303
+    wait_for_jobs(browser)
     assert set(empty.service.entries("large")) == {"@gmail.com", "ok@client.example"}
 
 
 def test_what_the_service_refuses_is_said(empty: Listed) -> None:
-    """And what is left stays in the form."""
-    form = {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
-    page = empty.admin.post("/lists/actions/add", form)
-    assert page.status == 409 and "is refused" in page.text and ">not an address<" in page.text
+    """With the entry, and how many were added."""
+    browser, form = empty.admin, {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
+    assert browser.post("/lists/actions/add", form).status == 303
+    said = wait_for_jobs(browser)
+    assert "1 of 2 entries added to large; 1 not" in said and "not an address" in said and "is refused" in said
+    assert set(empty.service.entries("large")) == {"good@client.example"}
     full = {
         "list": "partners",
         "tenant": "all",
         "entries": "\n".join(f"{number}@client.example" for number in range(4)),
     }
-    assert empty.admin.post("/lists/actions/add", full).status == 409
+    browser.post("/lists/actions/add", full)
+    assert "0 of 4 entries added to partners; 4 not" in wait_for_jobs(browser)
+    with closing(empty.world.console.store) as store:
+        (entry,) = Audit(store).find(action="added to a list", limit=1)
+    assert entry.result == "failed" and "partners of the deployment" in entry.detail
     for entries in ("", "  \n ", "x" * 1001, "\n".join(map(str, range(501))), "a\x1b[31m"):
         assert empty.admin.post("/lists/actions/add", {**form, "entries": entries}).status == 400
 
@@ -136,59 +178,162 @@ def test_a_file_is_compared_before_it_is_applied(empty: Listed) -> None:
     empty.service.add("large", {"old@client.example": "", "kept@client.example": ""}, TENANT_A)
     browser, scope = empty.releaser, {"list": "large", "tenant": TENANT_A}
     content = b"entry,comment\r\nkept@client.example,new comment\r\nnew@client.example,\r\n"
-    page = send_file(browser, "/lists/actions/upload", "file.csv", content, **scope, prune="yes")
-    assert page.status == 200
-    assert "+ new@client.example" in page.text and "~ kept@client.example" in page.text
-    assert "\u2212 old@client.example" in page.text
+    number, page = uploaded(browser, "file.csv", content, **scope, prune="yes")
+    assert "+ new@client.example" in page.text and "To add (1)" in page.text
+    assert (
+        "~ kept@client.example <small>new comment</small>" in browser.get(f"/lists/uploads/{number}?show=update").text
+    )
+    assert "\u2212 old@client.example" in browser.get(f"/lists/uploads/{number}?show=delete").text
     assert set(empty.service.entries("large", TENANT_A)) == {"old@client.example", "kept@client.example"}
-    number = re.search(r'name="upload" value="([^"]+)"', page.text)
-    assert number is not None
-    assert empty.admin.post("/lists/actions/apply", {"upload": number[1]}).status == 404
-    done = browser.post("/lists/actions/apply", {"upload": number[1]})
-    assert done.status == 200 and "2 added or changed, 1 deleted" in done.text
+    assert empty.admin.post("/lists/actions/apply", {"upload": number}).status == 404
+    assert empty.admin.get(f"/lists/uploads/{number}").status == 404
+    assert browser.post("/lists/actions/apply", {"upload": number}).target == f"/lists/large?tenant={TENANT_A}"
+    assert browser.post("/lists/actions/apply", {"upload": number}).status == 409
+    assert browser.post("/lists/actions/cancel", {"upload": number}).status == 409
+    assert "is being applied" in browser.get(f"/lists/uploads/{number}").text
+    said = wait_for_jobs(browser)
+    assert "3 of 3 changes applied to large" in said and "2 added or changed, 1 deleted" in said
     assert empty.service.entries("large", TENANT_A) == {"kept@client.example": "new comment", "new@client.example": ""}
-    assert browser.post("/lists/actions/apply", {"upload": number[1]}).status == 404
+    assert browser.post("/lists/actions/apply", {"upload": number}).status == 404
     page_with(browser, f"/lists/large?tenant={TENANT_A}", ["kept@client.example", "new@client.example"])
+    with closing(empty.world.console.store) as store:
+        (entry,) = Audit(store).find(action="applied an uploaded list", limit=1)
+    assert (entry.name, entry.result) == ("rita", "done") and "2 added or changed, 1 deleted" in entry.detail
+
+
+def test_an_applied_file_can_be_undone_and_applied_after_all(empty: Listed) -> None:
+    """Within the undo period; the difference is still there."""
+    browser = empty.admin
+    number, _ = uploaded(browser, "f.txt", b"one\ntwo\n", list="notes", tenant="all")
+    browser.post("/lists/actions/apply", {"upload": number})
+    job = re.search(r'name="job" value="([^"]+)"', browser.get("/quarantine/jobs").text)
+    assert job is not None and browser.post("/quarantine/actions/undo", {"job": job[1]}).status == 303
+    assert "2 changes were not applied" in wait_for_jobs(browser) and empty.service.entries("notes") == {}
+    browser.post("/lists/actions/apply", {"upload": number})
+    wait_for_jobs(browser)
+    assert set(empty.service.entries("notes")) == {"one", "two"}
+
+
+def test_a_file_is_cancelled(empty: Listed) -> None:
+    """Also by another file of the same person; others keep theirs."""
+    browser, other, scope = empty.admin, empty.releaser, {"list": "notes", "tenant": "all"}
+    first, _ = uploaded(browser, "f.txt", b"one\n", **scope)
+    kept, _ = uploaded(other, "f.txt", b"x\n", list="notes", tenant=TENANT_A)
+    second, _ = uploaded(browser, "f.txt", b"two\n", **scope)
+    assert browser.get(f"/lists/uploads/{first}").status == 404
+    assert browser.post("/lists/actions/cancel", {"upload": kept}).status == 404
+    assert browser.post("/lists/actions/cancel", {"upload": second}).target == "/lists/notes?tenant=all"
+    assert browser.get(f"/lists/uploads/{second}").status == 404 and other.get(f"/lists/uploads/{kept}").status == 200
+    assert empty.service.entries("notes") == {}
 
 
 def test_a_file_with_dangerous_entries_needs_a_second_look(empty: Listed) -> None:
     """Its page has the reasons."""
-    page = send_file(empty.admin, "/lists/actions/upload", "f.txt", b"@gmail.com\n", list="large", tenant="all")
+    browser = empty.admin
+    number, page = uploaded(browser, "f.txt", b"@gmail.com\n", list="large", tenant="all")
     assert "gmail.com is a large mail provider" in page.text
-    number = re.search(r'name="upload" value="([^"]+)"', page.text)
-    assert number is not None
-    assert empty.admin.post("/lists/actions/apply", {"upload": number[1]}).status == 409
-    assert empty.service.entries("large") == {}
-    assert empty.admin.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 200
+    assert browser.post("/lists/actions/apply", {"upload": number}).status == 409
+    assert 'data-job="waiting"' not in browser.get("/quarantine/jobs").text
+    assert browser.post("/lists/actions/apply", {"upload": number, "sure": "yes"}).status == 303
+    wait_for_jobs(browser)
     assert set(empty.service.entries("large")) == {"@gmail.com"}
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "said"),
     [
-        ("f.json", b"{"),
-        ("f.txt", b"\xff\xfe"),
-        ("f.txt", b""),
-        ("f.jsonl", b"{\n"),
-        ("deep.yml", b"[" * 1_000_000),
-        ("large.yml", b"- a@b.example\n" * 200_000),
+        ("f.json", b"{", "not JSON"),
+        ("f.txt", b"\xff\xfe", "not UTF-8"),
+        ("f.txt", b"", "the file has no entries"),
+        ("f.jsonl", b"{\n", "the file:1: not JSON"),
+        ("f.jsonl", b'"a\\ud800"\n', "not text"),
+        ("f.txt", b"x" * 2_000_000, "the line has more than"),
+        ("deep.yml", b"[" * 1_000_000, "the file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_changes_nothing(empty: Listed, name: str, content: bytes, said: str) -> None:
     """The page says what is wrong with it."""
+    browser = empty.admin
+    number, page = uploaded(browser, name, content, list="large", tenant="all")
+    assert 'class="problem"' in page.text and said in page.text and "cannot be used" in page.text
+    assert browser.post("/lists/actions/apply", {"upload": number}).status == 409
+
+
+@pytest.mark.parametrize("name", ["large.yml", "large.json"])
+def test_a_large_file_must_be_of_a_kind_that_is_read_line_by_line(empty: Listed, name: str) -> None:
+    """Others take many times their size in memory."""
+    content = b"- a@b.example\n" * 200_000
     answer = send_file(empty.admin, "/lists/actions/upload", name, content, list="large", tenant="all")
-    assert answer.status == 400 and 'class="problem"' in answer.text
+    assert answer.status == 413 and "JSON lines instead" in answer.text
+
+
+def test_a_file_that_does_not_fit_changes_nothing(empty: Listed) -> None:
+    """The list has a maximum."""
+    _, page = uploaded(empty.admin, "f.txt", b"a@a.example\nb@a.example\nc@a.example\nd@a.example\n",
+                       list="partners", tenant="all")  # fmt: skip
+    assert "its maxSize is 3" in page.text
 
 
 def test_a_file_is_applied_only_while_the_user_may_change_the_list(empty: Listed) -> None:
     """A user uploads a file, but belongs to another tenant when it is applied."""
-    page = send_file(empty.releaser, "/lists/actions/upload", "f.txt", b"z@z.example\n", list="large", tenant=TENANT_A)
-    number = re.search(r'name="upload" value="([^"]+)"', page.text)
-    assert number is not None
+    browser = empty.releaser
+    number, _ = uploaded(browser, "f.txt", b"z@z.example\n", list="large", tenant=TENANT_A)
     moved = empty.world.console.signed_in(Role.RELEASER, frozenset({TENANT_B}), name="rita")
-    assert moved.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 404
-    assert empty.releaser.post("/lists/actions/apply", {"upload": number[1], "sure": "yes"}).status == 200
+    assert moved.post("/lists/actions/apply", {"upload": number, "sure": "yes"}).status == 404
+    assert moved.get(f"/lists/uploads/{number}").status == 404
+    assert browser.post("/lists/actions/apply", {"upload": number, "sure": "yes"}).status == 303
+    wait_for_jobs(browser)
+
+
+def names_of(numbers: Iterable[int]) -> bytes:
+    return b"".join(b"user%07d@example.org\n" % number for number in numbers)
+
+
+@pytest.mark.parametrize("total", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_a_long_file_is_compared_and_applied_in_bounded_memory(empty: Listed, total: int) -> None:
+    """In the background: other pages answer meanwhile. The difference has pages; of a second file, what differs."""
+    browser, pid = empty.world.console.signed_in(name="long"), empty.world.console.process.pid
+    browser.get("/lists")
+    before_kib = memory_kib(pid)
+    sent = send_file(browser, "/lists/actions/upload", "f.txt", names_of(range(total)), list="notes", tenant="all")
+    answered = 0
+    while "data-reload" in (page := browser.get(sent.target)).text:
+        assert browser.get("/mail").status == 200
+        answered += 1
+    number = sent.target.rpartition("/")[2]
+    assert f"To add ({total:,})" in page.text and (answered or total < 100_000)
+    last = browser.get(f"/lists/uploads/{number}?show=add&at={total - 1}").text
+    assert f"+ user{total - 1:07d}@example.org" in last and 'rel="next"' not in last
+    assert len(re.findall(r"\+ user", page.text)) == 100 and "user0000099@example.org" in page.text
+    browser.post("/lists/actions/apply", {"upload": number})
+    said = wait_for_jobs(browser, 1800.0)
+    assert f"{total:,} of {total:,} changes applied to notes" in said and "problems" not in said
+    browser.post("/quarantine/actions/dismiss")
+    number, page = uploaded(browser, "f.txt", names_of(range(5, total + 2)), list="notes", tenant="all", prune="yes")
+    assert "To add (2)" in page.text and "To delete (5)" in page.text
+    browser.post("/lists/actions/apply", {"upload": number})
+    assert "2 added or changed, 5 deleted" in wait_for_jobs(browser, 1800.0)
+    assert memory_kib(pid) - before_kib < 150 * 1024
+
+
+def memory_kib(pid: int) -> int:
+    """The peak."""
+    return peak_kib(Path(f"/proc/{pid}/status").read_text())
+
+
+def test_applying_a_long_file_is_cancelled(empty: Listed) -> None:
+    """While it runs; the page says how far it came."""
+    browser, total = empty.admin, 60_000
+    number, _ = uploaded(browser, "f.txt", names_of(range(total)), list="notes", tenant="all")
+    browser.post("/lists/actions/apply", {"upload": number})
+    until(lambda: ">Cancel</button>" in browser.get("/quarantine/jobs").text, "the change to begin")
+    job = re.search(r'name="job" value="([^"]+)"', browser.get("/quarantine/jobs").text)
+    assert job is not None and browser.post("/quarantine/actions/undo", {"job": job[1]}).status == 303
+    said = wait_for_jobs(browser)
+    result = re.search(r"([\d,]+) of 60,000 changes applied to notes; ([\d,]+) not", said)
+    assert result is not None and "it was cancelled" in said
+    assert len(empty.service.entries("notes")) == int(result[1].replace(",", "")) < total
 
 
 def test_senders_are_blocked_and_allowed_from_the_quarantine(empty: Listed) -> None:
@@ -340,4 +485,5 @@ def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
                 form = {"list": name, "tenant": "all", "entries": "two@client.example"}
                 done = browser.post("/lists/actions/add", form)
                 assert done.status == 303 and browser.get(done.target).status == 200
+                wait_for_jobs(browser)
                 assert set(held[name]) == {"one@client.example", "two@client.example"}

@@ -129,6 +129,33 @@ def test_a_person_signs_in_with_role_and_tenants_of_their_group(signing_in: tupl
     assert viewer.get("/audit").status == 403 and viewer.get("/mail/MAILB").status == 404
 
 
+def test_a_name_that_is_used_again_gives_no_access(signing_in: tuple[World, str]) -> None:
+    """The sessions of the person who had it cannot be seen or ended, and the audit log tells the two apart."""
+    world, _ = signing_in
+    first, second, admin = (world.console.browser() for _ in range(3))
+    for browser, name in ((first, "vic"), (second, "vic-2"), (admin, "ann")):
+        assert back(browser, agree(begun(browser), name)).status == 303
+    label = re.search(r'name="session" value="(\w+)"', first.get("/sessions").text)
+    assert label is not None
+    page = second.get("/sessions").text
+    assert "vic (127.0.0.1" in page and label[1] not in page
+    assert second.post("/sessions/revoke", {"session": label[1]}).status == 404
+    assert first.get("/sessions").status == 200
+    log = admin.get("/audit?action=signed+in+with+the+provider").text
+    assert "<small>vic</small>" in log and "<small>vic-2</small>" in log
+    assert "vic-2" not in admin.get("/audit?name=vic").text.partition("<tbody>")[2]
+
+
+@pytest.mark.parametrize("sub", [None, "", 7, "x" * 256, "a\nb"])
+def test_a_person_without_a_usable_subject_is_refused(sub: object) -> None:
+    """Nothing else identifies anybody."""
+    used = Provider(settings(ISSUER), REDIRECT)
+    claims = {"sub": sub, "groups": ["mail-admins"], "preferred_username": "ann"}
+    with pytest.raises(SignInRefused, match="who you are"):
+        used._person(claims)
+    assert used._person({**claims, "sub": "s1"}).subject == "s1"
+
+
 @pytest.mark.parametrize("name", ["zoe", "nobody"])
 def test_a_person_in_no_group_of_ours_is_refused(signing_in: tuple[World, str], name: str) -> None:
     """Also if the claim is missing altogether."""

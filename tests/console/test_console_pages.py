@@ -7,6 +7,7 @@ import http.client
 import re
 import socket
 import threading
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 
 from bridge.config.cluster import Cluster
 from bridge.console.audit import Audit
+from bridge.console.checks import Refused
 from bridge.console.live import Live, Picture
 from bridge.console.pages.mail import PER_PAGE, read
 from bridge.console.pages.overview import sentence_of
 from bridge.console.roles import Role
+from bridge.console.streams import MAX_OF_SESSION, MAX_OPEN, Streams
 from bridge.observe.redaction import Redaction
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import free_port, until
@@ -114,17 +117,41 @@ def test_one_session_does_not_watch_in_many_windows(shared: World) -> None:
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
     open_ones = []
     try:
-        for _ in range(6):
+        for _ in range(MAX_OF_SESSION):
             connection = http.client.HTTPConnection("127.0.0.1", shared.console.port, timeout=30)
             connection.request("GET", "/live", headers={"Cookie": cookie, "Host": f"127.0.0.1:{shared.console.port}"})
             answer = connection.getresponse()
             answer.read1(100)
             open_ones.append((connection, answer))
-        assert browser.get("/live").status == 429
+        refused = browser.get("/live")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "10") and "too many windows" in refused.text
+        assert f"event stream refused: {MAX_OF_SESSION} open" in shared.console.log
+        assert shared.console.signed_in().get("/live").status == 200  # others are not affected
     finally:
         for connection, answer in open_ones:
             answer.close()
             connection.close()
+    until(lambda: browser.get("/live").status == 200, "the streams to be free again")
+
+
+async def test_all_sessions_together_have_a_limited_number_of_streams() -> None:
+    """Also if a browser goes away before the first event."""
+    streams = Streams()
+
+    async def events() -> AsyncIterator[str]:
+        yield "retry: 3000\n\n"
+
+    async def gone(_: object = None) -> Any:
+        raise OSError
+
+    opened = [streams.stream(f"session {number % 50}", events()) for number in range(MAX_OPEN)]
+    with pytest.raises(Refused) as found:
+        streams.stream("another session", events())
+    assert (found.value.status, found.value.retry_after_s, streams.refused) == (503, 10, 1)
+    for each in opened:
+        with pytest.raises((OSError, ExceptionGroup)):
+            await each({"type": "http", "asgi": {}}, gone, gone)
+    assert streams.number == 0 and streams.stream("another session", events())
 
 
 # Mail

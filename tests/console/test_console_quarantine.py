@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
 import io
 import re
 import time
 from contextlib import closing
+from urllib.parse import urlencode
 
 import pytest
 import pyzipper
 
 from bridge.console.audit import Audit
+from bridge.console.jobs import Action, Job, Jobs
 from bridge.console.pages.quarantine import MAX_CHOSEN, PER_PAGE
 from bridge.console.roles import Role
-from bridge.testing import until
+from bridge.testing import eventually, until
 from tests.console.console_kit import TENANT_A, TENANT_B, UNDO_S, Browser, World
 from tests.console.held_kit import CONTENT, held_ids, hold, quarantine
 
@@ -30,9 +34,10 @@ def audited(world: World, mail_id: str = "") -> list[tuple[str, str, str]]:
         return [(entry.action, entry.result, entry.mail) for entry in Audit(store).find(mail=mail_id)]
 
 
-def wait_for_jobs(browser: Browser) -> str:
+def wait_for_jobs(browser: Browser, limit_s: float = 60.0) -> str:
     """Waits until no action is pending; returns what the page says."""
-    until(lambda: not re.search(r'data-job="(waiting|running)"', browser.get("/quarantine/jobs").text), "the actions")
+    pending = re.compile(r'data-job="(waiting|running)"')
+    until(lambda: not pending.search(browser.get("/quarantine/jobs").text), "the actions", limit_s)
     return browser.get("/quarantine/jobs").text
 
 
@@ -152,6 +157,64 @@ def test_other_tenants_mail_is_left_alone(shared: World) -> None:
     browser.post("/quarantine/actions/delete", {"mail": ["MAILB", "MINE", "../../etc/passwd"]})
     wait_for_jobs(browser)
     assert "MAILB" in held_ids(shared.console.directory) and "MINE" not in held_ids(shared.console.directory)
+
+
+def confirmed(text: str) -> dict[str, str]:
+    """The fields of the form that asks whether all mails are meant."""
+    form = text.partition('class="danger"')[0].rpartition("<form")[2]
+    return dict(re.findall(r'name="(\w+)" value="([^"]*)"', html.unescape(form)))
+
+
+def test_all_mails_that_match_are_counted_and_confirmed_first(shared: World) -> None:
+    """Not only those of the page; but neither mail that arrives later, nor mail of others."""
+    directory, sender = shared.console.directory, "all@client.example"
+    made = {hold(directory, f"ALL{number:04d}", sender=sender) for number in range(PER_PAGE + 3)}
+    hold(directory, "ALLOTHER", "jim@b.example", sender=sender)
+    browser = shared.console.signed_in(Role.RELEASER, OWN, name="alma")
+    page = browser.get(f"/quarantine?sender={sender}").text
+    matching = re.search(r'name="matching" value="([^"]+)"', page)
+    assert matching is not None and "all that match" in page
+    given = {"all": "yes", "matching": html.unescape(matching[1]), "back": html.unescape(matching[1])}
+    asked = browser.post("/quarantine/actions/delete", given)
+    assert asked.status == 409 and f"Delete {len(made)} mails?" in asked.text and "Nothing has been done" in asked.text
+    assert "data-job=" not in browser.get("/quarantine/jobs").text
+    form = confirmed(asked.text)
+    assert browser.post("/quarantine/actions/delete", {**form, "number": "3"}).status == 409  # more than were shown
+    hold(directory, "ALLLATE", sender=sender)
+    done = browser.post("/quarantine/actions/delete", form)
+    assert (done.status, done.target) == (303, f"/quarantine?{urlencode({'sender': sender})}")
+    assert f"{len(made)} of {len(made)} mails deleted" in wait_for_jobs(browser)
+    left = held_ids(directory)
+    assert not made & left and {"ALLLATE", "ALLOTHER"} <= left
+    assert browser.post("/quarantine/actions/delete", form).status == 404
+    for wrong in ({"matching": "since=bogus"}, {"newest": "x"}):
+        assert browser.post("/quarantine/actions/delete", {**form, **wrong}).status == 400
+
+
+async def test_a_running_action_is_cancelled_if_it_can_be() -> None:
+    """By the person who began it; `work` sees it before the next mail."""
+    jobs, running, go_on = Jobs(undo_s=0.0), asyncio.Event(), asyncio.Event()
+
+    async def work(job: Job) -> None:
+        running.set()
+        await go_on.wait()
+        job.succeeded() if not job.is_cancelled else job.fail("it was cancelled")
+
+    async def dropped(job: Job) -> None: ...
+
+    async def begun(**more: bool) -> Job:
+        running.clear()
+        job = jobs.begin("ann", "", Action(("Release", "released"), "", 1, **more), work, dropped)
+        await running.wait()
+        return job
+
+    one, other = await begun(can_be_cancelled=True), await begun()
+    assert jobs.undo("bob", one.id) is None and jobs.undo("ann", other.id) is None
+    assert jobs.undo("ann", one.id) is one and one.is_cancelled
+    go_on.set()
+    await eventually(lambda: one.is_over and other.is_over, "both to end")
+    assert (one.failed, one.problems, other.done) == (1, ["it was cancelled"], 1)
+    assert jobs.undo("ann", one.id) is None
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,9 @@ def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, serv
         assert page.get_by_text("sender042@bulk.example").is_visible()
         page.get_by_label(re.compile("Select sender042")).check()
         page.get_by_role("button", name="Delete the selected entries").click()
-        page.get_by_text("The entries were deleted.").wait_for()
+        page.get_by_text("Delete 1 entry from large in").wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "Undo" and wrong_for_readers(page) == []
+        page.get_by_text("1 of 1 entry deleted from large").wait_for(timeout=30_000)
         page.get_by_text("Add entries, or upload a file").click()
         page.get_by_label("Entries, one per line").fill("@gmail.com")
         page.get_by_role("button", name="Add", exact=True).click()
@@ -215,7 +217,8 @@ def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, serv
         page.get_by_text("+ fresh@bulk.example").wait_for()
         assert "fresh@bulk.example" not in service.entries("large") and wrong_for_readers(page) == []
         page.get_by_role("button", name="Apply").click()
-        page.get_by_text("1 added or changed, 0 deleted.").wait_for()
+        page.get_by_text("Apply 1 change to large in").wait_for()
+        page.get_by_text("1 added or changed, 0 deleted.").wait_for(timeout=30_000)
     kept = service.entries("large")
     assert "fresh@bulk.example" in kept and "sender042@bulk.example" not in kept and "@gmail.com" not in kept
 

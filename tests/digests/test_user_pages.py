@@ -65,6 +65,17 @@ def signed_in_by_code(world: Users, address: str) -> Browser:
     return browser
 
 
+@pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
+def test_a_method_that_is_not_possible_names_those_that_are(pages: Users, path: str) -> None:
+    """RFC 9110 15.5.6. Before, the page said that there is none at this address."""
+    methods = {route.method for route in ROUTES if route.path == path}
+    allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+    for method in ("PUT", "DELETE", "OPTIONS"):
+        answer = pages.served.browser().ask(method, re.sub(r"{\w+}", "x", path))
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
+
+
 def test_nobody_sees_anything_of_others(pages: Users) -> None:
     hold(pages.directory, "OWN1", "own@a.example", CONTENT.replace(b"hello", b"my own"))
     hold(pages.directory, "THEIRS1", "theirs@a.example", CONTENT.replace(b"hello", b"their own"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.lists import ListEntry, tree
-from bridge.lists.files import Format, InputError, format_of, header, read, read_file, show
+from bridge.lists.files import MAX_LINE, Format, InputError, format_of, header, read, read_file, rows, show
 from tests.lists.lists_kit import TENANT
 
 WANTED = {"a@x.org": "first", "b@x.org": "", "c@x.org": None}
@@ -34,6 +35,37 @@ def test_each_format_is_read(kind, text):
     """An entry has a comment, an empty comment, or none."""
     found = read(text.encode(), kind, "x")
     assert found and found.items() <= WANTED.items()
+    assert streamed(text.encode(), kind) == found
+
+
+def streamed(raw: bytes, kind: Format) -> dict[str, str | None]:
+    with io.BytesIO(raw) as file:
+        found = {entry: comment for _, entry, comment in rows(file, kind, "x")}
+        assert not file.closed
+        return found
+
+
+@pytest.mark.parametrize("kind", [Format.TEXT, Format.CSV, Format.JSONL])
+@given(text=st.text(alphabet='ab,;"# {}\\\r\n\t\x0b\u2028\u00e9', max_size=60))
+def test_a_file_is_the_same_line_by_line(kind, text):
+    """The console reads long files that way: the same entries, or the same mistake."""
+    try:
+        whole = read(text.encode(), kind, "x")
+    except InputError as exc:
+        with pytest.raises(InputError) as found:
+            streamed(text.encode(), kind)
+        assert str(found.value) == str(exc)
+    else:
+        assert streamed(text.encode(), kind) == whole
+
+
+def test_a_line_without_an_end_is_not_read_whole():
+    """It would take as much memory as the file."""
+    with pytest.raises(InputError, match="x:2: the line has more than 1,048,576 characters"):
+        streamed(b"ok\n" + b"x" * (MAX_LINE + 1), Format.TEXT)
+    assert streamed(b"x" * (MAX_LINE - 1) + b"\n", Format.TEXT)
+    with pytest.raises(InputError, match="not UTF-8"):
+        streamed(b"ok\n\xff\n", Format.TEXT)
 
 
 @pytest.mark.parametrize("kind", list(Format))

@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.pages.quarantine import own_query, owner
 from bridge.console.preview import document
+from bridge.console.search import held_query
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
 from bridge.mime.mail_text import read as read_text
@@ -46,16 +46,16 @@ async def held(call: Call) -> Response:
     except (BridgeError, OSError) as exc:
         problem = str(exc)
     scores = call.sources.tag_scores
-    jobs = call.console.jobs.of(owner(call))
+    jobs = call.console.jobs.of(call.person.key)
     return call.page(
         "held_mail.html",
         mail=mail,
-        back=own_query(call.request.query_params.get("back", "")),
+        back=held_query(call.request.query_params.get("back", "")),
         content=content,
         problem=problem,
         tags=[(tag, scores.get(tag)) for tag in worst_first(mail.tags, scores)],
         have=len(mail.envelope.recipients) - len(mail.lacking(mail.envelope.recipients)) if mail.state == KEPT else 0,
-        job=next((job for job in jobs if not job.is_over and mail.id in job.mails), None),
+        job=next((job for job in jobs if not job.is_over and mail.id in job.action.mails), None),
         has_lists=call.sources.config.lists is not None,
         password=PASSWORD,
     )

@@ -1,4 +1,4 @@
-"""Lists: what is in them, adding and deleting with the warnings of the command line, and files that replace them.
+"""Lists: what is in them, and adding and deleting with the warnings of the command line.
 
 A list belongs to one tenant or to the whole deployment. Users of named tenants can see and change only their
 tenants' lists.
@@ -6,41 +6,35 @@ tenants' lists.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.uploads import Uploaded
+from bridge.console.jobs import Action, Job
+from bridge.console.pages import pending
 from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
-from bridge.lists import files
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
-from bridge.lists.files import Format, InputError
-from bridge.lists.plan import State, carry_out, make
-from bridge.lists.tree import Target
 
 PER_PAGE = 100
-MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
-_MAX_YAML = 2 * 1024 * 1024  # bytes: it takes fifty times its size in memory
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000
-_SHOWN = 100  # of each kind of change
-_ALL = "all"  # in links: the lists of the deployment
+DONE_WORDS = ("added to a list", "deleted from a list", "applied an uploaded list")
+ALL = "all"  # in links: the lists of the deployment
 
 
 async def overview(call: Call) -> Response:
     scopes = _scopes(call)
-    tenant = _scope(call, call.request.query_params.get("tenant", ""))
+    tenant = scope_of(call, call.request.query_params.get("tenant", ""))
     problem, infos = "", []
     if call.sources.list_copies is not None:
         try:
@@ -48,20 +42,20 @@ async def overview(call: Call) -> Response:
         except BridgeError as exc:
             problem = str(exc)
     used = _used(call)
-    return call.page("lists.html", infos=infos, problem=problem, scopes=scopes, tenant=tenant or _ALL, used=used,
+    return call.page("lists.html", infos=infos, problem=problem, scopes=scopes, tenant=tenant or ALL, used=used,
                      is_configured=call.sources.list_copies is not None)  # fmt: skip
 
 
 async def entries(call: Call) -> Response:
-    tenant = _scope(call, call.request.query_params.get("tenant", ""))
+    tenant = scope_of(call, call.request.query_params.get("tenant", ""))
     name = from_part(call.path["name"])
     call.audit_detail = f"{name} of {tenant or 'the deployment'}"
     return await _list_page(call, name, tenant)
 
 
 async def add(call: Call) -> Response:
-    name, tenant = _named(call)
-    info = await _info(call, name, tenant)
+    name, tenant = named(call)
+    info = await info_of(call, name, tenant)
     comment = call.form.get("comment", "").strip()[:_MAX_COMMENT]
     wanted = list(dict.fromkeys(filter(None, map(str.strip, call.form.get("entries", "").splitlines()))))
     mistake = _mistake(wanted, comment)
@@ -72,87 +66,73 @@ async def add(call: Call) -> Response:
     if dangers and call.form.get("sure") != "yes":
         call.audit_failed, call.audit_detail = True, "not confirmed"
         return await _list_page(call, name, tenant, 409, dangers=dangers, typed=wanted, comment=comment)
-    tally, made = Tally(), [ListEntry(entry, comment or f"by {call.person.name}, console") for entry in wanted]
-    problem = ""
-    try:
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            await client.add(name, made, tenant, keep_going=True, tally=tally)
-    except BridgeError as exc:
-        problem = str(exc)
-    refused = list(tally.refused.values())
-    call.audit_failed = bool(problem or refused)
-    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(wanted[:20])}"
-    if not problem:
-        _copies(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
-    if problem or refused:
-        left = [entry.entry for entry in made if problem or entry.entry in tally.refused]
-        why = problem or " ".join(refused[:5])
-        return await _list_page(call, name, tenant, 409, mistake=why, typed=left, comment=comment)
-    return _to_list(call, name, tenant, "entries-added")
+    made = [ListEntry(entry, comment or f"by {call.person.name}, console") for entry in wanted]
+
+    async def work(client: ListClient, tally: Tally) -> None:
+        await client.add(name, made, tenant, keep_going=True, tally=tally)
+        copies_of(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
+
+    return _begin(call, name, tenant, ("Add", "added", f"to {name}"), wanted, work)
 
 
 async def delete(call: Call) -> Response:
-    name, tenant = _named(call)
+    name, tenant = named(call)
     unwanted = [entry[:_MAX_ENTRY] for entry in call.form_lists.get("entry", []) if entry][:_MAX_ENTRIES]
     if not unwanted:
         raise Refused(400, "No entry is selected", "Select at least one entry: nothing was deleted.")
-    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {', '.join(unwanted[:20])}"
-    await _info(call, name, tenant)
-    try:
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            await client.delete(name, unwanted, tenant)
-    except BridgeError as exc:
-        raise Refused(502, "Not deleted", f"{exc}.") from exc
-    _copies(call).changed(name, tenant, deleted=unwanted)
-    return _to_list(call, name, tenant, "entries-deleted")
+    await info_of(call, name, tenant)
+
+    async def work(client: ListClient, tally: Tally) -> None:
+        await client.delete(name, unwanted, tenant, tally=tally)
+        copies_of(call).changed(name, tenant, deleted=unwanted)
+
+    return _begin(call, name, tenant, ("Delete", "deleted", f"from {name}"), unwanted, work)
 
 
-async def upload(call: Call) -> Response:
-    """Compare the file with the list. Nothing is changed before `apply`."""
-    name, tenant = _named(call)
-    info = await _info(call, name, tenant)
-    file = call.files.get("file")
-    try:
-        wanted = await call.run_among_few(call.queues.list_files, _read_file, file) if file is not None else {}
-        if not wanted:
-            raise InputError("the file has no entries")
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            target = Target(name, tenant, call.sources.state / "upload")
-            plan = await make(client, target, wanted, info.max_size, prune=call.form.get("prune") == "yes")
-    except BridgeError as exc:
-        call.audit_failed, call.audit_detail = True, str(exc)
-        return await _list_page(call, name, tenant, 400, mistake=str(exc))
-    additions = [entry.entry for entry in plan.change.additions]
-    uploaded = Uploaded(_owner(call), plan, time.time(), await call.run(_dangers, call, info, additions))
-    number = call.console.uploads.keep(uploaded)
-    call.audit_detail = f"{name} of {tenant or 'the deployment'}: {plan.changes} to add, {plan.deletions} to delete"
-    return call.page("list_difference.html", info=info, uploaded=uploaded, plan=plan, number=number, shown=_SHOWN,
-                     name=name, tenant=tenant or _ALL)  # fmt: skip
+def _begin(
+    call: Call, name: str, tenant: str | None, words: tuple[str, str, str], entries: list[str],
+    work: Callable[[ListClient, Tally], Awaitable[None]],
+) -> Response:  # fmt: skip
+    """Change a list when it can no longer be undone. `words`: what is done, its participle, and where."""
+    about = f"{name} of {tenant or 'the deployment'}: {', '.join(entries[:20])}"
+    note = ListNote(call, f"{words[1]} {words[2].partition(' ')[0]} a list", about)
+
+    async def run(job: Job) -> None:
+        tally, problem = Tally(), await pending.hindrance(call, job)
+        if not problem:
+            try:
+                async with ListClient(await call.run(call.sources.list_settings)) as client:
+                    await work(client, tally)
+            except BridgeError as exc:
+                problem = str(exc)
+                copies_of(call).forget(name, tenant)  # some entries may have been changed
+        job.succeeded(number=tally.confirmed)
+        for why in tally.refused.values():
+            job.fail(why)
+        if problem:
+            job.fail(problem, len(entries) - tally.confirmed - len(tally.refused))
+        await note.write(problem or (f"{len(tally.refused)} refused" if tally.refused else ""))
+
+    async def dropped(job: Job) -> None:
+        await note.write(f"not done, {pending.STOPPED}")
+
+    action = Action(words[:2], about, len(entries), ("entry", "entries"), words[2])
+    pending.begin(call, action, run, dropped)
+    return to_list(call, name, tenant)
 
 
-async def apply(call: Call) -> Response:
-    uploads, number = call.console.uploads, call.form.get("upload", "")
-    uploaded = uploads.find(number, _owner(call))
-    if uploaded is None:
-        raise Refused(404, "No such file", "The file has already been applied, or has expired. Upload it again.")
-    plan = uploaded.plan
-    name, tenant = plan.target.name, _scope(call, plan.target.tenant or _ALL)  # which may have changed since
-    if uploaded.dangers and call.form.get("sure") != "yes":
-        raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
-    uploads.remove(number)
-    problem = ""
-    try:
-        async with ListClient(await call.run(call.sources.list_settings)) as client:
-            await carry_out(client, plan, verify=True, keep_going=True)
-    except BridgeError as exc:
-        problem = str(exc)
-    _copies(call).forget(name, tenant)
-    done = plan.applied
-    call.audit_failed = bool(problem) or plan.state is not State.DONE
-    call.audit_detail = (
-        f"{name} of {tenant or 'the deployment'}: {done.added.confirmed} added, {done.deleted.confirmed} deleted"
-    )
-    return call.page("list_applied.html", plan=plan, problem=problem or plan.problem, name=name, tenant=tenant or _ALL)
+@dataclass(frozen=True, slots=True)
+class ListNote:
+    """The entry in the audit log for a change that was made, or not made, after the request."""
+
+    call: Call
+    action: str
+    about: str
+
+    async def write(self, problem: str, done: str = "") -> None:
+        call, result = self.call, audit_log.FAILED if problem else audit_log.DONE
+        detail = ": ".join(filter(None, (problem, self.about, done)))
+        await call.run(call.sources.audit.write, call.person, call.address, self.action, detail=detail, result=result)
 
 
 # What a person may see
@@ -161,26 +141,26 @@ async def apply(call: Call) -> Response:
 def _scopes(call: Call) -> list[str]:
     own = [tenant.uid for tenant in call.sources.config.tenants if call.person.may_see(tenant.uid)]
     others = sorted((call.person.tenants or frozenset()) - set(own))
-    return [*([_ALL] if call.person.sees_everything else []), *own, *others]
+    return [*([ALL] if call.person.sees_everything else []), *own, *others]
 
 
-def _scope(call: Call, given: str) -> str | None:
+def scope_of(call: Call, given: str) -> str | None:
     """The tenant; None is the whole deployment. Raises Refused."""
     scopes = _scopes(call)
     wanted = given or (scopes[0] if scopes else "")
     if wanted not in scopes:
         raise Refused(404, "No such list", "There is no such list, or you do not have access to it.")
-    return None if wanted == _ALL else wanted
+    return None if wanted == ALL else wanted
 
 
-def _named(call: Call) -> tuple[str, str | None]:
-    return call.form.get("list", ""), _scope(call, call.form.get("tenant", ""))
+def named(call: Call) -> tuple[str, str | None]:
+    return call.form.get("list", ""), scope_of(call, call.form.get("tenant", ""))
 
 
 # The service
 
 
-def _copies(call: Call) -> Any:
+def copies_of(call: Call) -> Any:
     copies = call.sources.list_copies
     if copies is None:
         raise Refused(404, "No lists", "The List API is not configured.")
@@ -189,13 +169,13 @@ def _copies(call: Call) -> Any:
 
 async def _infos(call: Call, tenant: str | None) -> list[ListFileInfo]:
     """Raises BridgeError."""
-    found: list[ListFileInfo] = await _copies(call).infos(tenant)
+    found: list[ListFileInfo] = await copies_of(call).infos(tenant)
     return found
 
 
-async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
+async def info_of(call: Call, name: str, tenant: str | None) -> ListFileInfo:
     """Raises Refused."""
-    _copies(call)
+    copies_of(call)
     try:
         found = [info for info in await _infos(call, tenant) if info.name == name]
     except (BridgeError, ConfigError) as exc:
@@ -208,21 +188,22 @@ async def _info(call: Call, name: str, tenant: str | None) -> ListFileInfo:
 async def _list_page(call: Call, name: str, tenant: str | None, status: int = 200, **more: Any) -> Response:
     given = call.request.query_params
     wanted, start = given.get("find", "").strip()[:_MAX_ENTRY], int_or(given.get("at", ""), 0)
-    info = await _info(call, name, tenant)
+    info = await info_of(call, name, tenant)
     try:
-        copy = await _copies(call).get(name, tenant)
+        copy = await copies_of(call).get(name, tenant)
     except BridgeError as exc:
         raise Refused(502, "The list cannot be read", f"{exc}. Try again in a moment.") from exc
     found, following = await call.run(copy.page, wanted, start, PER_PAGE)
     values: dict[str, Any] = {"mistake": "", "dangers": {}, "typed": [], "comment": ""}
     return call.page(
-        "list_entries.html", status, info=info, name=name, tenant=tenant or _ALL, scopes=_scopes(call), entries=found,
-        copy=copy, find=wanted, start=start, following=following, used=_used(call), **{**values, **more},
+        "list_entries.html", status, info=info, name=name, tenant=tenant or ALL, scopes=_scopes(call), entries=found,
+        jobs=call.console.jobs.of(call.person.key), copy=copy, find=wanted, start=start, following=following,
+        used=_used(call), **{**values, **more},
     )  # fmt: skip
 
 
-def _to_list(call: Call, name: str, tenant: str | None, notice: str) -> Response:
-    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or _ALL})}", notice=notice)
+def to_list(call: Call, name: str, tenant: str | None) -> Response:
+    return call.redirect(f"/lists/{to_part(name)}?{urlencode({'tenant': tenant or ALL})}")
 
 
 def _used(call: Call) -> Mapping[str, list[str]]:
@@ -257,22 +238,13 @@ def _mistake(wanted: list[str], comment: str) -> str:
 
 def _dangers(call: Call, info: ListFileInfo, wanted: list[str]) -> dict[str, str]:
     """As for `scanbridge lists add`: only additions."""
-    lists = call.sources.config.lists
-    kinds = lists.kinds if lists is not None else {}
-    category = str(kinds.get(info.name, info.category))
+    category = category_of(call, info)
     known = Dangers(call.sources.own_domains)
     return {entry: why for entry in wanted if known.may_be(entry) and (why := known.reason(category, entry))}
 
 
-def _read_file(file: UploadFile) -> dict[str, str | None]:
-    """Raises InputError."""
-    kind = files.format_of(Path(file.filename or ""))
-    if kind is Format.YAML and (file.size or 0) > _MAX_YAML:
-        raise InputError(
-            f"the file: YAML may have at most {_MAX_YAML:,} bytes here; upload plain text, CSV or JSON lines instead"
-        )
-    return files.read(file.file.read(), kind, "the file")
-
-
-def _owner(call: Call) -> str:
-    return f"{call.person.provider}\n{call.person.name}"
+def category_of(call: Call, info: ListFileInfo) -> str:
+    """What the entries of a list are; the configuration may know better than the service."""
+    lists = call.sources.config.lists
+    kinds = lists.kinds if lists is not None else {}
+    return str(kinds.get(info.name, info.category))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from bridge.api.scanning import Decision
-from bridge.console.call import Call, Refused
+from bridge.console.call import Call
 from bridge.console.live import Picture
 from bridge.history.query import HistoryQuery
 
 _CHECK_S = 10.0  # how often a stream checks that its session is still valid
 _QUIET_S = 15.0  # a sign of life for proxies
-_STREAMS = 6  # of one session
 _OWN_S = 3600.0  # what people of one tenant see counted
 _PLOT_WIDTH, _PLOT_HEIGHT = 300, 48
 
@@ -35,37 +33,26 @@ async def overview(call: Call) -> Response:
 
 async def live(call: Call) -> Response:
     """Server-sent events: the part of the page that changes, whenever it has changed."""
-    if call.console.streams[call.session_label] >= _STREAMS:
-        raise Refused(429, "Too many windows", "The overview is already open in too many windows.", 10)
-    return StreamingResponse(_events(call), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return call.console.streams.stream(call.session_label, _events(call))
 
 
 async def _events(call: Call) -> AsyncIterator[str]:
-    streams = call.console.streams
-    streams[call.session_label] += 1
     sent, sent_at, checked_at = "", 0.0, time.monotonic()
-    try:
-        yield "retry: 3000\n\n"
-        async for picture in call.console.live.watch():
-            now = time.monotonic()
-            if now - checked_at > _CHECK_S:
-                checked_at = now
-                if await call.run(call.sources.sessions.find, call.session, is_use=False) is None:
-                    yield "event: over\ndata: \n\n"
-                    return
-            html = call.renderer.fragment("overview_live.html", **await _values(call, picture))
-            if html != sent:
-                sent, sent_at = html, now
-                yield "event: overview\n" + "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
-            elif now - sent_at > _QUIET_S:
-                sent_at = now
-                yield ": still here\n\n"
-    except asyncio.CancelledError:  # the browser went away
-        raise
-    finally:
-        streams[call.session_label] -= 1
-        if not streams[call.session_label]:
-            del streams[call.session_label]
+    yield "retry: 3000\n\n"
+    async for picture in call.console.live.watch():
+        now = time.monotonic()
+        if now - checked_at > _CHECK_S:
+            checked_at = now
+            if await call.run(call.sources.sessions.find, call.session, is_use=False) is None:
+                yield "event: over\ndata: \n\n"
+                return
+        html = call.renderer.fragment("overview_live.html", **await _values(call, picture))
+        if html != sent:
+            sent, sent_at = html, now
+            yield "event: overview\n" + "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+        elif now - sent_at > _QUIET_S:
+            sent_at = now
+            yield ": still here\n\n"
 
 
 async def _values(call: Call, picture: Picture) -> dict[str, Any]:

@@ -16,8 +16,7 @@ _PAGE = 50
 async def sessions(call: Call) -> Response:
     """Your own sessions; administrators of all tenants see everyone's."""
     found = await call.run(call.sources.sessions.listed, None if _sees_all(call) else call.person)
-    users = await call.run(call.sources.users.listed) if _sees_all(call) else []
-    return call.page("sessions.html", sessions=found, users=users, own=call.session_label, sees_all=_sees_all(call))
+    return call.page("sessions.html", sessions=found, own=call.session_label, sees_all=_sees_all(call))
 
 
 async def revoke(call: Call) -> Response:
@@ -31,7 +30,7 @@ async def revoke(call: Call) -> Response:
 
 async def audit(call: Call) -> Response:
     asked = call.request.query_params
-    wanted = {name: asked.get(name, "").strip()[:100] for name in ("name", "mail", "action")}
+    wanted = {name: asked.get(name, "").strip()[:255] for name in ("name", "mail", "action")}
     before = int_or(asked.get("before", ""), 0)
     found = await call.run(call.sources.audit.find, before=before, limit=_PAGE + 1, **wanted)
     entries, more = found[:_PAGE], len(found) > _PAGE

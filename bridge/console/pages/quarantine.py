@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -13,11 +12,13 @@ from starlette.responses import Response
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
-from bridge.console.jobs import Job, TooManyJobs
+from bridge.console.checks import int_or
+from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import Listing, ListPlan, Result
+from bridge.console.pages import pending
 from bridge.console.quarantine_groups import group
 from bridge.console.route import is_mail_id
-from bridge.console.search import DECISIONS, Search, reader_zone
+from bridge.console.search import DECISIONS, HELD_FIELDS, Search, held_query, reader_zone
 from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, value_of
@@ -27,11 +28,8 @@ from bridge.quarantine.severity import worst_first
 
 PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action
+MAX_MATCHING = 5000  # mails of one action on all that match
 MAX_GROUPED = 1000  # mails in which groups are looked for
-FIELDS = (
-    *("recipient", "sender", "subject", "tag", "state", "since"),
-    *("until", "client", "decision", "tenant", "listener"),
-)
 DONE_WORDS = ("released", "deleted", "reported as not spam")
 _VISIBLE = 6  # of the fields
 _MAX_IN_LINKS = 200
@@ -61,6 +59,12 @@ class HeldSearch(Search):
         return urlencode({name: value for name, value in given.items() if value})
 
     @property
+    def exact_query(self) -> str:
+        """All pages of this search, with moments written out."""
+        given = self.for_next_page(self.parameters)
+        return urlencode({name: value for name, value in given.items() if value})
+
+    @property
     def short_query(self) -> str:
         """The same, for a link in each line of the table; a long one would be there a hundred times."""
         return self.query if len(self.query) <= _MAX_IN_LINKS else ""
@@ -86,8 +90,8 @@ async def quarantine(call: Call) -> Response:
         found = await call.run(_look, call, asked)
     call.console.held_counts.repair_sometimes(call.sources.quarantine)
     is_more, found = len(found) > PER_PAGE, found[:PER_PAGE]
-    jobs = call.console.jobs.of(owner(call))
-    under_way = {mail_id: job for job in reversed(jobs) if not job.is_over for mail_id in job.mails}
+    jobs = call.console.jobs.of(call.person.key)
+    under_way = {mail_id: job for job in reversed(jobs) if not job.is_over for mail_id in job.action.mails}
     scores = call.sources.tag_scores
     lines = [Line(mail, worst_first(mail.tags, scores), under_way.get(mail.id)) for mail in found]
     conf = call.sources.config
@@ -121,11 +125,6 @@ async def _grouped(call: Call, asked: HeldSearch) -> Response:
     )
 
 
-async def jobs(call: Call) -> Response:
-    """The part of the page that shows pending and finished actions."""
-    return call.page("quarantine_jobs.html", jobs=call.console.jobs.of(owner(call)))
-
-
 # Actions
 
 
@@ -156,24 +155,14 @@ async def allow(call: Call) -> Response:
     return await _list_senders(call, "allow")
 
 
-async def undo(call: Call) -> Response:
-    job = call.console.jobs.undo(owner(call), call.form.get("job", ""))
-    if job is None:
-        raise Refused(409, "Too late", "This has already been done or undone.")
-    call.audit_detail = f"{job.words[0].lower()}: {_mails(job.mails)}"
-    return _back(call)
-
-
-async def dismiss(call: Call) -> Response:
-    call.console.jobs.dismiss(owner(call))
-    return _back(call)
-
-
 async def _list_senders(call: Call, what: str) -> Response:
     """Dangerous entries are shown first, with the reason, as the command line does."""
     is_sure = call.form.get("sure") == "yes"
     listing = Listing(what, call.form.get("domain") == "yes", is_sure)
+    verb = f"{what.capitalize()} the {'domains' if listing.whole_domain else 'senders'} of"
     mails = await chosen(call)
+    if _is_unconfirmed(call, mails):
+        return _confirmation(call, verb, mails)
     actions = call.sources.mail_actions
     try:
         plan = await call.run(actions.plan_listing, mails, by(call), listing)
@@ -182,8 +171,8 @@ async def _list_senders(call: Call, what: str) -> Response:
     if not plan.entries or (plan.dangers and not is_sure):
         call.audit_failed = True
         call.audit_detail = "not confirmed" if plan.dangers else "no sender can be added"
-        return call.page("quarantine_confirm.html", 409, plan=plan, what=what, mails=mails, whole=listing.whole_domain,
-                         back=call.form.get("back", ""), can_go_on=bool(plan.entries))  # fmt: skip
+        return call.page("quarantine_confirm.html", 409, plan=plan, what=what, whole=listing.whole_domain,
+                         fields=_fields(call, mails), can_go_on=bool(plan.entries))  # fmt: skip
 
     def work(some: Sequence[MailRecord], who: str) -> list[Result]:
         try:
@@ -191,7 +180,6 @@ async def _list_senders(call: Call, what: str) -> Response:
         finally:
             _forget_copies(call, plan)
 
-    verb = f"{what.capitalize()} the {'domains' if listing.whole_domain else 'senders'} of"
     done = f"{what}ed" + (" (domain)" if listing.whole_domain else " (sender)")
     tenants = {tenant for _, tenant in plan.entries}
     see = f"/lists/{to_part(plan.list_name)}?tenant={tenants.pop() or 'all'}" if len(tenants) == 1 else "/lists"
@@ -217,8 +205,9 @@ async def _begin(
     `see` is the page of a list, if senders are added to it.
     """
     mails = mails or await chosen(call)
+    if _is_unconfirmed(call, mails):
+        return _confirmation(call, words[0], mails)
     person, address, who, audit = call.person, call.address, by(call), call.sources.audit
-    jobs, sessions = call.console.jobs, call.sources.sessions
 
     def write(mail_id: str, detail: str, result: str) -> None:
         audit.write(person, address, words[1], mail=mail_id, detail=detail, result=result)
@@ -228,7 +217,7 @@ async def _begin(
         # the mails of a campaign have one entry.
         turns = [mails] if see else [[mail] for mail in mails]
         for number, some in enumerate(turns):
-            why = await hindrance(job)
+            why = await pending.hindrance(call, job)
             if why:
                 left = [mail.id for turn in turns[number:] for mail in turn]
                 job.fail(f"{_mails(left)}: {why}", len(left))
@@ -246,29 +235,19 @@ async def _begin(
                 else:
                     job.fail(f"{result.mail_id}: {result.text}")
 
-    async def hindrance(job: Job) -> str:
-        if jobs.is_stopping:
-            return "the console stopped"
-        if job.session and not await asyncio.to_thread(sessions.is_there, job.session):
-            return "the session was ended"
-        return ""
-
     async def dropped(job: Job) -> None:
-        await asyncio.to_thread(write, "", f"not done, the console stopped: {_mails(job.mails)}", audit_log.FAILED)
+        await asyncio.to_thread(write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)
 
     ids = tuple(mail.id for mail in mails)
-    try:
-        jobs.begin(owner(call), call.session_label, words, ids, run, dropped, see)
-    except TooManyJobs:
-        raise Refused(
-            429, "Too many actions", "Wait until earlier actions have finished. Nothing was done.", ceil(jobs.undo_s)
-        ) from None
-    call.audit_detail = f"in {jobs.undo_s:g} seconds: {_mails(ids)}"
-    return _back(call)
+    action = Action(words, _mails(ids), len(ids), mails=ids, see=see, can_be_cancelled=not see and len(ids) > 1)
+    pending.begin(call, action, run, dropped)
+    return pending.back(call)
 
 
 async def chosen(call: Call) -> list[MailRecord]:
     """The mails that were chosen: those that are there, and that this person may see."""
+    if call.form.get("all") == "yes":
+        return await _matching(call)
     ids = list(dict.fromkeys(filter(is_mail_id, call.form_lists.get("mail", []))))
     if not ids:
         raise Refused(400, "No mail is selected", _NOTHING)
@@ -286,14 +265,51 @@ async def chosen(call: Call) -> list[MailRecord]:
     return found
 
 
-def owner(call: Call) -> str:
-    """Whose jobs these are: a person of a provider may have the name of a local one."""
-    return f"{call.person.provider}\n{call.person.name}"
+# All that match, whatever is on the page
+
+
+async def _matching(call: Call) -> list[MailRecord]:
+    """The newest mails that match the search. Once they were shown: none that arrived since."""
+    asked = read(dict(parse_qsl(held_query(call.form.get("matching", "")))))
+    await _like(call, asked)
+    newest = read({"before": call.form.get("newest", "")[:100]})
+    if asked.mistakes or newest.mistakes:
+        raise Refused(400, "The search has a mistake", "Go back and search again. Nothing was done.")
+    found = await call.run(_look, call, asked, MAX_MATCHING)
+    if last := newest.wanted.get("before"):
+        found = [mail for mail in found if (mail.time.timestamp(), mail.id) <= last]
+    if not found:
+        raise Refused(404, "No such mail", "No mail matches any more. Nothing was done.")
+    return found
+
+
+def _is_unconfirmed(call: Call, mails: Sequence[MailRecord]) -> bool:
+    """Whether the number of mails has to be shown first: it is another one than the page says, or was never shown."""
+    return call.form.get("all") == "yes" and len(mails) > int_or(call.form.get("number", ""), 0)
+
+
+def _confirmation(call: Call, verb: str, mails: Sequence[MailRecord]) -> Response:
+    call.audit_failed, call.audit_detail = True, f"not confirmed: {_mails(mail.id for mail in mails)}"
+    asked = read(dict(parse_qsl(held_query(call.form.get("matching", "")))))
+    return call.page(
+        "quarantine_matching.html", 409, verb=verb, mails=mails, is_limited=len(mails) >= MAX_MATCHING,
+        filters=asked.parameters, fields=_fields(call, mails), path=call.request.scope["console_path"],
+    )  # fmt: skip
+
+
+def _fields(call: Call, mails: Sequence[MailRecord]) -> list[tuple[str, str]]:
+    """What a form must send again, so that it is about the same mails."""
+    given = [(name, call.form[name]) for name in ("back", "domain") if call.form.get(name)]
+    if call.form.get("all") != "yes":
+        return [*given, *(("mail", mail.id) for mail in mails)]
+    newest = f"{mails[0].time.timestamp()!r}:{mails[0].id}"
+    matching = call.form.get("matching", "")
+    return [*given, ("all", "yes"), ("matching", matching), ("newest", newest), ("number", str(len(mails)))]
 
 
 def by(call: Call) -> str:
     """The person in the quarantine's own records, where logins of the machine are, too."""
-    return f"console:{call.person.name}"
+    return f"console:{call.person.signature}"
 
 
 # Reading what was asked
@@ -301,7 +317,7 @@ def by(call: Call) -> str:
 
 def read(given: Mapping[str, str]) -> HeldSearch:
     """From the query string."""
-    typed = {name: given.get(name, "").strip()[:1000] for name in FIELDS}
+    typed = {name: given.get(name, "").strip()[:1000] for name in HELD_FIELDS}
     like = given.get("like", "") if is_mail_id(given.get("like", "").removeprefix("@")) else ""
     asked = HeldSearch(typed, _VISIBLE, given.get("before", "")[:100], like=like)
     asked.interpret(_value, reader_zone(given.get("zone", "")))
@@ -349,21 +365,6 @@ def _next(call: Call, asked: HeldSearch, found: list[MailRecord]) -> str:
     """The page after this one."""
     typed, last = asked.for_next_page(asked.parameters), found[-1]
     return call.renderer.url("/quarantine", **typed, before=f"{last.time.timestamp()!r}:{last.id}")
-
-
-def _back(call: Call) -> Response:
-    """To the page of the table from which the action came; only our own fields are kept."""
-    query = own_query(call.form.get("back", ""))
-    return call.redirect(f"/quarantine?{query}" if query else "/quarantine")
-
-
-def own_query(text: str) -> str:
-    """The fields of a search in a text that came from a browser."""
-    try:
-        given = dict(parse_qsl(text[:8000], max_num_fields=50))
-    except ValueError:
-        return ""
-    return urlencode({name: given[name] for name in (*FIELDS, "before", "like") if given.get(name)})
 
 
 def _mails(ids: Iterable[str]) -> str:

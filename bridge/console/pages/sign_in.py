@@ -84,7 +84,7 @@ async def link(call: Call) -> Response:
     """The page of a sign-in link: a button, because a GET must not use the link up."""
     if not is_token(call.path["token"]):
         raise Refused(404, "No such page", "There is no page at this address.")
-    return _with_form_cookie(call, "enter.html", token=call.path["token"])
+    return with_form_cookie(call, "enter.html", token=call.path["token"])
 
 
 async def enter(call: Call) -> Response:
@@ -137,10 +137,10 @@ def safe_page(wanted: str) -> str:
 def _sign_in_page(call: Call, has_users: bool, status: int = 200, problem: str = "", name: str = "") -> Response:
     oidc = call.sources.console.oidc
     values = {"has_users": has_users, "problem": problem, "next": next_page(call), "name": name}
-    return _with_form_cookie(call, "sign_in.html", status, oidc=oidc.label if oidc else "", **values)
+    return with_form_cookie(call, "sign_in.html", status, oidc=oidc.label if oidc else "", **values)
 
 
-def _with_form_cookie(call: Call, template: str, status: int = 200, **values: object) -> Response:
+def with_form_cookie(call: Call, template: str, status: int = 200, **values: object) -> Response:
     is_new = not call.session
     call.session = call.session or new_token()
     response = call.page(template, status, **values)

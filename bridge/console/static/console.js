@@ -60,7 +60,11 @@ function watch(part) {
     say("Live: these numbers change as mail arrives.");
   });
   source.addEventListener("over", () => { source.close(); say("Your session has ended. Sign in again to continue."); });
-  source.onerror = () => say("Not live at the moment; trying again.");
+  source.onerror = () => {
+    say("Not live at the moment; trying again.");
+    // A refusal ends the stream for good: browsers do not try again by themselves.
+    if (source.readyState === EventSource.CLOSED) window.setTimeout(() => watch(part), 10_000);
+  };
   window.addEventListener("pagehide", () => source.close());
 }
 

@@ -1,4 +1,4 @@
-// The quarantine: selecting with mouse and keyboard, and the undo timer. Every page works without it.
+// The quarantine: selecting with mouse and keyboard. Every page works without it.
 "use strict";
 
 const bulk = document.querySelector("[data-bulk]");
@@ -13,7 +13,8 @@ function showChosen() {
   bulk.classList.toggle("some", number > 0);
   all.checked = number === boxes.length;
   all.indeterminate = number > 0 && number < boxes.length;
-  for (const button of bulk.querySelectorAll(".buttons button")) button.disabled = !number;
+  const isAll = bulk.querySelector("[data-matching]")?.checked;
+  for (const button of bulk.querySelectorAll(".buttons button")) button.disabled = !number && !isAll;
   for (const box of boxes) box.closest("tr").classList.toggle("chosen", box.checked);
 }
 
@@ -62,63 +63,11 @@ if (boxes.length) {
   table.addEventListener("keydown", onKey);
   table.addEventListener("click", onClick);
   table.addEventListener("change", showChosen);
+  bulk.querySelector("[data-matching]")?.addEventListener("change", showChosen);
   bulk.querySelector("[data-all]").addEventListener("change", (event) => {
     for (const box of boxes) box.checked = event.target.checked;
     showChosen();
   });
   window.addEventListener("pageshow", showChosen);
   showChosen();
-}
-
-// Pending actions
-
-const jobs = document.querySelector("[data-jobs]");
-const back = document.querySelector("[data-bulk] input[name=back]");
-
-function fillBack() {
-  for (const field of jobs.querySelectorAll("[data-back]")) field.value = back ? back.value : location.search.slice(1);
-}
-
-function countDown() {
-  for (const job of jobs.querySelectorAll("[data-wait]")) {
-    const left = Math.max(0, Number(job.dataset.wait) - 0.5);
-    job.dataset.wait = left;
-    job.querySelector("[data-left]").textContent = Math.ceil(left);
-  }
-  return jobs.querySelector("[data-job=waiting], [data-job=running]");
-}
-
-async function refresh() {
-  const answer = await fetch(jobs.dataset.jobs, {headers: {Accept: "text/html"}});
-  if (!answer.ok) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const hadFocus = jobs.contains(document.activeElement);
-  jobs.replaceChildren(...page.body.childNodes);
-  fillBack();
-  if (hadFocus) (jobs.querySelector("[data-undo]") || boxes[0] || jobs).focus();
-}
-
-function watchJobs() {
-  let wasBusy = Boolean(jobs.querySelector("[data-job=waiting], [data-job=running]"));
-  setInterval(async () => {
-    const busy = countDown();
-    if (!busy && !wasBusy) return;
-    const isDue = [...jobs.querySelectorAll("[data-wait]")].some((job) => Number(job.dataset.wait) <= 0);
-    if (isDue || jobs.querySelector("[data-job=running]") || !busy) await refresh().catch(() => {});
-    const stillBusy = Boolean(jobs.querySelector("[data-job=waiting], [data-job=running]"));
-    if (wasBusy && !stillBusy && !chosen().length) reloadTable();
-    wasBusy = stillBusy;
-  }, 500);
-}
-
-function reloadTable() {
-  const isTyping = document.activeElement instanceof HTMLInputElement && document.activeElement.type !== "checkbox";
-  if (document.querySelector("table.mails") && !isTyping) location.reload();
-}
-
-if (jobs) {
-  fillBack();
-  const undo = jobs.querySelector("[data-undo]");
-  if (undo) undo.focus();
-  watchJobs();
 }

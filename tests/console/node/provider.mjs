@@ -7,7 +7,9 @@ Date.now = () => now() - late;
 
 const [port, redirect] = process.argv.slice(2);
 const issuer = `http://127.0.0.1:${port}`;
-const GROUPS = {ann: ["staff", "mail-admins"], vic: ["mail-viewers"], zoe: ["staff"], one: "mail-viewers"};
+const GROUPS = {ann: ["staff", "mail-admins"], vic: ["mail-viewers"], zoe: ["staff"], one: "mail-viewers", "vic-2": ["mail-viewers"]};
+// Somebody else got the name of a person who left.
+const NAMES = {"vic-2": "vic"};
 // Ann's address is verified, Vic's is not, Zoe's is somebody else's domain.
 const EMAILS = {
   ann: {email: "Ann@A.example", email_verified: true}, vic: {email: "vic@a.example", email_verified: false},
@@ -26,7 +28,7 @@ const provider = new Provider(issuer, {
   claims: {openid: ["sub"], profile: ["preferred_username", "groups"], email: ["email", "email_verified"]},
   conformIdTokenClaims: process.env.ONLY_USERINFO === "1",
   cookies: {keys: ["a key of the tests"]},
-  findAccount: (_, id) => ({accountId: id, claims: () => ({sub: id, preferred_username: id, groups: GROUPS[id], ...EMAILS[id]})}),
+  findAccount: (_, id) => ({accountId: id, claims: () => ({sub: id, preferred_username: NAMES[id] || id, groups: GROUPS[id], ...EMAILS[id]})}),
   pkce: {required: () => true},
   ttl: {
     AccessToken: 600, AuthorizationCode: 600, Grant: 86400, Interaction: 86400, Session: 86400,

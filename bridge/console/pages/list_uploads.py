@@ -1,0 +1,185 @@
+"""Files that replace or extend a list: sent, compared in the background, shown page by page, applied or cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from starlette.datastructures import UploadFile
+from starlette.responses import Response
+
+from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.console.call import Call, Refused
+from bridge.console.checks import int_or
+from bridge.console.jobs import Action, Job
+from bridge.console.list_difference import Kind
+from bridge.console.pages import pending
+from bridge.console.pages.lists import ALL, ListNote, category_of, copies_of, info_of, named, scope_of, to_list
+from bridge.console.uploads import MAX_DANGERS, Sent, Stage, Upload
+from bridge.errors import BridgeError
+from bridge.lists import files
+from bridge.lists.batches import Tally
+from bridge.lists.danger import Dangers
+from bridge.lists.files import Format
+
+MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
+_MAX_WHOLE = 2 * 1024 * 1024  # bytes of formats that are read at once: YAML takes fifty times its size in memory
+_WHOLE = (Format.YAML, Format.JSON)
+PER_PAGE = 100
+
+
+async def upload(call: Call) -> Response:
+    """Compare the file with the list. Nothing is changed before `apply`."""
+    name, tenant = named(call)
+    info = await info_of(call, name, tenant)
+    file = call.files.get("file")
+    if file is None:
+        raise Refused(400, "No file", "Choose a file: nothing was done.")
+    shown_name = (file.filename or "a file")[:100]
+    kind = files.format_of(Path(shown_name))
+    if kind in _WHOLE and (file.size or 0) > _MAX_WHOLE:
+        text = f"JSON and YAML may have at most {_MAX_WHOLE:,} bytes; upload plain text, CSV or JSON lines instead."
+        raise Refused(413, "Too large", text)
+    call.audit_detail = f"{shown_name} for {name} of {tenant or 'the deployment'}"
+    copy = await call.run(_copy, file)
+    try:
+        sent = Sent(call.person.key, info, tenant, call.form.get("prune") == "yes", copy, kind, shown_name)
+        number = call.console.uploads.begin(_upload(call, sent), call.queues.list_files)
+    except BaseException:
+        copy.close()
+        raise
+    return call.redirect(f"/lists/uploads/{number}")
+
+
+async def shown(call: Call) -> Response:
+    """How far it is, or the difference, page by page."""
+    found = _found(call, call.path["number"])
+    given = call.request.query_params
+    kinds = [kind for kind in (Kind.ADD, Kind.UPDATE, Kind.DELETE) if _count(found, kind)]
+    kind = next((each for each in kinds if each == given.get("show")), kinds[0] if kinds else Kind.ADD)
+    start = int_or(given.get("at", ""), 0)
+    entries = await call.run(_entries, found, kind, start)
+    following = start + PER_PAGE if start + PER_PAGE < _count(found, kind) else 0
+    values: dict[str, Any] = {"kind": kind, "kinds": kinds, "start": start, "following": following, "entries": entries}
+    return call.page("list_upload.html", upload=found, number=call.path["number"], tenant=found.sent.tenant or ALL,
+                     name=found.sent.info.name, counts={each: _count(found, each) for each in Kind}, Stage=Stage,
+                     is_pending=_is_pending(found), max_dangers=MAX_DANGERS, **values)  # fmt: skip
+
+
+def _entries(found: Upload, kind: Kind, start: int) -> list[ListEntry]:
+    try:
+        return found.difference.page(kind, start, PER_PAGE) if found.stage is Stage.READY else []
+    except sqlite3.ProgrammingError:  # it was cancelled in this moment, in another window
+        raise _gone() from None
+
+
+async def cancel(call: Call) -> Response:
+    number = call.form.get("upload", "")
+    found = _found(call, number)
+    if _is_pending(found):
+        raise Refused(409, "Too late", "The file is being applied. Cancel that on the page of the list.")
+    call.console.uploads.remove(number)
+    call.audit_detail = _about(found)
+    return to_list(call, found.sent.info.name, found.sent.tenant)
+
+
+async def apply(call: Call) -> Response:
+    """After the undo period, in the background, with its progress among the pending actions."""
+    number = call.form.get("upload", "")
+    found = _found(call, number)
+    if found.stage is not Stage.READY or not found.changes:
+        raise Refused(409, "Not ready", "The file is not compared yet, or changes nothing: nothing was done.")
+    if _is_pending(found):
+        raise Refused(409, "Already begun", "The file is already being applied.")
+    if found.dangers and call.form.get("sure") != "yes":
+        raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
+    name, tenant, total = found.sent.info.name, found.sent.tenant, found.changes
+    note = ListNote(call, "applied an uploaded list", _about(found))
+    uploads = call.console.uploads
+
+    async def run(job: Job) -> None:
+        deleted, added = Tally(), Tally()
+        problem = await pending.hindrance(call, job)
+        if not problem and uploads.find(number, found.sent.owner) is not found:
+            problem = "another file has taken its place"
+        if not problem:
+            found.stage = Stage.APPLYING
+            try:
+                problem = await asyncio.to_thread(_applied, call, found, job, deleted, added)
+            finally:
+                copies_of(call).forget(name, tenant)
+                uploads.remove(number)
+        job.done, job.failed = deleted.confirmed + added.confirmed, 0
+        for why in added.refused.values():
+            job.fail(why)
+        if problem:
+            job.fail(problem, total - job.done - len(added.refused))
+        job.notes.append(f"{added.confirmed:,} added or changed, {deleted.confirmed:,} deleted.")
+        await note.write(problem or (f"{len(added.refused)} refused" if added.refused else ""), job.notes[-1])
+
+    async def dropped(job: Job) -> None:
+        await note.write(f"not done, {pending.STOPPED}")
+
+    action = Action(("Apply", "applied"), _about(found), total, ("change", "changes"), f"to {name}",
+                    can_be_cancelled=True)  # fmt: skip
+    found.job = pending.begin(call, action, run, dropped)
+    return to_list(call, name, tenant)
+
+
+def _applied(call: Call, found: Upload, job: Job, deleted: Tally, added: Tally) -> str:
+    """In a thread, with its own event loop, so that pages do not wait. Returns what is wrong, or ""."""
+
+    def done(number: int) -> None:
+        job.done += number
+
+    try:
+        return asyncio.run(found.apply(deleted, added, lambda: pending.hindered(call, job), done))
+    except BridgeError as exc:
+        return str(exc)
+
+
+def _upload(call: Call, sent: Sent) -> Upload:
+    return Upload(sent, call.sources.list_settings, Dangers(call.sources.own_domains), category_of(call, sent.info))
+
+
+def _copy(file: UploadFile) -> BinaryIO:
+    """The form's own file ends with the request."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - `Upload.prepare` closes it
+    try:
+        shutil.copyfileobj(file.file, copy)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return cast(BinaryIO, copy)
+
+
+def _found(call: Call, number: str) -> Upload:
+    """The person's own upload, for a list that they may still change. Raises Refused."""
+    found = call.console.uploads.find(number, call.person.key)
+    if found is None:
+        raise _gone()
+    scope_of(call, found.sent.tenant or ALL)  # which may have changed since
+    return found
+
+
+def _gone() -> Refused:
+    return Refused(404, "No such file", "The file has been applied or cancelled, or has expired. Upload it again.")
+
+
+def _count(found: Upload, kind: Kind) -> int:
+    return found.deletions if kind is Kind.DELETE else found.difference.count(kind)
+
+
+def _is_pending(found: Upload) -> bool:
+    return found.job is not None and not found.job.is_over
+
+
+def _about(found: Upload) -> str:
+    sent: Sent = found.sent
+    info: ListFileInfo = sent.info
+    return f"{sent.file_name} for {info.name} of {sent.tenant or 'the deployment'}"
