@@ -104,15 +104,15 @@ async def release(call: Call, copy: Copy) -> str:
     """Release it, or ask for it; returns the notice. Raises Refused."""
     may = may_release(call, copy)
     if not copy.missing:
-        text = call.speak("This mail was released to you before. Look for it in your mailbox.")
-        raise Refused(409, call.speak("You have it already"), text)
+        text = call.speak("This mail has already been released to you. Look for it in your mailbox.")
+        raise Refused(409, call.speak("You already have it"), text)
     if may == "nothing":
         text = call.speak("Your organisation does not release such mail.")
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
     if call.pages.releasing.locked():
-        text = call.speak("This cannot be done at this moment. Try again later.")
+        text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
     detail = f"to {', '.join(copy.missing)}"
     async with (
@@ -122,10 +122,10 @@ async def release(call: Call, copy: Copy) -> str:
         outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
         note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
     if not outcome.is_known:
-        text = call.speak("It may have been delivered before. Look for it in your mailbox, or ask your administrator.")
+        text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
     if not outcome.is_done:
-        text = call.speak("The mail could not be released now. Try again later.")
+        text = call.speak("The mail could not be released. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 60)
     return "released"
 
@@ -182,7 +182,7 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         raise Refused(409, call.speak("Not done"), call.speak("This sender cannot be put on a list.")) from exc
     except BridgeError as exc:
         log.warning("user pages: personal lists: %s", exc)
-        text = call.speak("This cannot be done at this moment. Try again later.")
+        text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not done"), text, 5) from exc
     return "blocked" if kind == "block" else "allowed"
 
@@ -205,7 +205,7 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     except BridgeError as exc:
         log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
         raise Refused(
-            503, call.speak("Not done"), call.speak("This cannot be done at this moment. Try again later.")
+            503, call.speak("Not done"), call.speak("This cannot be done at the moment. Try again later.")
         ) from exc
     return "reported"
 
@@ -218,7 +218,7 @@ async def refused(call: Call, copy: Copy, action: str, status: int, title: str, 
 
 def not_found(call: Call) -> Refused:
     """The same for what is gone and for what is somebody else's."""
-    text = call.speak("There is no such mail for you. It may have expired, or have been deleted.")
+    text = call.speak("There is no such mail for you. It may have expired or been deleted.")
     return Refused(404, call.speak("No such mail"), text)
 
 

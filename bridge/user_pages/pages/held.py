@@ -103,7 +103,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
         try:
             reading, has_html = await call.read_mail(_read, call, mail)
         except (BridgeError, OSError):
-            problem = call.speak("The mail cannot be read now. Try again later.")
+            problem = call.speak("The mail cannot be read at the moment. Try again later.")
     asked = await call.run(call.sources.requests.of, copy.person, [mail.id])
     users = copy.settings.users
     return {
