@@ -312,4 +312,4 @@ def _has(copy: Copy, name: str) -> bool:
 def _noted(task: asyncio.Task[Copy]) -> None:
     """The older copy is shown meanwhile."""
     if not task.cancelled() and isinstance(exc := task.exception(), BridgeError):
-        log.warning("console: the list cannot be read: %s", exc)
+        log.warning("console: a list cannot be read: %s", exc)

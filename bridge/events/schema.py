@@ -53,7 +53,7 @@ _LIST_OF_REPLIES: Schema = {
 }
 
 MAIL: dict[str, Schema] = {
-    "id": _text("Our id of the mail: the same in the log, in the reply and in the quarantine."),
+    "id": _text("Our id for the mail: the same in the log, in the reply and in the quarantine."),
     "session": _text("Id of the connection."),
     "listener": _text("Name of the listener."),
     "stage": _text(
@@ -74,7 +74,7 @@ MAIL: dict[str, Schema] = {
     "decision": _text("The scanner's decision; absent if there was none.", enum=[str(one) for one in Decision]),
     "verdict": _text("The scanner's verdict."),
     "tags": {"type": "array", "items": {"type": "string"}, "description": "The scanner's tags."},
-    "ggrid": _text("The scanner's id of the mail."),
+    "ggrid": _text("The scanner's id for the mail."),
     "action": _text(
         "What was done; `cancelled` if the client disconnected first.",
         enum=[*(str(one) for one in Action), "cancelled"],
@@ -99,7 +99,7 @@ _MAIL_ALWAYS = [
     *("wait_ms", "scan_ms", "relay_ms"),
 ]
 RELEASED: dict[str, Schema] = {
-    "id": _text("Our id of the mail, as in its other events."),
+    "id": _text("Our id for the mail, as in its other events."),
     "listener": _text("The listener that had received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender."),
@@ -112,7 +112,7 @@ RELEASED: dict[str, Schema] = {
     "reply": _text("The next hop's reply."),
 }
 REPORTED: dict[str, Schema] = {
-    "id": _text("Our id of the mail, as in its other events; a digest of its content if we do not know it."),
+    "id": _text("Our id for the mail, as in its other events; a digest of its content if we do not know it."),
     "listener": _text("The listener that had received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),

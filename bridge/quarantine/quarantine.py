@@ -154,13 +154,13 @@ class Quarantine:
     def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
         """The mails that follow this time and id, the oldest first, from the index as it is. Raises StoreError."""
         if self._index is None:
-            raise StoreError("quarantine: it has no index")
+            raise StoreError("quarantine: there is no index")
         return self._index.arrivals(after, limit)
 
     def records(self, ids: list[str]) -> list[MailRecord]:
         """Those of these mails that are here, from the index as it is. Raises StoreError."""
         if self._index is None:
-            raise StoreError("quarantine: it has no index")
+            raise StoreError("quarantine: there is no index")
         return self._index.records(ids)
 
     @property

@@ -303,7 +303,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._head_until = None
         if self._head_bytes:
-            self.refuse(408, "head_timeout", "the header of the request took too long")
+            self.refuse(408, "head_timeout", "the header of the request did not arrive in time")
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 

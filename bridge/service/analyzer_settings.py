@@ -82,7 +82,7 @@ class Authentication(AnalyzerSection):
     required: bool = False
     timeout: Duration = 10.0
     dns: bool = Field(False, description="Allows DNS queries. Without them there is no SPF, DKIM or DMARC.")
-    nameservers: list[AddressField] = Field([], description="Query these instead of the system's.")
+    nameservers: list[AddressField] = Field([], description="Name servers to query instead of the system's.")
 
 
 class Analyzers(Section):

@@ -119,7 +119,7 @@ class Worker(Section):
     """What only `scanbridge service worker` has."""
 
     listen: AddressField | None = Field(
-        None, description="Where a worker answers /livez, /readyz and /metrics; nowhere if absent."
+        None, description="Where a worker answers /livez, /readyz and /metrics. Default: nowhere."
     )
 
 

@@ -238,7 +238,7 @@ async def _request(call: Call, copy: Copy, kind: str) -> str:
 async def _notify(call: Call, copy: Copy, kind: str) -> None:
     """Tell the releasers. If that fails, the request waits in the console all the same."""
     redact = call.sources.redact
-    log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redact(copy.person))
+    log.warning("request is waiting for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redact(copy.person))
     settings, maker, now = copy.settings, call.sources.maker, time.time()
     words = language(settings.language)
     values = {

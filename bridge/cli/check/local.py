@@ -183,7 +183,7 @@ def check_policies(conf: Config) -> Iterator[Finding]:
             for key, text in _UNSCANNED.items():
                 entry = getattr(policy, key)
                 if entry is not None and entry.action is Action.RELAY:
-                    warning = f"{text}, and its sender can bring that about: use tempfail or quarantine"
+                    warning = f"{text}, and a sender can cause that: use tempfail or quarantine"
                     yield Finding(f"policy of listener {name}", warning=f"{key}: relay: {warning}")
 
 

@@ -97,7 +97,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="How many mails are scanned at the same time.",
+    help="Number of mails to scan at the same time.",
 )
 @click.option(
     "--timeout", "timeout_s", default="5m", show_default=True, callback=duration, help="Maximum time for one mail."

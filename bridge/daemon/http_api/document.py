@@ -68,13 +68,13 @@ def _mail() -> Json:
         "name": "id",
         "in": "path",
         "required": True,
-        "description": "Our id of the mail, as in the log and in replies.",
+        "description": "Our id for the mail, as in the log and in replies.",
         "schema": {"type": "string", "pattern": f"^{MAIL_ID.pattern}$"},
     }
     return {
         "operationId": "mail",
         "tags": ["History"],
-        "summary": "Everything about one mail: its attempts, what happened later, whether it is in the quarantine.",
+        "summary": "Everything about one mail: its attempts, what happened later, and whether it is in the quarantine.",
         "parameters": [mail_id],
         "responses": _responses("The mail.", "Story"),
     }
@@ -199,7 +199,7 @@ def _mail_fields() -> Json:
         "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
         "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},
         "next_id": {**_TEXT, "description": "The queue id of the next hop."},
-        "attempt": {**_TEXT, "description": "The same for every attempt to send this mail, if it was deferred."},
+        "attempt": {**_TEXT, "description": "The same for all attempts to send this mail, if it was deferred."},
         "wait_ms": milliseconds,
         "scan_ms": milliseconds,
         "relay_ms": milliseconds,
@@ -248,7 +248,7 @@ def _stats_fields() -> Json:
         "since": _TIME,
         "until": _TIME,
         "sums": {**_list("Sum"), "description": "The largest first; hours and days (UTC) in order."},
-        "left_out": {**_NUMBER, "description": "How many more sums there are than `limit`."},
+        "left_out": {**_NUMBER, "description": "How many sums were left out because of `limit`."},
     }
 
 

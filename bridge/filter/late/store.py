@@ -290,7 +290,7 @@ def _from_json(stored: str) -> AnalysisResult:
     try:
         return result if wanted is None else replace(result, changes=Changes.from_dict(wanted))
     except (TypeError, AttributeError) as exc:
-        raise ValueError("its changes cannot be read") from exc
+        raise ValueError("the changes in it cannot be read") from exc
 
 
 _CHANGES = "changes"  # beside the fields of a MessageAnalysisResult

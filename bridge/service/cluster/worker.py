@@ -169,7 +169,7 @@ class NatsWorker:
         try:
             return await pulls.next()
         except NATS_ERRORS as exc:
-            log.debug("slot: no job: %s", exc)
+            log.debug("worker: no job received: %s", exc)
         if self._link.session is not None:
             self._prepare(self._link.session)
         await self._pause()

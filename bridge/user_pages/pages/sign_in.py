@@ -61,7 +61,7 @@ async def ask_code(call: Call) -> Response:
         sending.add(task)
         task.add_done_callback(sending.discard)
     else:
-        log.warning("user pages: too many codes are being sent; one was left out")
+        log.warning("user pages: too many codes are being sent; one was not sent")
     return call.page("code.html", address=address, problem="", minutes=round(CODE_S / 60))
 
 
