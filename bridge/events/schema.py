@@ -28,7 +28,7 @@ def _number(description: str, type_: str = "integer") -> Schema:
 
 _REPLY: Schema = {
     "type": "object",
-    "description": "What the client read.",
+    "description": "What the client received.",
     "properties": {
         "code": {"type": "integer", "minimum": 200, "maximum": 599, "description": "SMTP code."},
         "status": _text("Enhanced status code, or empty."),
@@ -152,7 +152,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         _MAIL_ALWAYS,
     ),
     EventType.REFUSED: (
-        "The client read a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is a "
+        "The client received a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is a "
         "`mail.decided`, too), or before it at MAIL or RCPT.",
         MAIL,
         _MAIL_ALWAYS,

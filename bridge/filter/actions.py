@@ -1,7 +1,7 @@
 """Actions: does with a mail what the policy has chosen.
 
 Hands it on, stores it, or only builds the reply. Decides nothing: the rule comes from `policy`. If this
-is wrong, a client reads 250 for a mail that is neither delivered nor stored.
+is wrong, a client receives 250 for a mail that is neither delivered nor stored.
 """
 
 from __future__ import annotations

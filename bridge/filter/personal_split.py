@@ -93,7 +93,7 @@ class PersonalSplit:
                 record.answer = _joined(len(whole.envelope.recipients), (getting, outcome), (withheld, other.outcome))
             elif outcome.reply.is_success:
                 outcome = replace(outcome, removed=other.tx.envelope.addresses)
-            else:  # the client reads that nobody has the mail
+            else:  # the client receives that nobody has the mail
                 await self._actions.take_back(other)
                 other.outcome, other.error = replace(outcome, stamp=()), record.error
             return outcome

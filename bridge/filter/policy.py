@@ -62,7 +62,7 @@ def case_of_error(error: BaseException) -> Case:
 
 
 def reply_to_error(error: BaseException) -> Reply:
-    """What a client reads after this error, unless a rule says otherwise."""
+    """What a client receives after this error, unless a rule says otherwise."""
     return _reply_of(_class_of(error))
 
 

@@ -1,6 +1,6 @@
 """Quarantine: mail in a store, and an index to search it.
 
-The client reads 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
+The client receives 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
 directory or object storage) has durably stored the mail and its metadata. The index is updated
 afterwards and serves searches only: if it fails, the mail is stored all the same, and `sync` adds the
 missing records later.

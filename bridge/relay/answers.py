@@ -207,7 +207,7 @@ class DotAnswers:
     recipients: int  # in the envelope
     refused: RefusedRecipients
     is_lmtp: bool
-    is_per_recipient: bool  # whether the client reads one reply per recipient
+    is_per_recipient: bool  # whether the client receives one reply per recipient
 
     @property
     def count(self) -> int:

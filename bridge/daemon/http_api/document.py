@@ -193,7 +193,7 @@ def _mail_fields() -> Json:
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
         "rule": {**_TEXT, "description": "The rule of the policy that decided."},
-        "reply": {**_TEXT, "description": "What the client read."},
+        "reply": {**_TEXT, "description": "What the client received."},
         "replies": {"type": "object", "description": "The replies by recipient, if they differ."},
         "ggrid": _TEXT,
         "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
