@@ -152,8 +152,8 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         _MAIL_ALWAYS,
     ),
     EventType.REFUSED: (
-        "The client received a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is a "
-        "`mail.decided`, too), or before it at MAIL or RCPT.",
+        "The client received a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is "
+        "also a `mail.decided`), or before it at MAIL or RCPT.",
         MAIL,
         _MAIL_ALWAYS,
     ),
