@@ -4,7 +4,7 @@ One task per sink. A sink that fails is left alone for a while, longer each time
 events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
 the others go on; it becomes a dead letter only after the receiver has taken others meanwhile, because a receiver that
 accepts nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
-If this is wrong, a receiver that was away for an hour has a gap, or one bad event stops all others.
+If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Delivery:
                 except OutboxError as exc:
                     self._note(str(exc))
                     self.outbox.close()
-                except Exception:  # of a library: the others must go on
+                except Exception:  # of a library: the others must continue
                     log.exception("events: sink %s: unexpected error", plan.name)
                     pause_s = self.settings.longest_pause_s
                 finally:

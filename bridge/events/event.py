@@ -3,7 +3,7 @@
 An event is four facts: an id that stays the same however often it is sent, a time, a type, and its data. The data of
 mail comes from the same record as its log line, and addresses are shown as in the log (`log.addresses`). Content and
 subject of a mail are never part of an event. Knows nothing of sinks. If this is wrong, a receiver reads something
-else than what the client was told, or reads an address that was to be hidden.
+other than what the client was told, or reads an address that was to be hidden.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Event:
         return cls(type_, data, time, _new_id(), about)
 
     def to_json(self, source: str) -> bytes:
-        """Strict JSON in UTF-8: bytes that are no text (a HELO may have some) become `?`."""
+        """Strict JSON in UTF-8: bytes that are not text (a HELO may have some) become `?`."""
         moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         whole = {"id": self.id, "time": moment, "type": str(self.type), "source": source, "data": self.data}
         return _encode(whole).encode("utf-8", "replace")

@@ -94,7 +94,7 @@ class Actions:
         return Outcome(Action.QUARANTINE, accepted(record.tx.id), result)
 
     async def take_back(self, record: Record) -> None:
-        """Remove the mail from the quarantine: the client will send it again, or has read that it was refused."""
+        """Remove the mail from the quarantine: the client will send it again, or was told that it was refused."""
         if not record.is_kept:
             return
         try:

@@ -5,10 +5,10 @@ where the operator permits that. Neither touches the other recipients, and neith
 tenant or the deployment refuses mail before this is asked, and no entry delivers mail in which something dangerous was
 found, or which was not inspected completely. Look-ups in memory, no I/O.
 
-If recipients have different fates, the mail is split: some get it, for the others it is quarantined or dropped. A
-client that reads one reply for all cannot be told about a refusal of some, so their mail is quarantined instead; and
-where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the policy's rule
-applies to everybody.
+If recipients are to be treated differently, the mail is split: some get it, for the others it is quarantined or
+dropped. A client that gets one reply for all cannot be told about a refusal of some, so their mail is quarantined
+instead; and where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the
+policy's rule applies to everybody.
 """
 
 from __future__ import annotations

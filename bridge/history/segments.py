@@ -209,7 +209,7 @@ def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails:
         with transaction(connection):
             connection.executemany(_PUT_KIND, kinds)
             connection.executemany(_PUT_MAIL, mails)
-    except UnicodeEncodeError:  # bytes of a mail that are no text; SQLite stores UTF-8 only
+    except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
             connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
             connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])

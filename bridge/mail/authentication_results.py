@@ -20,7 +20,7 @@ from bridge.mail.header_fields import FieldFinder
 FIELD = "Authentication-Results"
 FIELD_LOWER = FIELD.lower().encode("ascii")
 
-# White space and control characters before the colon are no valid syntax, but some reader may skip them.
+# White space and control characters before the colon are not valid, but some readers may skip them.
 _FIELDS = FieldFinder(rb"authentication-results[\x00-\x20\x7f]*+:")
 _MARK = re.compile(rb'[(";]')
 _MARK_IN_COMMENT = re.compile(rb"[()]|\\(?s:.)")

@@ -37,7 +37,7 @@ log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
 _BATCH = 50  # records added to the index per transaction
-_AT_START = 1000  # records added before the first client is served; takes some tenths of a second
+_AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides about requests."""
+"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides on requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONS = ("spam", "phishing", "malware", "blocked", "other")
 
 
 def check_digests(conf: Config) -> Iterator[Finding]:
-    """Nothing if there are none. The next hop, which gets them, is checked for itself."""
+    """Nothing if there are none. The next hop, which gets them, is checked separately."""
     if not conf.digests.is_on:
         return
     missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
@@ -61,7 +61,7 @@ def _urls(conf: Config) -> Finding:
 
 
 def _requests(conf: Config) -> Iterator[Finding]:
-    """Somebody must be able to decide about what users may only ask for."""
+    """Somebody must be able to decide on what users may only ask for."""
     policies = [conf.digests.users, *(entry.users for entry in conf.digests.tenants)]
     if not any(_may_ask(policy) for policy in policies):
         return

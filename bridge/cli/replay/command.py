@@ -200,7 +200,7 @@ def _expected(path: Path | None) -> Expected | None:
 
 
 def _sources(path: Path | None, conf: Config, paths: tuple[Path, ...], given: dict[str, Any]) -> list[Source]:
-    """The mails; why there are none is said."""
+    """The mails. If there are none, the reason is printed."""
     from bridge.cli.replay.mails import GivenEnvelope, Known, find_files
     from bridge.daemon import wiring
 

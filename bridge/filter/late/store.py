@@ -195,7 +195,7 @@ class SqlStore:
             raise
 
     def _set_aside(self, exc: DatabaseError) -> bool:
-        """Rename a damaged file, or one that is no database, so that it does not fail at every start."""
+        """Rename a damaged file, or one that is not a database, so that it does not fail at every start."""
         path = self._place.path
         damaged = getattr(exc.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         if not damaged or not self._is_ours or path is None:

@@ -1,4 +1,4 @@
-"""Why the service decides about a mail as it does, from the mail's bytes alone: no lists, no engines, no network."""
+"""Why the service decides on a mail as it does, from the mail's bytes alone: no lists, no engines, no network."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class FileInspector(ABC):
             self.found.tags |= file_types.tags_of(name, "", b"")
 
     def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
-        """Whatever the names, the whole content is searched only once; types are told by its beginning."""
+        """Whatever the names, the whole content is searched only once; its beginning is enough to tell the type."""
         self.budget.take_work(NAME_COST * len(names))
         for number, name in enumerate(names):
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
@@ -109,7 +109,7 @@ class FileInspector(ABC):
                 self.document(content, kind, names, nesting)
 
     def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
-        """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
+        """What a document, a picture or a page links to, runs and contains. It is not a level of archives."""
         if not self.limits.archives:
             raise NeedsProcess
         if self.documents >= documents.MAX_NESTED:

@@ -74,7 +74,7 @@ def has_zip_member(content: bytes) -> bool:
     """Whether a member is somewhere in it: some programs find it without the directory."""
     if b"\x03" not in content or _HEADER not in content:  # one byte is found much faster, and text has none
         return False
-    if content.count(_HEADER) > _MANY:  # most are no headers, but to tell that takes time
+    if content.count(_HEADER) > _MANY:  # most are not headers, but it takes time to tell
         return True
     found = (match.start() for match in _LIKELY_HEADER.finditer(content))
     for at in islice(found, _MAX_DOUBTS):
