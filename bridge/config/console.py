@@ -120,7 +120,7 @@ class Console(Reached, Section):
     )
     oidc: Oidc | None = Field(
         None,
-        description="Sign-in through an OpenID Connect provider, as well as by the users of `scanbridge console user`.",
+        description="Sign-in through an OpenID Connect provider, besides the users of `scanbridge console user`.",
     )
 
     @field_validator("public_url")
@@ -133,7 +133,7 @@ def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
     """Without a slash at its end. Raises ValueError."""
     if url is None:
         if address is not None and (address.path or address.systemd):
-            raise ValueError(f"{address} is for a reverse proxy: write here the URL at which people reach it")
+            raise ValueError(f"{address} is for a reverse proxy: write the URL at which people reach it here")
         if address is not None and not address.is_local:
             raise ValueError(
                 f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "

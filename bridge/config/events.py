@@ -141,7 +141,7 @@ class EventSink(Section):
         if self.address is not None and (self.address.path or self.address.systemd or not self.address.port):
             raise ValueError("the address of a syslog server must be host:port or [IPv6]:port")
         if self.type == "syslog" and self.ca_file and not self.tls:
-            raise ValueError("ca_file has no meaning without tls: true")
+            raise ValueError("ca_file has no effect without tls: true")
         if self.credentials_file and self.token_file:
             raise ValueError("a NATS server takes credentials_file or token_file, not both")
         return self

@@ -67,7 +67,7 @@ def _network(value: str) -> str:
     if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped:
         raise ValueError("write an IPv4 network as such, for example 192.0.2.0/24, not as an IPv6 network")
     if "/" in value and str(block.network_address) != str(ipaddress.ip_address(value.partition("/")[0])):
-        raise ValueError(f"the address is not the first one of its block: write {block}, or the address alone")
+        raise ValueError(f"the address is not the first in its block: write {block}, or the address alone")
     return value
 
 
@@ -152,7 +152,7 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     if parts.username or parts.password:
         raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
-        raise ValueError("a base URL has no query and no fragment")
+        raise ValueError("a base URL must not have a query or a fragment")
     if _OPERATION.search(parts.path):
         raise ValueError("a base URL must end before /v1 or /api: write https://host:port, the rest is added")
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:

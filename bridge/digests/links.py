@@ -131,7 +131,7 @@ class LinkKeys:
             raise LinkRefused("not one of our links")
         key = next((key for key in self.keys if key.id == found[2]), None)
         if key is None:
-            raise LinkRefused("made with a key that is unknown or was removed", is_expired=True)
+            raise LinkRefused("signed with a key that is unknown or was removed", is_expired=True)
         try:
             payload, code = _bytes(found[1]), _bytes(found[3])
         except ValueError:
@@ -191,5 +191,5 @@ def _bytes(text: str) -> bytes:
     """Raises ValueError; only the one spelling of each value is accepted."""
     data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if _text(data) != text:
-        raise ValueError("not the usual spelling")
+        raise ValueError("not in canonical form")
     return data

@@ -74,7 +74,7 @@ class ScanSources(Section):
 
 class Guard(Section):
     scanSources: ScanSources = Field(ScanSources(), description="Where mail may come from.")  # noqa: N815
-    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Concurrent analyses.")  # noqa: N815
+    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Number of concurrent analyses.")  # noqa: N815
     maxGuardRequestsInProcessing: int = Field(  # noqa: N815
         DEFAULT_IN_PROCESSING,
         ge=1,

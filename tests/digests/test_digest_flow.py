@@ -118,13 +118,13 @@ def test_malware_is_only_requested_and_the_releasers_are_told(shared: Users) -> 
     digest = shared.send_digests("--now")["bad@a.example"]
     assert "It contains a virus" in text_of(digest) and "Ask for its release" in text_of(digest)
     browser = shared.served.browser()
-    assert "Somebody looks at it before" in browser.get(links(digest)[0]).text
-    assert "Your request was noted" in browser.post(links(digest)[0]).text
+    assert "Somebody will check it before" in browser.get(links(digest)[0]).text
+    assert "Your request has been received" in browser.post(links(digest)[0]).text
     assert released(shared, "bad") == []
     note = until(
         lambda: next((m for m in shared.received() if m.recipients == ["postmaster@a.example"]), None), "the notice"
     )
-    assert note is not None and "bad@a.example asks for this mail" in parsed(note.content).get_content()
+    assert note is not None and "bad@a.example has asked for this mail" in parsed(note.content).get_content()
     count = len(shared.received())
     browser.press(links(digest)[0])  # asking again tells nobody again
     assert len(shared.received()) == count

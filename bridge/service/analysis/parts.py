@@ -72,7 +72,7 @@ class MailParts(Sequence[MailPart]):
         for piece in pieces:
             self._store.write(piece, is_last=self._store.size + len(piece) >= size)
         if self._store.size != size:
-            raise ValueError("the parts have other sizes than described")
+            raise ValueError("the sizes of the parts differ from their description")
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]

@@ -141,7 +141,7 @@ class NatsQueue:
             if waiting.answer.done():
                 return waiting.answer.result()
             placing.result()  # raises
-            raise AssertionError("a job is placed until it is answered")
+            raise AssertionError("a job stays in the queue until it is answered")
         finally:
             placing.cancel()
             del self._waiting[job.ggrid]
