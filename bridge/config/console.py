@@ -133,7 +133,7 @@ def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
     """Without a slash at its end. Raises ValueError."""
     if url is None:
         if address is not None and (address.path or address.systemd):
-            raise ValueError(f"{address} is for a reverse proxy: write the URL at which people reach it here")
+            raise ValueError(f"{address} is for a reverse proxy: set this key to the URL at which people reach it")
         if address is not None and not address.is_local:
             raise ValueError(
                 f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "

@@ -125,7 +125,7 @@ class EventSink(Section):
         except ValueError:
             usable = False
         if not usable or re.search(r"[^\x21-\x7e]", url) or parts.fragment:
-            raise ValueError("a URL is https://host/path, or http://host:port/path on loopback")
+            raise ValueError("a URL must be https://host/path, or http://host:port/path on loopback")
         if parts.username or parts.password:
             raise ValueError("a URL must not contain a user name or password; the signature proves who we are")
         return url
@@ -143,7 +143,7 @@ class EventSink(Section):
         if self.type == "syslog" and self.ca_file and not self.tls:
             raise ValueError("ca_file has no effect without tls: true")
         if self.credentials_file and self.token_file:
-            raise ValueError("a NATS server takes credentials_file or token_file, not both")
+            raise ValueError("set either credentials_file or token_file, not both")
         return self
 
     @field_validator("servers")

@@ -286,7 +286,7 @@ class Config(Section):
     @classmethod
     def _lists(cls, lists: Lists | None, info: ValidationInfo) -> Lists | None:
         if lists is None and any(listener.lists is not None for listener in info.data.get("listeners", [])):
-            raise ValueError("a listener names lists: set lists.url and lists.api_key_file")
+            raise ValueError("a listener uses lists: set lists.url and lists.api_key_file")
         return lists
 
     @field_validator("admin")

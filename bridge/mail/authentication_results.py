@@ -97,7 +97,7 @@ def _before_results(value: bytes) -> tuple[bytes | None, int]:
     for _ in range(_MAX_MARKS):
         found = (_MARK_IN_COMMENT if depth else _MARK).search(value, position)
         if found is None and depth:
-            raise ValueError("a comment does not end")
+            raise ValueError("a comment is not closed")
         text += b"" if depth else value[position : found.start() if found is not None else len(value)]
         if found is None or (found[0] == b";" and text.strip(_NO_NAME)):
             return text.lstrip(_NO_NAME), found.start() if found is not None else len(value)
@@ -105,7 +105,7 @@ def _before_results(value: bytes) -> tuple[bytes | None, int]:
         if found[0] == b'"':
             quoted = _QUOTED.match(value, found.start())
             if quoted is None:
-                raise ValueError("a quoted string does not end")
+                raise ValueError("a quoted string is not closed")
             text += _ESCAPED.sub(rb"\1", quoted[1]).strip(_SPACE).translate(_AS_ONE_WORD)
             position = quoted.end()
         elif found[0] in b"()":

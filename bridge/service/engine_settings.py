@@ -83,9 +83,9 @@ class Icap(AnalyzerSection):
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        check_url(url, "an ICAP service is icap://host:port/name", https=False, schemes=("icap",))
+        check_url(url, "an ICAP service must be icap://host:port/name", https=False, schemes=("icap",))
         if not re.fullmatch(r"[\x21-\x7e]+", url):
-            raise ValueError("an ICAP service is icap://host:port/name")
+            raise ValueError("an ICAP service must be icap://host:port/name")
         return url
 
     @property

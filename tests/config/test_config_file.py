@@ -327,7 +327,7 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(listeners=[]), "entries expected here: at least 1"),
         (changed(relay=None), "set relay.next_hop"),
         (changed(relay={"next_hop": "maildir:relative"}), "a next hop is"),
-        (changed(relay={"next_hop": "127.0.0.1:0"}), "a port is a number from 1 to 65535"),
+        (changed(relay={"next_hop": "127.0.0.1:0"}), "a port must be a number from 1 to 65535"),
         (changed(relay={"next_hop": "smtp://systemd:x"}), "a next hop is"),
         (changed(limits={"max_message_size": "51MiB"}), "at most 50 MiB"),
         (changed(limits={"max_message_size": 1000}), "a size needs a number and a unit"),

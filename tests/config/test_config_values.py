@@ -92,7 +92,7 @@ def test_an_invalid_address_is_refused(text: str) -> None:
 
 def test_a_port_that_does_not_exist_is_refused() -> None:
     """The error names the highest port."""
-    with pytest.raises(ValueError, match="a port is a number from 1 to 65535"):
+    with pytest.raises(ValueError, match="a port must be a number from 1 to 65535"):
         Endpoint.parse("host:65536")
 
 

@@ -41,7 +41,7 @@ def load(directory: Path, *sinks: dict[str, Any]) -> Config:
         ({**HOOK, "path": "x"}, "a sink of type webhook has no path"),
         ({**SYSLOG, "url": "https://hunter2.example/"}, "a sink of type syslog has no url"),
         ({**HOOK, "url": "http://siem.example/hook"}, "unencrypted"),
-        ({**HOOK, "url": "ftp://siem.example/hook"}, "a URL is"),
+        ({**HOOK, "url": "ftp://siem.example/hook"}, "a URL must be"),
         ({**HOOK, "url": "https://u:hunter2@siem.example/"}, "must not contain a user name or password"),
         ({**HOOK, "types": []}, "at least 1"),
         ({**HOOK, "types": ["mail.eaten"]}, "mail.decided"),

@@ -47,7 +47,7 @@ def _files(conf: Config) -> Iterator[Finding]:
     except ConfigError as exc:
         yield Finding(_WHAT, str(exc))
         return
-    warning = f"every user of this machine can read {keys.path}, and make links for anyone: run chmod 600 {keys.path}"
+    warning = f"every user of this machine can read {keys.path}, and create links for anyone: run chmod 600 {keys.path}"
     is_open = keys.path.stat().st_mode & stat.S_IROTH
     yield Finding(_WHAT, detail=f"from {conf.digests.from_}", warning=warning if is_open else "")
 

@@ -86,7 +86,7 @@ async def _found(call: Call) -> Request:
 
 def _requests(call: Call) -> Requests:
     if call.sources.requests is None:
-        raise Refused(404, "No digests", "There are no digests in this configuration.")
+        raise Refused(404, "No digests", "Digests are not configured.")
     return call.sources.requests
 
 

@@ -137,7 +137,7 @@ class HooksApp:
         found = self._context.registrations.find(identity)
         if isinstance(found, State):
             gone = found is State.ENDED
-            raise HttpError(410 if gone else 404, found.value, "the registration is not known, or has ended")
+            raise HttpError(410 if gone else 404, found.value, "the registration is unknown, or has ended")
         return found
 
     def _registration(self, method: str, identity: str) -> tuple[int, bytes]:

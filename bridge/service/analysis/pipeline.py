@@ -258,7 +258,7 @@ class Pipeline:
             assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)), points)
             why = self._phishing.reasons(inspection.phishing, tags) if self._phishing else ()
         except Exception as exc:
-            log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
+            log.error("ggrid=%s could not be decided: %s", job.ggrid, _place(exc))
             tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
         result = AnalysisResult(
             decision=assessment.decision,

@@ -218,7 +218,7 @@ class NatsQueue:
         """Of an answered job, only the content is left: the worker acknowledges the job."""
         ggrid = waiting.job.ggrid
         if not answered:
-            log.info("ggrid=%s dropped: no one waits for its answer", ggrid)
+            log.info("ggrid=%s dropped: no one is waiting for its answer", ggrid)
         for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
             session = await self._link.wait(PAUSE_S)
             try:

@@ -242,7 +242,7 @@ class NatsWorker:
         return answer.data
 
     async def _drop(self, head: JobHead, message: Msg) -> None:
-        log.info("ggrid=%s dropped: no one waits for its answer", head.ggrid)
+        log.info("ggrid=%s dropped: no one is waiting for its answer", head.ggrid)
         self._metrics.job("dropped")
         await self._say(message, ACKNOWLEDGE)
         session = self._link.session

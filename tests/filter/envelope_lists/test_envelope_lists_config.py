@@ -39,7 +39,7 @@ def load(more: str, lists: str = LISTS) -> Config:
         (
             "lists: {block: [a]}",
             "",
-            "bridge.yml:1: lists: a listener names lists: set lists.url and lists.api_key_file",
+            "bridge.yml:1: lists: a listener uses lists: set lists.url and lists.api_key_file",
         ),
         ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
         ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list appears twice"),
