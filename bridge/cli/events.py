@@ -101,7 +101,7 @@ def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, 
 
     _, outbox = _open(path)
     if event_id is not None:
-        entries = [one for one in _run(outbox, lambda: outbox.find(event_id)) if sink in (None, one.sink)]
+        entries = [entry for entry in _run(outbox, lambda: outbox.find(event_id)) if sink in (None, entry.sink)]
         if not entries:
             _fail(f"no such event: {event_id}; `scanbridge events dead` lists dead letters", EXIT_UNKNOWN)
         say_json(json.loads(entries[0].body), indent=None if as_json else 2)

@@ -222,7 +222,7 @@ class Delivery:
 
     def _is_retry(self, sink: str, since: float) -> bool:
         """Whether `scanbridge events retry` has cleared the problem that we recorded."""
-        return self._states_at > since and any(one.name == sink and not one.problem for one in self.states)
+        return self._states_at > since and any(state.name == sink and not state.problem for state in self.states)
 
 
 class Courier:
@@ -249,7 +249,8 @@ class Courier:
         pause_s = self._judge(delivered, errors)
         self._unsettled = (delivered, [], str(next(iter(errors.values()), "")))  # also if the outbox fails now
         failed = self._failed(entries, errors, bool(delivered))
-        problem = next((one.problem for one in failed if not one.is_dead), "")  # a dead letter holds nothing up
+        # A dead letter holds nothing up.
+        problem = next((failure.problem for failure in failed if not failure.is_dead), "")
         self._unsettled = (delivered, failed, problem)
         if delivered:
             self._delivery.on_delivered(self._plan.name, len(delivered))
@@ -285,7 +286,7 @@ class Courier:
         if not errors:
             return []
         by_seq = {entry.seq: entry for entry in entries}
-        taken_at = next((one.delivered_at for one in self._outbox.states() if one.name == self._plan.name), 0.0)
+        taken_at = next((state.delivered_at for state in self._outbox.states() if state.name == self._plan.name), 0.0)
         return [
             self._failure(by_seq[seq], error, took_some or 0 < by_seq[seq].failed_at <= taken_at)
             for seq, error in errors.items()

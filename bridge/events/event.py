@@ -112,7 +112,7 @@ def _mail_data(record: Record, redaction: Redaction) -> dict[str, Any]:
         "client_login": client.login and redaction.address(client.login),
         "client_queue_id": client.ident and redaction.text(client.ident),
         "sender": redaction.address(tx.envelope.sender),
-        "recipients": [redaction.address(one.address) for one in tx.envelope.recipients[:MAX_RECIPIENTS]],
+        "recipients": [redaction.address(recipient.address) for recipient in tx.envelope.recipients[:MAX_RECIPIENTS]],
         "recipient_count": len(tx.envelope.recipients),
         "size": record.size,
         "message_id": redaction.message_id(record.message_id) or None,
@@ -140,7 +140,9 @@ def _outcome_data(outcome: Outcome, addresses: tuple[str, ...], redaction: Redac
     data: dict[str, Any] = {"reply": _reply(outcome.reply, redaction)}
     if len(set(outcome.replies)) > 1:
         pairs = list(zip(addresses, outcome.replies, strict=True))[:MAX_RECIPIENTS]
-        data["replies"] = [{"recipient": redaction.address(one), **_reply(reply, redaction)} for one, reply in pairs]
+        data["replies"] = [
+            {"recipient": redaction.address(address), **_reply(reply, redaction)} for address, reply in pairs
+        ]
     result = outcome.result
     if result is not None:
         data |= {

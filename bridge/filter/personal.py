@@ -102,7 +102,9 @@ class PersonalLists:
         is_authentic = result is not None and _AUTHENTIC in result.tags and len(authors) == 1
         allowing = candidates(envelope.sender, *(authors if is_authentic else ()))
         kind = BLOCK if is_handed_on else ALLOW
-        return _split(kind, rule, rules, [self._match(kind, one, blocking, allowing) for one in envelope.addresses])
+        return _split(
+            kind, rule, rules, [self._match(kind, address, blocking, allowing) for address in envelope.addresses]
+        )
 
     def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
         """The entry of this kind that counts for the recipient: of a block and an allow, the more specific one."""

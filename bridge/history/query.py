@@ -80,7 +80,7 @@ class Top:
     @classmethod
     def of(cls, ordered: list[Sum], most: int) -> Top:
         found, left = ordered[:most], ordered[most:]
-        rest = Sum("", sum(one.mails for one in left), sum(one.size for one in left))
+        rest = Sum("", sum(total.mails for total in left), sum(total.size for total in left))
         return cls(found, len(left), rest)
 
 

@@ -27,7 +27,7 @@ from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
 from bridge.runtime.visible_text import visible
-from bridge.user_pages.actions import Outcome
+from bridge.user_pages.actions import ActionResult
 from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ async def delete(call: Call, copy: Copy) -> str:
     return "deleted"
 
 
-def _result(outcome: Outcome) -> str:
+def _result(outcome: ActionResult) -> str:
     return audit_log.DONE if outcome.is_done else audit_log.FAILED
 
 

@@ -152,7 +152,7 @@ def _schemas() -> Json:
         "text": _TEXT,
     }
     held = {"id": _TEXT, "state": {"enum": list(STATES)}, "time": {**_TIME, "description": "When it was stored."}}
-    one = {"label": _TEXT, "mails": _NUMBER, "size": {**_NUMBER, "description": "Bytes."}}
+    fields = {"label": _TEXT, "mails": _NUMBER, "size": {**_NUMBER, "description": "Bytes."}}
     error = {
         "error": {"type": "string", "enum": sorted(ERRORS), "description": "Stable: programs may depend on it."},
         "message": {**_TEXT, "description": "For people."},
@@ -165,7 +165,7 @@ def _schemas() -> Json:
         "Mail": mail,
         "Later": _object(["time", "id", "event"], later),
         "Held": _object(["id", "state", "time"], held),
-        "Sum": _object(list(one), one),
+        "Sum": _object(list(fields), fields),
         "Error": _object(["error", "message"], error),
     }
 

@@ -89,7 +89,7 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
         return
     own = sender.sites()
     known = {
-        site: any(site == one or brands.are_related(site, one) for one in own)
+        site: any(site == domain or brands.are_related(site, domain) for domain in own)
         for site in {target.site for target in targets}
     }
     foreign = [target for target in targets if not known[target.site]]
