@@ -63,7 +63,7 @@ async def _discovered(scanner: Scanner) -> AsyncIterator[Finding]:
     for name in scanner.discoveries:
         what, found = f"discovery of {name.url}", ", ".join(place.url for place in name.places)
         if not found:
-            yield Finding(what, f"no scanner host in the DNS: {name.problem}; see scanner.discovery")
+            yield Finding(what, f"no scanner host was found in the DNS: {name.problem}; see scanner.discovery")
         else:
             yield Finding(what, detail=found, warning=name.problem)
 

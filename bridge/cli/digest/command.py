@@ -177,6 +177,6 @@ def _say_progress(progress: Progress) -> None:
         end = "done" if progress.is_over else "sending"
         say(
             f"{end}: {progress.sent:,} sent, {progress.mails:,} mails listed, {progress.failed:,} failed, "
-            f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people looked at",
+            f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people checked",
             err=True,
         )

@@ -174,7 +174,7 @@ def _mail_fields() -> Json:
     """As `MailEntry.to_dict` makes them. Values that a mail does not have are left out."""
     milliseconds: Json = {"type": "number", "minimum": 0}
     return {
-        "time": {**_TIME, "description": "The end of its processing."},
+        "time": {**_TIME, "description": "When its processing ended."},
         "id": {**_TEXT, "description": "Our id; absent for refusals that share an entry."},
         "session": _TEXT,
         "listener": _TEXT,
@@ -236,7 +236,7 @@ def _story_fields() -> Json:
         "later": {**_list("Later"), "description": "What happened after the decision, in order."},
         "quarantine": {
             "anyOf": [_list("Held"), {"type": "null"}],
-            "description": "Those of these mails that are in the quarantine of this machine; null if the quarantine is "
+            "description": "Which of these mails are in the quarantine of this machine; null if the quarantine is "
             "in object storage, which is not searched.",
         },
     }

@@ -29,7 +29,7 @@ _SENTENCES: dict[str, str] = {
     "attachment:script": "an attached page runs a script",
     "attachment:redirect": "an attached page redirects to another one immediately",
     "attachment:page": "the attachment {0} is a web page",
-    "attachment:calendar-only": "the mail consists of a calendar invitation only",
+    "attachment:calendar-only": "the mail consists only of a calendar invitation",
     "attachment:document-little-text": "hardly any text, only the attachment {0}",
     "html:password-field": "the mail itself asks for a password",
     "html:form": "the mail itself contains a form",

@@ -88,7 +88,7 @@ def test_check_finds_missing_lists(check, service):
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
     assert "the API key is accepted" in text
-    assert "list no-such-list: PROBLEM: the service has no list of this name" in text
+    assert "list no-such-list: PROBLEM: the service has no list with this name" in text
     assert "list notes: PROBLEM: its category at the service is 'notes'" in text
     assert "list allowed-senders: WARNING: mail with a forged sender would pass unscanned" in text
 
