@@ -22,7 +22,7 @@ def lines_of(found: Explanation) -> Iterator[str]:
 def _model_lines(answer: ModelAnswer) -> Iterator[str]:
     yield (
         f"model: {answer.margin:.2f}, threshold of the profile {answer.profile}: {answer.threshold:.2f}; "
-        f"this is {answer.points:g} points"
+        f"that is {answer.points:g} points"
     )
     yield f"  {answer.bias:+6.2f}  (every mail)"
     for contribution in answer.contributions:

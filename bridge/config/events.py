@@ -108,7 +108,7 @@ class EventSink(Section):
             return value
         others = set().union(*_OWN.values()) - _OWN[kind]
         if wrong := [key for key in value if key in others]:
-            raise ValueError(f"a sink of type {kind} has no {', '.join(wrong)}")
+            raise ValueError(f"a sink of type {kind} does not take {', '.join(wrong)}")
         if missing := sorted(key for key in _NEEDED[kind] if not value.get(key)):
             raise ValueError(f"a sink of type {kind} needs {' and '.join(missing)}")
         return value

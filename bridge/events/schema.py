@@ -100,7 +100,7 @@ _MAIL_ALWAYS = [
 ]
 RELEASED: dict[str, Schema] = {
     "id": _text("Our id for the mail, as in its other events."),
-    "listener": _text("The listener that had received it."),
+    "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender."),
     "recipients": {
@@ -113,7 +113,7 @@ RELEASED: dict[str, Schema] = {
 }
 REPORTED: dict[str, Schema] = {
     "id": _text("Our id for the mail, as in its other events; a digest of its content if we do not know it."),
-    "listener": _text("The listener that had received it."),
+    "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),
     "recipients": _RECIPIENTS,
