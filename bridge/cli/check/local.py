@@ -42,7 +42,7 @@ def check_state_directory(conf: Config) -> Finding:
     except OSError as exc:
         return Finding(
             what,
-            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space, or choose another directory",
+            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space, or choose another one",
         )
     return Finding(what, _foreign_files(state), str(state))
 
