@@ -119,7 +119,7 @@ def test_a_next_hop_reads_back_as_shown(text: str, shown: str) -> None:
 )
 def test_an_invalid_next_hop_is_refused(text: str) -> None:
     """The error names the valid forms."""
-    with pytest.raises(ValueError, match="a next hop is"):
+    with pytest.raises(ValueError, match="a next hop must be"):
         NextHop.parse(text)
 
 

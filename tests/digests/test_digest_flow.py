@@ -171,7 +171,7 @@ def test_a_release_that_a_crash_interrupted_is_not_repeated_by_users(shared: Use
         attempt = ReleaseAttempt("2026-11-16T10:00:00.000+00:00", "user crash@a.example", ("crash@a.example",))
         opened.write_releases("CRASH1", (attempt,))
     answer = shared.served.browser().press(release)
-    assert answer.status == 409 and "may have been delivered before" in answer.text
+    assert answer.status == 409 and "may already have been delivered" in answer.text
     assert released(shared, "crash") == []
     assert shared.command("quarantine", "release", "CRASH1").returncode == 0
     assert [recipients for recipients, _ in released(shared, "crash")] == [["crash@a.example"]]

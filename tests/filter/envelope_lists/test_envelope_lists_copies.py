@@ -158,7 +158,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
     ("answer", "code", "text"),
     [
         (lambda _: http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
-        (lambda _: http(200, {"listFileInfos": []}), 1, "no list of this name"),
+        (lambda _: http(200, {"listFileInfos": []}), 1, "no list with this name"),
         (lambda _: http(200, {"nonsense": 1}), 1, "contains no lists"),
     ],
 )
