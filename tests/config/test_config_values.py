@@ -86,7 +86,7 @@ def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str,
 )
 def test_an_invalid_address_is_refused(text: str) -> None:
     """The error names the valid forms."""
-    with pytest.raises(ValueError, match="an address is"):
+    with pytest.raises(ValueError, match="an address must be"):
         Endpoint.parse(text)
 
 
