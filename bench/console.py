@@ -394,9 +394,9 @@ state_directory: {place}/state
 
 HEAD = """\
 <!-- written by make bench-console -->
-# How quickly the console answers, and what mail notices of it
+# How fast the console is, and how it affects mail
 
-{day:%Y-%m-%d}, Python {python}, on a machine with two cores that others used at the same time.
+{day:%Y-%m-%d}, Python {python}, on a machine with two cores that was used for other work at the same time.
 """
 PAGES = """\
 ## The pages
@@ -408,12 +408,12 @@ Of {number} pages, filters and people, the slowest is "{slow.name}" with {slow.p
 with {weight:.0f} kB.
 {verdict}
 
-Each was asked for {requests} times, one request after the other, with other values each time; a line over the limit up
+Each was requested {requests} times, one after the other, with different values each time; a line over the limit up
 to {tries} times that often, of which the best counts, because the other work on the machine only adds time.
 *First* is the first request of its kind after the start of the console.
-*CPU* is what the console's process used for one request, whatever else the machine did.
+*CPU* is the CPU time that the console's process used for one request, regardless of other work on the machine.
 Times are in milliseconds, sizes in kilobytes; browsers that ask for compression get the last column through a proxy.
-The daemon was not running, so that its answer is not part of the time.
+The daemon was not running, so its answer is not part of the time.
 
 | page | who | first | median | 95 of 100 | CPU | size | compressed |
 |---|---|---|---|---|---|---|---|

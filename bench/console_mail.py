@@ -250,7 +250,7 @@ SCENES: dict[str, tuple[bool, Callable[[World], None], int]] = {
     "slow requests, hundreds of connections": (True, slow_requests, 4),
     "forms of 64 MiB, 4 clients": (True, huge_forms, 4),
     "event streams, hundreds of connections": (True, streams, 4),
-    "the dearest searches, 8 clients": (True, searches, 8),
+    "the most expensive searches, 8 clients": (True, searches, 8),
     "no console, two other busy programs": (False, busy_program, 1),
 }
 

@@ -22,7 +22,7 @@
 
 Each class carries its row as class attributes, and no other table lists the classes. The case selects
 the operator's rule (`filter.policy`), the label names the failure in the log and the metrics, and the
-reply is what a client reads when the rule is tempfail. An error's text is for the log only: replies
+reply is what a client receives when the rule is tempfail. An error's text is for the log only: replies
 come from the class alone, so no host name, path or exception text can reach a client.
 
 This file imports no other module of the package. An error that carries a value from a higher floor is defined

@@ -1,4 +1,4 @@
-"""What many mails a day need: the tables in docs/understand/scale.md.
+"""What large volumes of mail need: the tables in docs/understand/scale.md.
 
 `python -m tools.simulate` prints them, `--write` puts them into the page. Costs per mail are read from docs/evidence;
 everything that was not measured is an option with a default, and printed. A small simulation of queueing, seeded,
@@ -29,7 +29,7 @@ LISTINGS_PER_S = 4 / 3600  # of each bridge: bridge.daemon.quarantine_upkeep, wi
 BATCHES_PER_S = 1 / 0.3  # bridge.history.recorder.BATCH_S
 
 OPTIONS = {
-    "seed": (1, "of the simulation"),
+    "seed": (1, "seed of the simulation"),
     "peak": (3.0, "the busiest hour, as a multiple of the day's mean (at most 3.2)"),
     "use": (0.6, "share of the cores that are busy in the busiest hour"),
     "large": (0.005, "share of mails of 10 MiB"),
@@ -48,7 +48,7 @@ OPTIONS = {
     "disk_price": (0.12, "for a GB of the database, a month"),
     "s3_price": (0.023, "for a GB in S3, a month"),
     "put_price": (5.0, "for a million PUT or LIST requests"),
-    "network_price": (0.01, "for a GB on a way that costs money"),
+    "network_price": (0.01, "for a GB on a path that costs money"),
     "priced_ways": (3.3, "of 8: to NATS' replicas, and two thirds of what goes to and from its leader (three sites)"),
 }  # fmt: skip
 
@@ -80,9 +80,9 @@ class Model:
 
     def sentence(self) -> str:
         return (
-            f"The average mail has {self.mean_bytes / KIB:.0f} KiB.\n"
+            f"The average size of a mail is {self.mean_bytes / KIB:.0f} KiB.\n"
             f"It takes {self.bridge_s * 1000:.2f} ms of CPU time in a bridge and {self.scan_s * 1000:.1f} ms in the "
-            f"analysis, so one worker of {self.given.worker_cores} cores does {self.worker_rate:.0f} mails/s at most."
+            f"analysis, so one worker of {self.given.worker_cores} cores can do at most {self.worker_rate:.0f} mails/s."
         )
 
     def hour(self, use: float, seconds: float = 20.0) -> Cell:
@@ -126,7 +126,7 @@ class Model:
             "analysis (API nodes, workers, NATS): cores": f"{workers * given.worker_cores:,}",
             "analysis: memory, GiB": f"{workers * given.worker_cores * given.worker_memory:,.0f}",
             "network into the bridges, busiest hour, Gbit/s": f"{peak * self.mean_bytes * 8 / 1e9:,.1f}",
-            "network on all ways, busiest hour, Gbit/s": f"{peak * self.mean_bytes * 8 * WAYS / 1e9:,.1f}",
+            "network on all paths, busiest hour, Gbit/s": f"{peak * self.mean_bytes * 8 * WAYS / 1e9:,.1f}",
             "NATS: jobs/s, busiest hour": f"{peak:,.0f}",
             "NATS: in and out, Gbit/s, without replicas": f"{peak * self.mean_bytes * 8 * 2 / 1e9:,.1f}",
             "NATS: mail in memory, three replicas, GiB": f"{inside * self.mean_bytes * 3 / KIB**3:,.2f}",
@@ -165,8 +165,8 @@ def tables(given: argparse.Namespace) -> str:
         "the quietest hour": given.use * night,
         "the day's mean": given.use / given.peak,
         "the busiest hour": given.use,
-        "... with one of three sites away": given.use * 1.5,
-        "... with two of three sites away": given.use * 3,
+        "... with one of three sites down": given.use * 1.5,
+        "... with two of three sites down": given.use * 3,
     }
     runs = {name: model.hour(use) for name, use in hours.items()}
     needs = [model.day(millions, runs["the busiest hour"].most) for millions in MILLIONS]

@@ -1,1 +1,1 @@
-"""The wire contract between bridge and service, as data. Imports nothing else of `bridge` but `runtime.value`."""
+"""The wire contract between bridge and service, as data. Of `bridge`, it imports only `runtime.value`."""

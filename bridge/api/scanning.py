@@ -27,7 +27,7 @@ MAX_REASON = 300  # characters of each
 
 
 class Decision(StrEnum):
-    """The service's decision about one mail."""
+    """The service's decision on one mail."""
 
     UNDECIDED = "undecided"
     DELIVER = "deliver"

@@ -26,7 +26,7 @@ def configuration() -> None:
 @click.option("--demo", is_flag=True, help="Show the embedded default, even if there is a configuration file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def show(path: Path | None, demo: bool, as_json: bool) -> None:
-    """Print the effective configuration: every value, and where it comes from. Secrets are in files and never shown.
+    """Print the effective configuration: every value and its origin. Secrets are kept in files and never shown.
 
     A comment after each value names the line of the file that sets it, or the profile, the environment variable or
     the default that it comes from.

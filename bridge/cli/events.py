@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN = 1, 2, 3
 
-_sink_option = click.option("--sink", metavar="NAME", help="Only this sink.")
+_sink_option = click.option("--sink", metavar="NAME", help="Limit the command to this sink.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _NOT_CONFIGURED = "not configured"
@@ -101,7 +101,7 @@ def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, 
 
     _, outbox = _open(path)
     if event_id is not None:
-        entries = [one for one in _run(outbox, lambda: outbox.find(event_id)) if sink in (None, one.sink)]
+        entries = [entry for entry in _run(outbox, lambda: outbox.find(event_id)) if sink in (None, entry.sink)]
         if not entries:
             _fail(f"no such event: {event_id}; `scanbridge events dead` lists dead letters", EXIT_UNKNOWN)
         say_json(json.loads(entries[0].body), indent=None if as_json else 2)
@@ -134,7 +134,7 @@ def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
 @events.command()
 @config_option
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
 @_sink_option
 def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str | None) -> None:
     """Send dead letters again; sinks that are paused after a failure are tried again within seconds."""
@@ -148,7 +148,7 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
 @events.command()
 @config_option
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
 @click.option("--waiting", is_flag=True, help="Also delete events that are still waiting; needs --sink.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -1,7 +1,7 @@
 """Notes in the history what an operator did to a mail: released, deleted.
 
 What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts: a
-database that is away would make each of a thousand mails wait.
+database that is unavailable would make each of a thousand mails wait.
 """
 
 from __future__ import annotations

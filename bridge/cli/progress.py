@@ -19,7 +19,7 @@ LINE_EVERY_S = 5.0
 def meter(
     label: str, total: int | None, *, hidden: bool = False, what: str = "entries"
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be called with the number of entries, or `what` is counted, just processed."""
+    """Yields a function to be called with the number of entries (or of `what`) that were just processed."""
     if hidden or total == 0:
         yield lambda count: None
     elif sys.stderr.isatty():

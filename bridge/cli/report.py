@@ -101,7 +101,7 @@ def _field(head: bytes, name: str) -> str:
 
 
 def _known_id(session: Session, own_id: str, message_id: str) -> str:
-    """Our id of the mail; "" if the history does not know it. A field of the mail is trusted only if both agree."""
+    """Our id for the mail; "" if the history does not know it. A field of the mail is trusted only if both agree."""
     from bridge.daemon import history_place
     from bridge.history.query import HistoryQuery
 

@@ -170,7 +170,7 @@ class Reporter:
     def _forget(self, key: str, by: str, kind: ReportKind) -> None:
         try:
             self._store.forget(key, by, kind)
-        except BridgeError:  # then it counts as interrupted after some minutes
+        except BridgeError:  # then it counts as interrupted after a few minutes
             pass
 
     def _tell(self, kind: ReportKind, mail: ReportedMail, by: str, state: ReportState, text: str) -> None:

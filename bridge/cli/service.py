@@ -61,13 +61,13 @@ def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
 
 @service.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
-@click.option("--listen", help="Where it answers /livez, /readyz and /metrics, instead of worker.listen.")
+@click.option("--listen", help="Address for /livez, /readyz and /metrics, instead of worker.listen.")
 @click.pass_obj
 def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
     """Analyze mail from the queue in NATS (serviceProviders.core.nats).
 
-    Start as many workers as you like, on any machine, and stop them at any time: none of them is named in any
-    configuration. SIGTERM finishes the mail in work first; SIGHUP reloads the configuration.
+    Start as many workers as you like, on any machine, and stop them at any time: no configuration lists them.
+    On SIGTERM, a worker finishes its current mail before it exits; on SIGHUP, it reloads its configuration.
     """
     address = _address(listen)
     try:

@@ -22,10 +22,10 @@ def lines_of(found: Explanation) -> Iterator[str]:
 def _model_lines(answer: ModelAnswer) -> Iterator[str]:
     yield (
         f"model: {answer.margin:.2f}, threshold of the profile {answer.profile}: {answer.threshold:.2f}; "
-        f"this is {answer.points:g} points"
+        f"that is {answer.points:g} points"
     )
     yield f"  {answer.bias:+6.2f}  (every mail)"
-    for one in answer.contributions:
-        detail = f"  ({one.found_in.replace('|', ', ')})" if one.found_in else ""
-        yield f"  {one.weight:+6.2f}  {one.name}{detail}"
+    for contribution in answer.contributions:
+        detail = f"  ({contribution.found_in.replace('|', ', ')})" if contribution.found_in else ""
+        yield f"  {contribution.weight:+6.2f}  {contribution.name}{detail}"
     yield f"  all context together counts {answer.context:+.2f}, all words together {answer.words:+.2f}"

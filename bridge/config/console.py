@@ -27,7 +27,7 @@ class OidcRole(Section):
 
 class Oidc(Section):
     issuer: str = Field(description="The provider's issuer URL, as in its discovery document.")
-    client_id: str = Field(min_length=1, max_length=200, description="Our client id at the provider.")
+    client_id: str = Field(min_length=1, max_length=200, description="Our client ID at the provider.")
     client_secret_file: SecretFile | None = Field(
         None, description=f"File with our client secret; none for a public client. {FILE_LOOKUP}"
     )
@@ -123,7 +123,7 @@ class Console(Reached, Section):
     )
     oidc: Oidc | None = Field(
         None,
-        description="Sign-in through an OpenID Connect provider, as well as by the users of `scanbridge console user`.",
+        description="Sign-in through an OpenID Connect provider, besides the users of `scanbridge console user`.",
     )
 
     @field_validator("public_url")
@@ -136,7 +136,7 @@ def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
     """Without a slash at its end. Raises ValueError."""
     if url is None:
         if address is not None and (address.path or address.systemd):
-            raise ValueError(f"{address} is for a reverse proxy: write here the URL at which people reach it")
+            raise ValueError(f"{address} is for a reverse proxy: set this key to the URL at which people reach it")
         if address is not None and not address.is_local:
             raise ValueError(
                 f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "

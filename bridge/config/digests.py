@@ -74,16 +74,14 @@ class UserPolicy(Section):
 
 class TenantDigests(Section):
     uid: TenantUid = Field(description="One of `tenants`.")
-    schedule: Schedule | None = Field(None, description="Default: that of `digests`.")
-    from_: Sender | None = Field(None, alias="from", description="Default: that of `digests`.")
+    schedule: Schedule | None = Field(None, description="Default: as in `digests`.")
+    from_: Sender | None = Field(None, alias="from", description="Default: as in `digests`.")
     language: Language | None = Field(None, description="Default: the first of `digests.languages`.")
-    templates: str | None = Field(
-        None, description="Directory with templates of the tenant. Default: that of `digests`."
-    )
-    notify: list[MailAddress] | None = Field(None, description="Default: those of `digests`.")
+    templates: str | None = Field(None, description="Directory with templates of the tenant. Default: as in `digests`.")
+    notify: list[MailAddress] | None = Field(None, description="Default: as in `digests`.")
     users: UserPolicy = Field(
         UserPolicy(),
-        description="What the tenant's users may do. Keys that are not given are those of `digests.users`.",
+        description="What the tenant's users may do. Keys that are not given have the values of `digests.users`.",
     )
 
 
@@ -119,7 +117,7 @@ class Digests(Section):
     schedule: Schedule = Field(
         "never",
         description="When recipients are told about mail that is held for them: `immediate` (at most once a minute), "
-        "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose another one.",
+        "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose a different one.",
     )
     at: str = Field(
         "07:00", pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="When daily and weekly digests are sent."
@@ -143,7 +141,7 @@ class Digests(Section):
     )
     domains: list[DomainField] = Field(
         [],
-        description="Domains whose recipients get digests. Nobody outside of them ever does. Default: the "
+        description="Domains whose recipients get digests. Nobody else ever does. Default: the "
         "`recipient_domains` of all `tenants`.",
     )
     exclude: list[str] = Field(
@@ -163,14 +161,14 @@ class Digests(Section):
         "belongs to jane@example.org. Default: none.",
     )
     notify: list[MailAddress] = Field(
-        [], description="Addresses that are told when a user's request waits for a releaser."
+        [], description="Addresses that are notified when a user's request is waiting for a releaser."
     )
     link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest work.")
     key_file: SecretFile | None = Field(
         None,
-        description="File with the keys that sign links, one per line, the newest first: `scanbridge digest keys "
-        f"rotate` writes it. The same on all machines that share a quarantine. {FILE_LOOKUP} Default: a generated "
-        "file in the state directory.",
+        description="File with the keys that sign links, one per line, the newest first: "
+        "`scanbridge digest keys rotate` writes it. It must be the same on all machines that share a quarantine. "
+        f"{FILE_LOOKUP} Default: a generated file in the state directory.",
     )
     templates: str | None = Field(
         None,
@@ -181,7 +179,7 @@ class Digests(Section):
     )
     page: UserPage = Field(UserPage(), description="The pages for users.")
     users: UserPolicy = Field(UserPolicy(), description="What users may do.")
-    tenants: list[TenantDigests] = Field([], description="What differs for single tenants.")
+    tenants: list[TenantDigests] = Field([], description="Settings that differ for individual tenants.")
 
     @field_validator("tenants")
     @classmethod

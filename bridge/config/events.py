@@ -108,7 +108,7 @@ class EventSink(Section):
             return value
         others = set().union(*_OWN.values()) - _OWN[kind]
         if wrong := [key for key in value if key in others]:
-            raise ValueError(f"a sink of type {kind} has no {', '.join(wrong)}")
+            raise ValueError(f"a sink of type {kind} does not take {', '.join(wrong)}")
         if missing := sorted(key for key in _NEEDED[kind] if not value.get(key)):
             raise ValueError(f"a sink of type {kind} needs {' and '.join(missing)}")
         return value
@@ -125,7 +125,7 @@ class EventSink(Section):
         except ValueError:
             usable = False
         if not usable or re.search(r"[^\x21-\x7e]", url) or parts.fragment:
-            raise ValueError("a URL is https://host/path, or http://host:port/path on loopback")
+            raise ValueError("a URL must be https://host/path, or http://host:port/path on loopback")
         if parts.username or parts.password:
             raise ValueError("a URL must not contain a user name or password; the signature proves who we are")
         return url
@@ -141,9 +141,9 @@ class EventSink(Section):
         if self.address is not None and (self.address.path or self.address.systemd or not self.address.port):
             raise ValueError("the address of a syslog server must be host:port or [IPv6]:port")
         if self.type == "syslog" and self.ca_file and not self.tls:
-            raise ValueError("ca_file has no meaning without tls: true")
+            raise ValueError("ca_file has no effect without tls: true")
         if self.credentials_file and self.token_file:
-            raise ValueError("a NATS server takes credentials_file or token_file, not both")
+            raise ValueError("set either credentials_file or token_file, not both")
         return self
 
     @field_validator("servers")

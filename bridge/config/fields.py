@@ -63,11 +63,11 @@ def _network(value: str) -> str:
     try:
         block = ipaddress.ip_network(value, strict=False)
     except ValueError:
-        raise ValueError("a network is an address, or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
+        raise ValueError("a network must be an address, or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
     if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped:
         raise ValueError("write an IPv4 network as such, for example 192.0.2.0/24, not as an IPv6 network")
     if "/" in value and str(block.network_address) != str(ipaddress.ip_address(value.partition("/")[0])):
-        raise ValueError(f"the address is not the first one of its block: write {block}, or the address alone")
+        raise ValueError(f"the address is not the first in its block: write {block}, or the address alone")
     return value
 
 
@@ -148,11 +148,11 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     except ValueError:
         usable = False
     if not usable or re.search(r"[^\x21-\x7e]", url):
-        raise ValueError("a base URL is https://host:port, or http://host:port on loopback")
+        raise ValueError("a base URL must be https://host:port, or http://host:port on loopback")
     if parts.username or parts.password:
         raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
-        raise ValueError("a base URL has no query and no fragment")
+        raise ValueError("a base URL must not have a query or a fragment")
     if _OPERATION.search(parts.path):
         raise ValueError("a base URL must end before /v1 or /api: write https://host:port, the rest is added")
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
@@ -173,11 +173,11 @@ def _database_url(value: str) -> str:
     if parts.scheme == "sqlite":
         if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
             raise ValueError(
-                "an SQLite database is sqlite:///file, relative to the state directory, or sqlite:////path"
+                "an SQLite database must be sqlite:///file, relative to the state directory, or sqlite:////path"
             )
         return value
     if parts.scheme != "postgresql" or len(parts.path) < 2 or parts.fragment:
-        raise ValueError("a database is postgresql://user@host:port/name, or sqlite:///file")
+        raise ValueError("a database must be postgresql://user@host:port/name, or sqlite:///file")
     if parts.password is not None or "password" in parse_qs(parts.query):
         raise ValueError("the URL must not contain a password; set state_database_password_file")
     return value

@@ -21,6 +21,6 @@ class Hooks(Section):
     )
     lossy_content: Literal["tempfail", "scan"] = Field(
         "tempfail",
-        description="For mail of which Stalwart sent a copy that is not exact, because it has bytes that are not "
-        "UTF-8: defer it, or scan the copy.",
+        description="What to do when Stalwart's copy of a mail is not exact, because the mail has bytes that are not "
+        "UTF-8: defer the mail, or scan the copy.",
     )

@@ -44,7 +44,7 @@ class DoorLists(Section):
     @classmethod
     def _once(cls, names: list[str]) -> list[str]:
         if len(set(names)) != len(names):
-            raise ValueError("a list is named twice")
+            raise ValueError("a list appears twice")
         return names
 
     @field_validator("skip_scan")

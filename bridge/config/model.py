@@ -300,7 +300,7 @@ class Config(Section):
     @classmethod
     def _lists(cls, lists: Lists | None, info: ValidationInfo) -> Lists | None:
         if lists is None and any(listener.lists is not None for listener in info.data.get("listeners", [])):
-            raise ValueError("a listener names lists: set lists.url and lists.api_key_file")
+            raise ValueError("a listener uses lists: set lists.url and lists.api_key_file")
         return lists
 
     @field_validator("admin")
@@ -315,7 +315,7 @@ class Config(Section):
     @classmethod
     def _console(cls, console: Console | None, info: ValidationInfo) -> Console | None:
         admin = info.data.get("admin")
-        others = [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        others = [(f"the listener {listener.name}", listener.address) for listener in info.data.get("listeners", ())]
         others += [("the admin page", admin.address)] if admin else []
         for name, address in others:
             if console and console.address == address and address.port != 0:
@@ -340,7 +340,7 @@ class Config(Section):
         console, admin = info.data.get("console"), info.data.get("admin")
         others = [("the console", console.address)] if console else []
         others += [("the admin page", admin.address)] if admin else []
-        others += [(f"the listener {one.name}", one.address) for one in info.data.get("listeners", ())]
+        others += [(f"the listener {listener.name}", listener.address) for listener in info.data.get("listeners", ())]
         for name, address in others:
             if digests.page.address == address and address.port != 0:
                 raise ValueError(f"{name} has the same address as digests.page: use another port for one of them")

@@ -45,7 +45,7 @@ class NextHops(BaseModel):
         if hops and info.data.get("next_hop", hops[0]) != hops[0]:
             raise ValueError("set next_hop or next_hops, not both")
         if len(set(hops)) != len(hops):
-            raise ValueError("a next hop is named twice")
+            raise ValueError("a next hop appears twice")
         return hops
 
     @property

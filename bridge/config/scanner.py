@@ -46,7 +46,7 @@ class Rspamd(Section):
     def _words(cls, actions: dict[str, Decision]) -> dict[str, Decision]:
         for action in actions:
             if not re.fullmatch(r"[a-z0-9_][a-z0-9_ -]{0,63}", action):
-                raise ValueError("an action is written as rspamd writes it, in lower case: `soft reject`")
+                raise ValueError("write the action as rspamd does, in lower case: `soft reject`")
         return actions
 
 
@@ -107,7 +107,7 @@ class Scanner(Section):
         None,
         validate_default=True,
         json_schema_extra=_no_default,
-        description=f"File with the bearer token. With `dialect: rspamd`, optional: the password. {FILE_LOOKUP}",
+        description=f"File with the bearer token. With `dialect: rspamd`, the password (optional). {FILE_LOOKUP}",
     )
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
     ca_file: str | None = Field(None, description=CA_FILE)
@@ -178,7 +178,7 @@ class Scanner(Section):
     def _only_email_scanning(cls, value: str | None, info: ValidationInfo) -> str | None:
         dialect = info.data.get("dialect", DEFAULT_DIALECT)
         if value not in (None, "mail") and dialect != DEFAULT_DIALECT:
-            raise ValueError(f"{info.field_name} belongs to the dialect email-scanning; {dialect} cannot carry it")
+            raise ValueError(f"{info.field_name} belongs to the dialect email-scanning; {dialect} does not support it")
         return value
 
     @field_validator("allow_changes")

@@ -43,7 +43,7 @@ class AuditEntry:
 
 
 def is_storable(text: str) -> bool:
-    """Whether a database can keep it as text: PostgreSQL has no NUL, and neither has half a character."""
+    """Whether a database can keep it as text: PostgreSQL accepts neither NUL nor half a character."""
     return "\0" not in text and text == text.encode("utf-8", "replace").decode()
 
 

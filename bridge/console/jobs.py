@@ -1,4 +1,4 @@
-"""Actions that wait for some seconds, so that they can be undone, and then run in the background.
+"""Actions that wait for a few seconds, so that they can be undone, and then run in the background.
 
 A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job is due,
 nothing is done, and the audit log says so: mail is still in the quarantine, and lists are unchanged. The same happens

@@ -82,7 +82,7 @@ class Copy:
         return maker.copy(time.monotonic())
 
     def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
-        """Entries that contain the text, in any letter case, from this place on; and where to go on, or 0."""
+        """Entries that contain the text, in any letter case, from this place on; and where to continue, or 0."""
         found = self.changes.found(wanted) if start == 0 else []
         size, start = 0, self._whole(start)
         for line, following in self._lines(wanted.lower().encode("utf-8", "replace"), start):
@@ -312,4 +312,4 @@ def _has(copy: Copy, name: str) -> bool:
 def _noted(task: asyncio.Task[Copy]) -> None:
     """The older copy is shown meanwhile."""
     if not task.cancelled() and isinstance(exc := task.exception(), BridgeError):
-        log.warning("console: the list cannot be read: %s", exc)
+        log.warning("console: a list cannot be read: %s", exc)

@@ -1,7 +1,7 @@
 """How much mail there was, and whose: counted once for all who ask, for each set of tenants.
 
 Counting a month of a busy server takes seconds, so it is done in the background, and results are kept for a minute or
-more. Who asks first gets what was counted so far.
+more. The first to ask gets what has been counted so far.
 """
 
 from __future__ import annotations

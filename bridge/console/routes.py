@@ -77,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/statistics/export", statistics.export, audit="exported statistics"),
     Route("/sessions", people.sessions),
     Route("/sessions/revoke", people.revoke, changes=True, audit="ended a session"),
-    # Those who decide about mail
+    # Those who decide on mail
     Route("/quarantine/actions/release", quarantine.release, Role.RELEASER, changes=True, audit="requested a release"),
     Route("/quarantine/actions/delete", quarantine.delete, Role.RELEASER, changes=True, audit="requested a deletion"),
     Route("/quarantine/actions/report", quarantine.report, Role.RELEASER, changes=True, audit="reported as not spam"),

@@ -1,6 +1,6 @@
 """From the configuration to event sinks, as `wiring` does it for everything else.
 
-Also what commands need that have an event of their own: `scanbridge quarantine release` is another process than the
+Also what commands with an event of their own need: `scanbridge quarantine release` is a different process from the
 daemon, and writes to the same outbox.
 """
 

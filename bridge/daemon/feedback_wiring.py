@@ -34,7 +34,7 @@ def _scanner(conf: Config) -> ScannerLearning | None:
     if not wanted:
         return None
     if conf.scanner.dialect != DEFAULT_DIALECT:
-        raise ConfigError(f"feedback.scanner: needs `dialect: {DEFAULT_DIALECT}`, the one of the included service")
+        raise ConfigError(f"feedback.scanner: needs `dialect: {DEFAULT_DIALECT}`, the dialect of the included service")
     if (discovery := conf.scanner.discovery) is not None and discovery.records == "srv":  # the names have no addresses
         raise ConfigError("feedback.scanner: cannot find the service by SRV records: use `records: addresses`")
     if discovery is not None and discovery.nameservers:

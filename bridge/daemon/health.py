@@ -170,7 +170,7 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
     reasons = [str(reason) for _, reason, _ in recent]
     if len(reasons) >= _ENOUGH and all(reasons):
         minutes = int((time.monotonic() - recent[-1][0]) / 60)
-        age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since: it may be over
+        age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since then: it may be over
         yield (
             f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, "
             f"the last one{age} with error={reasons[-1]}"

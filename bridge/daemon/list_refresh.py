@@ -105,7 +105,7 @@ class ListRefresh:
         try:
             problem = await self._run(fetch.dump(wiring.list_job(self._conf, self.copies.directory, due)))
         except Exception as exc:  # the next refresh may succeed
-            log.exception("lists: the refresh could not be started")
+            log.exception("lists: could not start a refresh")
             problem = type(exc).__name__
         await asyncio.to_thread(self.copies.look)
         self._log_problems(problem)

@@ -1,7 +1,7 @@
 """Keeps the personal lists in memory up to date, in every worker: a change counts within two seconds.
 
 As long as nobody has made an entry, there is no file, and nothing is opened. If the database cannot be read, the
-entries in memory stay in force, and after a start none is: mail does not wait for personal lists.
+entries in memory stay in effect, and after a start there are none: mail does not wait for personal lists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PersonalRefresh:
             return
         try:
             self.table = await asyncio.to_thread(self._latest)
-        except Exception as exc:  # a watch that ends here would leave the entries unchanged for ever
+        except Exception as exc:  # a watch that ends here would leave the entries unchanged forever
             if str(exc) != self.problem:
                 log.error("personal lists cannot be read, keeping %s entries: %s", f"{len(self.table):,}", exc)
             self.problem, self._stamp = str(exc), None

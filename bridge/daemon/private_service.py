@@ -1,4 +1,4 @@
-"""A scanning service for one command: the included service in a given configuration, and nothing else of it.
+"""A scanning service for one command: the included service with a given configuration.
 
 It runs in a separate process, on a loopback port that its parent has bound, with a token that only the parent has.
 Its database is a temporary copy of the lists: records of scans go there, and are gone when it ends. It ends when its
@@ -30,7 +30,7 @@ from bridge.service.config_files import load
 from bridge.service.server import ServiceServer
 from bridge.service.store import Store, copy_lists
 
-_START_S = 120.0  # a list of a million entries is copied in some seconds
+_START_S = 120.0  # a list of a million entries is copied in a few seconds
 _STOP_S = 10.0
 
 

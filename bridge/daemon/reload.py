@@ -58,10 +58,17 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
     yield "log", old.log, new.log
     yield "tracing", old.tracing, new.tracing
     yield "history", old.history, new.history
-    before = {(one.name, str(one.address)): one for one in old.listeners if one.protocol == "mta-hooks"}
-    for one in new.listeners:
-        if one.protocol == "mta-hooks" and (other := before.get((one.name, str(one.address)))) is not None:
-            yield f"listener {one.name}: tls", other.tls is None, one.tls is None
+    before = {
+        (listener.name, str(listener.address)): listener
+        for listener in old.listeners
+        if listener.protocol == "mta-hooks"
+    }
+    for listener in new.listeners:
+        if (
+            listener.protocol == "mta-hooks"
+            and (other := before.get((listener.name, str(listener.address)))) is not None
+        ):
+            yield f"listener {listener.name}: tls", other.tls is None, listener.tls is None
     if old.history.enabled:
         yield "state_database", old.state_database, new.state_database
     yield "late_decisions", old.late_decisions, new.late_decisions

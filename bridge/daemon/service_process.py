@@ -96,7 +96,7 @@ class Process(ABC):
 
     @abstractmethod
     async def _use(self, config: ServiceConfig) -> None:
-        """Go on with this configuration. Raises BridgeError, and then goes on with the old one."""
+        """Continue with this configuration. If it raises BridgeError, the old one stays in use."""
 
     @abstractmethod
     async def stop(self) -> None: ...

@@ -93,7 +93,7 @@ class LinkKeys:
                     self._keys = parse_keys(durable_files.read(self.path, _MAX_FILE)[0].decode("ascii"))
                     self._seen = seen
             except (OSError, UnicodeDecodeError) as exc:
-                why = getattr(exc, "strerror", None) or "not a file with keys"
+                why = getattr(exc, "strerror", None) or "not a key file"
                 raise ConfigError(
                     f"digests.key_file: {self.path}: {why}; `scanbridge digest keys rotate` writes it"
                 ) from exc
@@ -131,7 +131,7 @@ class LinkKeys:
             raise LinkRefused("not one of our links")
         key = next((key for key in self.keys if key.id == found[2]), None)
         if key is None:
-            raise LinkRefused("made with a key that is unknown or was removed", is_expired=True)
+            raise LinkRefused("signed with a key that is unknown or was removed", is_expired=True)
         try:
             payload, code = _bytes(found[1]), _bytes(found[3])
         except ValueError:
@@ -170,10 +170,10 @@ def parse_keys(text: str) -> tuple[Key, ...]:
             continue
         found = _KEY_LINE.fullmatch(line.strip())
         if found is None:
-            raise ValueError(f"line {number} is not a key; `scanbridge digest keys rotate` writes them")
+            raise ValueError(f"line {number} is not a key; `scanbridge digest keys rotate` creates keys")
         keys.append(Key(found[1], int(found[2]), bytes.fromhex(found[3])))
     if not keys:
-        raise ValueError("the file has no key; `scanbridge digest keys rotate` writes one")
+        raise ValueError("the file has no key; `scanbridge digest keys rotate` creates one")
     if len({key.id for key in keys}) != len(keys):
         raise ValueError("two keys have the same id")
     return tuple(keys)
@@ -191,5 +191,5 @@ def _bytes(text: str) -> bytes:
     """Raises ValueError; only the one spelling of each value is accepted."""
     data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if _text(data) != text:
-        raise ValueError("not the usual spelling")
+        raise ValueError("not in canonical form")
     return data

@@ -31,7 +31,7 @@ def read_aliases(text: str) -> dict[str, str]:
         if owner.startswith("@") and not alias.startswith("@"):
             raise ValueError(f"line {number}: the owner of an address cannot be a domain")
         if found.setdefault(alias, owner) != owner:
-            raise ValueError(f"line {number}: this alias has another owner above")
+            raise ValueError(f"line {number}: an earlier line gives this alias another owner")
     return found
 
 

@@ -58,5 +58,5 @@ _WORDS = {
     Reason.PHISHING: N_("It looks like an attempt to steal passwords or money."),
     Reason.BLOCKED: N_("Its sender or content is blocked by your organisation."),
     Reason.SPAM: N_("It looks like unwanted advertising (spam)."),
-    Reason.OTHER: N_("It has something unusual in it, or could not be checked completely."),
+    Reason.OTHER: N_("It contains something unusual, or could not be checked completely."),
 }

@@ -152,7 +152,9 @@ class Run:
             except StopAsyncIteration:
                 return
             await self._one(waiting)
-        self.progress.problem = "the next hop cannot be reached now; the others get their digests later"
+        self.progress.problem = (
+            "the next hop cannot be reached at the moment; the other people will get their digests later"
+        )
 
     async def _next(self, people: AsyncIterator[Waiting]) -> Waiting:
         async with self._turn:
@@ -183,7 +185,7 @@ class Run:
             raise
         except Exception:  # about this person's mail: the others get theirs
             self.progress.failed += 1
-            log.exception("digest cannot be made: to=%s", self.redact(waiting.person.address))
+            log.exception("digest could not be created: to=%s", self.redact(waiting.person.address))
             return
         if claim is None:
             self.progress.taken += 1
@@ -223,14 +225,17 @@ class Run:
         self._unreached = self._unreached + 1 if is_down else 0
         settle: Callable[[Claim], None] | None
         if exc.may_be_delivered:  # keep the claim, as after a crash, so that nobody gets the digest twice
-            what, settle = "may have been sent; its mail will be in the next one", None
+            what, settle = "may have been sent; the mail it lists will also be in the next one", None
         elif exc.reply.is_temporary:
             what, settle = "not sent, will be tried again", self.items.retry
         elif exc.is_about_recipient:
             what, settle = "refused; no further digests for a week", self.items.refused
             self.progress.refused += 1
         else:
-            what, settle = "refused for its sender or content; its mail will be in the next one", self.items.postpone
+            what, settle = (
+                "refused because of its sender or content; its mail will be in the next one",
+                self.items.postpone,
+            )
         self.progress.failed += exc.reply.is_temporary or not exc.is_about_recipient
         log.warning("digest %s: to=%s reply=%r", what, self.redact(claim.person.address), str(exc.reply))
         if settle is not None:

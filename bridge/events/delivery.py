@@ -4,7 +4,7 @@ One task per sink. A sink that fails is left alone for a while, longer each time
 events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
 the others go on; it becomes a dead letter only after the receiver has taken others meanwhile, because a receiver that
 accepts nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
-If this is wrong, a receiver that was away for an hour has a gap, or one bad event stops all others.
+If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Delivery:
                 except OutboxError as exc:
                     self._note(str(exc))
                     self.outbox.close()
-                except Exception:  # of a library: the others must go on
+                except Exception:  # of a library: the others must continue
                     log.exception("events: sink %s: unexpected error", plan.name)
                     pause_s = self.settings.longest_pause_s
                 finally:
@@ -223,7 +223,7 @@ class Delivery:
 
     def _is_retry(self, sink: str, since: float) -> bool:
         """Whether `scanbridge events retry` has cleared the problem that we recorded."""
-        return self._states_at > since and any(one.name == sink and not one.problem for one in self.states)
+        return self._states_at > since and any(state.name == sink and not state.problem for state in self.states)
 
 
 class Courier:
@@ -250,7 +250,8 @@ class Courier:
         pause_s = self._judge(delivered, errors)
         self._unsettled = (delivered, [], str(next(iter(errors.values()), "")))  # also if the outbox fails now
         failed = self._failed(entries, errors, bool(delivered))
-        problem = next((one.problem for one in failed if not one.is_dead), "")  # a dead letter holds nothing up
+        # A dead letter holds nothing up.
+        problem = next((failure.problem for failure in failed if not failure.is_dead), "")
         self._unsettled = (delivered, failed, problem)
         if delivered:
             self._delivery.on_delivered(self._plan.name, len(delivered))
@@ -286,7 +287,7 @@ class Courier:
         if not errors:
             return []
         by_seq = {entry.seq: entry for entry in entries}
-        taken_at = next((one.delivered_at for one in self._outbox.states() if one.name == self._plan.name), 0.0)
+        taken_at = next((state.delivered_at for state in self._outbox.states() if state.name == self._plan.name), 0.0)
         return [
             self._failure(by_seq[seq], error, took_some or 0 < by_seq[seq].failed_at <= taken_at)
             for seq, error in errors.items()

@@ -3,7 +3,7 @@
 An event is four facts: an id that stays the same however often it is sent, a time, a type, and its data. The data of
 mail comes from the same record as its log line, and addresses are shown as in the log (`log.addresses`). Content and
 subject of a mail are never part of an event. Knows nothing of sinks. If this is wrong, a receiver reads something
-else than what the client was told, or reads an address that was to be hidden.
+other than what the client was told, or reads an address that was to be hidden.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Event:
         return cls(type_, data, time, _new_id(), about)
 
     def to_json(self, source: str) -> bytes:
-        """Strict JSON in UTF-8: bytes that are no text (a HELO may have some) become `?`."""
+        """Strict JSON in UTF-8: bytes that are not text (a HELO may have some) become `?`."""
         moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         whole = {"id": self.id, "time": moment, "type": str(self.type), "source": source, "data": self.data}
         return _encode(whole).encode("utf-8", "replace")
@@ -112,7 +112,7 @@ def _mail_data(record: Record, redaction: Redaction) -> dict[str, Any]:
         "client_login": client.login and redaction.address(client.login),
         "client_queue_id": client.ident and redaction.text(client.ident),
         "sender": redaction.address(tx.envelope.sender),
-        "recipients": [redaction.address(one.address) for one in tx.envelope.recipients[:MAX_RECIPIENTS]],
+        "recipients": [redaction.address(recipient.address) for recipient in tx.envelope.recipients[:MAX_RECIPIENTS]],
         "recipient_count": len(tx.envelope.recipients),
         "size": record.size,
         "message_id": redaction.message_id(record.message_id) or None,
@@ -140,7 +140,9 @@ def _outcome_data(outcome: Outcome, addresses: tuple[str, ...], redaction: Redac
     data: dict[str, Any] = {"reply": _reply(outcome.reply, redaction)}
     if len(set(outcome.replies)) > 1:
         pairs = list(zip(addresses, outcome.replies, strict=True))[:MAX_RECIPIENTS]
-        data["replies"] = [{"recipient": redaction.address(one), **_reply(reply, redaction)} for one, reply in pairs]
+        data["replies"] = [
+            {"recipient": redaction.address(address), **_reply(reply, redaction)} for address, reply in pairs
+        ]
     result = outcome.result
     if result is not None:
         data |= {

@@ -235,8 +235,8 @@ class Outbox:
         if delivered:
             values["delivered_at"] = now
         with self._writing() as connection:
-            for one in failed:
-                _note_failure(connection, sink, one, now)
+            for failure in failed:
+                _note_failure(connection, sink, failure, now)
             _remove(connection, sink, delivered, values)
 
     # For operators
@@ -368,20 +368,20 @@ def _remove(connection: Connection, sink: str, numbers: Sequence[int], more: Map
     return removed
 
 
-def _note_failure(connection: Connection, sink: str, one: Failed, now: float) -> None:
-    row = connection.execute(select(_c.is_dead).where(_c.sink == sink, _c.seq == one.seq)).first()
+def _note_failure(connection: Connection, sink: str, failure: Failed, now: float) -> None:
+    row = connection.execute(select(_c.is_dead).where(_c.sink == sink, _c.seq == failure.seq)).first()
     if row is None or row.is_dead:
         return
     values = {
         "attempts": _c.attempts + 1,
-        "strikes": _c.strikes + int(one.is_strike),
+        "strikes": _c.strikes + int(failure.is_strike),
         "failed_at": now,
-        "next_at": one.next_at,
-        "is_dead": one.is_dead,
-        "problem": one.problem[:_MAX_PROBLEM],
+        "next_at": failure.next_at,
+        "is_dead": failure.is_dead,
+        "problem": failure.problem[:_MAX_PROBLEM],
     }
-    connection.execute(update(event_outbox).where(_c.seq == one.seq).values(**values))
-    if one.is_dead:
+    connection.execute(update(event_outbox).where(_c.seq == failure.seq).values(**values))
+    if failure.is_dead:
         connection.execute(update(event_sink).where(_s.name == sink).values(dead=_s.dead + 1))
 
 

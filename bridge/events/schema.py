@@ -28,7 +28,7 @@ def _number(description: str, type_: str = "integer") -> Schema:
 
 _REPLY: Schema = {
     "type": "object",
-    "description": "What the client read.",
+    "description": "What the client received.",
     "properties": {
         "code": {"type": "integer", "minimum": 200, "maximum": 599, "description": "SMTP code."},
         "status": _text("Enhanced status code, or empty."),
@@ -53,7 +53,7 @@ _LIST_OF_REPLIES: Schema = {
 }
 
 MAIL: dict[str, Schema] = {
-    "id": _text("Our id of the mail: the same in the log, in the reply and in the quarantine."),
+    "id": _text("Our id for the mail: the same in the log, in the reply and in the quarantine."),
     "session": _text("Id of the connection."),
     "listener": _text("Name of the listener."),
     "stage": _text(
@@ -71,24 +71,24 @@ MAIL: dict[str, Schema] = {
     "size": _number("Bytes; at MAIL and RCPT, as announced by the client."),
     "message_id": _text("Message-ID of the mail."),
     "tenant": _text("The tenantUid."),
-    "decision": _text("The scanner's decision; absent if there was none.", enum=[str(one) for one in Decision]),
+    "decision": _text("The scanner's decision; absent if there was none.", enum=[str(member) for member in Decision]),
     "verdict": _text("The scanner's verdict."),
     "tags": {"type": "array", "items": {"type": "string"}, "description": "The scanner's tags."},
-    "ggrid": _text("The scanner's id of the mail."),
+    "ggrid": _text("The scanner's id for the mail."),
     "action": _text(
         "What was done; `cancelled` if the client disconnected first.",
-        enum=[*(str(one) for one in Action), "cancelled"],
+        enum=[*(str(member) for member in Action), "cancelled"],
     ),
     "rule": _text("The rule of the policy, the list or the limit that decided, as in the log."),
     "list": _text("The list that the mail is on."),
     "list_entry": _text("The entry that matched."),
-    "would": _text("Shadow mode: the action that would have been taken.", enum=[str(one) for one in Action]),
+    "would": _text("Shadow mode: the action that would have been taken.", enum=[str(member) for member in Action]),
     "unscanned": _text("Why the mail was passed on without a decision."),
-    "late": _text("How a late decision was involved.", enum=[str(one) for one in LateStatus]),
+    "late": _text("How a late decision was involved.", enum=[str(member) for member in LateStatus]),
     "reply": _REPLY,
     "replies": _LIST_OF_REPLIES,
     "next_queue_id": _text("Queue id at the next hop."),
-    "error": _text("Kind of the error, if there was one.", enum=[str(one) for one in FailureLabel]),
+    "error": _text("Kind of the error, if there was one.", enum=[str(member) for member in FailureLabel]),
     "problem": _text("The error in words."),
     "wait_ms": _number("Time in the throttle.", "number"),
     "scan_ms": _number("Time that the scanner took.", "number"),
@@ -99,8 +99,8 @@ _MAIL_ALWAYS = [
     *("wait_ms", "scan_ms", "relay_ms"),
 ]
 RELEASED: dict[str, Schema] = {
-    "id": _text("Our id of the mail, as in its other events."),
-    "listener": _text("The listener that had received it."),
+    "id": _text("Our id for the mail, as in its other events."),
+    "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender."),
     "recipients": {
@@ -112,8 +112,8 @@ RELEASED: dict[str, Schema] = {
     "reply": _text("The next hop's reply."),
 }
 REPORTED: dict[str, Schema] = {
-    "id": _text("Our id of the mail, as in its other events; a digest of its content if we do not know it."),
-    "listener": _text("The listener that had received it."),
+    "id": _text("Our id for the mail, as in its other events; a digest of its content if we do not know it."),
+    "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),
     "recipients": _RECIPIENTS,
@@ -152,8 +152,8 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         _MAIL_ALWAYS,
     ),
     EventType.REFUSED: (
-        "The client read a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is a "
-        "`mail.decided`, too), or before it at MAIL or RCPT.",
+        "The client received a 4xx or 5xx, for a mail or for some of its recipients: after the content (then there is "
+        "also a `mail.decided`), or before it at MAIL or RCPT.",
         MAIL,
         _MAIL_ALWAYS,
     ),

@@ -13,7 +13,7 @@ from bridge.mail.address import comparable_domain, domain_of
 
 def surroundings(conf: Config, entry: MailEntry, scores: Mapping[str, float]) -> Surroundings:
     """`scores`: what the included service's tags count."""
-    listener = next((one for one in conf.listeners if one.name == entry.kind.listener), None)
+    listener = next((listener for listener in conf.listeners if listener.name == entry.kind.listener), None)
     if listener is None:
         return Surroundings(next_hop=_next_hop(conf, entry), scores=scores)
     lists = listener.lists if conf.lists is not None else None

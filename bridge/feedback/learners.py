@@ -18,12 +18,12 @@ class Learners:
 
     @property
     def names(self) -> str:
-        return " and ".join(name for name, one in _named(self._rspamd, self._scanner) if one is not None)
+        return " and ".join(name for name, learner in _named(self._rspamd, self._scanner) if learner is not None)
 
     def close(self) -> None:
-        for one in (self._rspamd, self._scanner):
-            if one is not None:
-                one.close()
+        for learner in (self._rspamd, self._scanner):
+            if learner is not None:
+                learner.close()
 
     def learn(self, kind: ReportKind, mail: LearnableMail) -> tuple[ReportState, str]:
         """The result, with a sentence for the person. Raises LearningUnavailable, after all have been asked."""
@@ -31,12 +31,12 @@ class Learners:
         learned: list[str] = []
         known: list[str] = []
         refused: list[str] = []
-        for name, one in _named(self._rspamd, self._scanner):
+        for name, learner in _named(self._rspamd, self._scanner):
             try:
-                if isinstance(one, Learning):
-                    (learned if one.learn(kind, mail.content) else known).append(name)
-                elif one is not None:
-                    (learned if one.learn(kind, mail) else known).append(name)
+                if isinstance(learner, Learning):
+                    (learned if learner.learn(kind, mail.content) else known).append(name)
+                elif learner is not None:
+                    (learned if learner.learn(kind, mail) else known).append(name)
             except LearningRefused as exc:
                 refused.append(str(exc))
             except LearningUnavailable as exc:

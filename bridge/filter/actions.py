@@ -1,7 +1,7 @@
 """Actions: does with a mail what the policy has chosen.
 
 Hands it on, stores it, or only builds the reply. Decides nothing: the rule comes from `policy`. If this
-is wrong, a client reads 250 for a mail that is neither delivered nor stored.
+is wrong, a client receives 250 for a mail that is neither delivered nor stored.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Actions:
         return Outcome(Action.QUARANTINE, accepted(record.tx.id), result)
 
     async def take_back(self, record: Record) -> None:
-        """Remove the mail from the quarantine: the client will send it again, or has read that it was refused."""
+        """Remove the mail from the quarantine: the client will send it again, or was told that it was refused."""
         if not record.is_kept:
             return
         try:

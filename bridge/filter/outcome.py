@@ -25,10 +25,10 @@ class Outcome:
     """What the intake tells its client."""
 
     action: Action
-    reply: Reply  # what an SMTP client reads; a milter uses it for reject and tempfail
+    reply: Reply  # what an SMTP client receives; a milter uses it for reject and tempfail
     result: AnalysisResult | None = None  # None: no decision
     stamp: Fields = ()  # header fields to add, in order (with a milter, the mail server adds them)
-    replies: tuple[Reply, ...] = ()  # one per recipient, if the client reads them; otherwise `reply` is for all
+    replies: tuple[Reply, ...] = ()  # one per recipient, if the client receives them; otherwise `reply` is for all
     removed: tuple[str, ...] = ()  # with a milter: recipients that the mail server must remove
     edits: tuple[FieldEdit, ...] = ()  # for a milter's mail server: fields of the mail to change, in order
 

@@ -5,10 +5,10 @@ where the operator permits that. Neither touches the other recipients, and neith
 tenant or the deployment refuses mail before this is asked, and no entry delivers mail in which something dangerous was
 found, or which was not inspected completely. Look-ups in memory, no I/O.
 
-If recipients have different fates, the mail is split: some get it, for the others it is quarantined or dropped. A
-client that reads one reply for all cannot be told about a refusal of some, so their mail is quarantined instead; and
-where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the policy's rule
-applies to everybody.
+If recipients are to be treated differently, the mail is split: some get it, for the others it is quarantined or
+dropped. A client that gets one reply for all cannot be told about a refusal of some, so their mail is quarantined
+instead; and where that is impossible (a mail server that cannot remove recipients, a part that is to be deferred), the
+policy's rule applies to everybody.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class PersonalLists:
         is_authentic = result is not None and _AUTHENTIC in result.tags and len(authors) == 1
         allowing = candidates(envelope.sender, *(authors if is_authentic else ()))
         kind = BLOCK if is_handed_on else ALLOW
-        return _split(kind, rule, rules, [self._match(kind, one, blocking, allowing) for one in envelope.addresses])
+        return _split(
+            kind, rule, rules, [self._match(kind, address, blocking, allowing) for address in envelope.addresses]
+        )
 
     def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
         """The entry of this kind that counts for the recipient: of a block and an allow, the more specific one."""

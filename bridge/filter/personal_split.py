@@ -1,4 +1,4 @@
-"""Carries out the fates of a mail's recipients, where personal lists make a difference (`bridge.filter.personal`).
+"""Carries out what is decided for each recipient, where personal lists make a difference (`bridge.filter.personal`).
 
 What is withheld is stored first, and what is handed on comes after it: a copy too many in the quarantine can be taken
 back, a delivered mail cannot. Each part has its own id, log line and entry in the history; the part that is handed on
@@ -93,7 +93,7 @@ class PersonalSplit:
                 record.answer = _joined(len(whole.envelope.recipients), (getting, outcome), (withheld, other.outcome))
             elif outcome.reply.is_success:
                 outcome = replace(outcome, removed=other.tx.envelope.addresses)
-            else:  # the client reads that nobody has the mail
+            else:  # the client is told that nobody has the mail
                 await self._actions.take_back(other)
                 other.outcome, other.error = replace(outcome, stamp=()), record.error
             return outcome
@@ -115,7 +115,7 @@ def _part(tx: Transaction, indexes: Sequence[int], mail_id: str) -> Transaction:
 
 
 def _joined(count: int, *parts: tuple[Fate, Outcome]) -> Outcome:
-    """One answer for a client that reads a reply for each recipient."""
+    """One answer for a client that gets a reply for each recipient."""
     by_recipient: dict[int, Reply] = {}
     for fate, outcome in parts:
         by_recipient.update(zip(fate.indexes, outcome.replies or (outcome.reply,) * len(fate.indexes), strict=True))

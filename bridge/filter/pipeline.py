@@ -3,7 +3,7 @@
 Every intake builds a transaction, calls `process` and passes the outcome to its client. The steps are
 those of docs/understand/flow.md: check the header, find the tenant, check the lists, use a late decision or scan
 in a slot, apply the policy, carry out the action, report. Only here do errors become actions. If this
-is wrong, a client reads 250 for a mail that is neither delivered nor stored.
+is wrong, a client receives 250 for a mail that is neither delivered nor stored.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def case_of_error(error: BaseException) -> Case:
 
 
 def reply_to_error(error: BaseException) -> Reply:
-    """What a client reads after this error, unless a rule says otherwise."""
+    """What a client receives after this error, unless a rule says otherwise."""
     return _reply_of(_class_of(error))
 
 
@@ -86,7 +86,7 @@ UNCERTAIN_DOMAIN = Reply(553, "5.1.3", "The domain of this recipient is not cert
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
 TWO_CLIENTS = Reply(550, "5.7.1", "The HELO of this mail's client contains another address")
 TOO_MANY_FORGED = Reply(550, "5.6.0", "Too many reserved header fields")
-FORGED_FIELDS = Reply(550, "5.6.0", "Reserved header fields in a header section that is not clear")
+FORGED_FIELDS = Reply(550, "5.6.0", "Reserved header fields in an ambiguous header section")
 LOSSY = Reply(451, "4.6.0", "The content was changed on its way to the scanner, try again later")
 CANNOT_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
 

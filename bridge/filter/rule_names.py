@@ -1,4 +1,4 @@
-"""The names of the rules that decide about mail: `rule=` in the log, and in the facts of a quarantined mail.
+"""The names of the rules that decide on mail: `rule=` in the log, and in the facts of a quarantined mail.
 
 A name is the place in the configuration where an operator would change the decision. Where nothing there decides
 (the next hop refuses the mail, its content cannot be passed on), it is one of the fixed words below. Names are an

@@ -1,4 +1,4 @@
-"""Split by tenant: a mail for recipients of several tenants, whose client reads one reply for each recipient.
+"""Split by tenant: a mail for recipients of several tenants, whose client receives one reply for each recipient.
 
 It becomes one transaction per tenant with the same message: each has its own scan, policy, id and log line.
 """

@@ -1,1 +1,1 @@
-"""What happened to each mail, kept for weeks: written beside the mail's path, searched by the commands."""
+"""What happened to each mail, kept for weeks: written off the path of the mail, searched by the commands."""

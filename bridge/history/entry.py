@@ -137,7 +137,7 @@ class LaterEvent:
 
 
 def storable(value: Any) -> Any:
-    """Text that every database stores and compares: without NUL, and without bytes that are no text."""
+    """Text that every database stores and compares: without NUL, and without bytes that are not text."""
     if isinstance(value, str) and ("\0" in value or not value.isascii()):
         return value.replace("\0", "").encode("utf-8", "replace").decode()
     return [storable(part) for part in value] if isinstance(value, list) else value

@@ -48,5 +48,5 @@ class HiddenAddresses:
 
 
 def _encodable(value: Any) -> Any:
-    """A terminal's bytes may be no text; no mail is found by those, and a database refuses them."""
+    """A terminal's bytes may not be text; no mail is found by those, and a database refuses them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

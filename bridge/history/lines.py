@@ -26,7 +26,7 @@ def lines_of(by: str, found: Sequence[Sum], zone: tzinfo | None = None) -> list[
     """For `hour` and `day`, `found` are the hours of UTC; `zone`: the reader's, otherwise the local one."""
     if by in TIMES:
         return _local_times(by, found, zone)
-    return [(one.label or _NOTHING.get(by, "(none)"), one.mails, one.size) for one in found]
+    return [(total.label or _NOTHING.get(by, "(none)"), total.mails, total.size) for total in found]
 
 
 def cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]:
@@ -44,17 +44,17 @@ def _local_times(by: str, found: Sequence[Sum], zone: tzinfo | None) -> list[Lin
     """Hours of UTC as hours or days of the time zone, with those that had no mail."""
     form = "%Y-%m-%d %H:%M" if by == "hour" else "%Y-%m-%d"
     lines: dict[str, tuple[int, int]] = {}
-    for one in _filled(found):
-        label = datetime.strptime(one.label, _HOUR).replace(tzinfo=UTC).astimezone(zone).strftime(form)
+    for total in _filled(found):
+        label = datetime.strptime(total.label, _HOUR).replace(tzinfo=UTC).astimezone(zone).strftime(form)
         mails, size = lines.get(label, (0, 0))
-        lines[label] = (mails + one.mails, size + one.size)
+        lines[label] = (mails + total.mails, size + total.size)
     return [(label, mails, size) for label, (mails, size) in lines.items()]
 
 
 def _filled(found: Sequence[Sum]) -> list[Sum]:
     if not found:
         return []
-    known = {one.label: one for one in found}
+    known = {total.label: total for total in found}
     first, last = (datetime.strptime(found[place].label, _HOUR) for place in (0, -1))
     hours = int((last - first).total_seconds() // 3600) + 1
     if hours > _MAX_FILLED:

@@ -67,7 +67,7 @@ def _sender(value: str) -> str:
 
 def _subject(value: str) -> str:
     if not WORD.search(value):
-        raise ValueError("must contain a letter or a digit, because it is searched for as words")
+        raise ValueError("must contain a letter or a digit, because whole words are searched for")
     return value
 
 

@@ -24,7 +24,7 @@ _WANTED = re.compile(r"([^\W_]+)(\*?)")
 class HistoryQuery:
     """A search; everything that is given must match. Results are ordered by time, the newest first."""
 
-    id: str = ""  # our id of the mail
+    id: str = ""  # our id for the mail
     what: str = ""  # one of our ids, a session, a queue id, a Message-ID or a ggrid, written exactly
     spellings: tuple[str, ...] = ()  # others of `what`
     attempt: str = ""  # the attempts with one mail
@@ -32,7 +32,7 @@ class HistoryQuery:
     recipient: str = ""  # an address, a domain or `@domain`
     address: str = ""  # of the sender or of a recipient
     client: str = ""  # an IP address or a network
-    subject: str = ""  # words; one with a `*` behind it may go on
+    subject: str = ""  # words; one followed by `*` may continue
     tag: str = ""  # `*` stands for anything
     action: str = ""
     decision: str = ""
@@ -80,7 +80,7 @@ class Top:
     @classmethod
     def of(cls, ordered: list[Sum], most: int) -> Top:
         found, left = ordered[:most], ordered[most:]
-        rest = Sum("", sum(one.mails for one in left), sum(one.size for one in left))
+        rest = Sum("", sum(total.mails for total in left), sum(total.size for total in left))
         return cls(found, len(left), rest)
 
 
@@ -91,7 +91,7 @@ def pasted_key(text: str) -> str:
 
 
 def may_be_address(key: str) -> bool:
-    """Whether it may be an address or a domain, if it is no key."""
+    """Whether it may be an address or a domain, if it is not a key."""
     return "@" in key or key.startswith("~") or "." in key.strip(".")
 
 

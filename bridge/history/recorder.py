@@ -1,4 +1,4 @@
-"""Records each mail in the history, beside the mail's path.
+"""Records each mail in the history, off the path of the mail.
 
 The event loop only puts the record of a finished mail into a bounded queue; a thread makes rows of them and writes
 them in batches. A database that is slow, full, locked or gone costs rows, which are counted, and never mail. Refusals

@@ -1,4 +1,4 @@
-"""The rule that decided about a mail, in words, with the place in the configuration where it can be changed."""
+"""The rule that decided on a mail, in words, with the place in the configuration where it can be changed."""
 
 from __future__ import annotations
 

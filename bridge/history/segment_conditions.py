@@ -145,7 +145,7 @@ def _of_client(query: HistoryQuery, values: Values) -> Iterator[Condition]:
 
 
 def _wide(network: IPv4Network | IPv6Network, values: Values) -> str:
-    """A network that has many beginnings: of IPv4, the first number tells; 'unknown' is no address."""
+    """A network that has many beginnings: for IPv4, the first number is enough; 'unknown' is not an address."""
     if network.version == 6:
         return "instr(client, ':') AND in_network(client)"
     values |= {"client_from": network.network_address.packed[0], "client_to": network.broadcast_address.packed[0]}

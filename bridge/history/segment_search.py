@@ -95,7 +95,7 @@ def _find(query: HistoryQuery, segments: list[Segment], end: float) -> Found:
     for number, (_, last, path) in enumerate(segments):
         if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
             break
-        if number and time.monotonic() > end and last < newest:  # otherwise, to go on would find the same again
+        if number and time.monotonic() > end and last < newest:  # otherwise, continuing would find the same again
             return Found([entry for entry in found if entry.row.at >= last], last)
         found += map(MailEntry.of, _page(path, query))
         found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)

@@ -82,8 +82,8 @@ class SumsFile:
         has_several = "instr(label, char(10))" if by == "recipient" else "0"
         is_counted = "label != ''" if by == "recipient" else "1"
         connection.execute("BEGIN")
-        one = f"SELECT label, mails, size FROM found WHERE NOT {has_several} AND {is_counted}"  # noqa: S608
-        connection.execute(f"{found} INSERT INTO sums.sums {one} {_ADD}", values)
+        single = f"SELECT label, mails, size FROM found WHERE NOT {has_several} AND {is_counted}"  # noqa: S608
+        connection.execute(f"{found} INSERT INTO sums.sums {single} {_ADD}", values)
         if by == "recipient":
             several = connection.execute(f"{found} SELECT * FROM found WHERE {has_several}", values)  # noqa: S608
             each = ((label, mails, size) for value, mails, size in several for label in labels_of(by, value))
@@ -96,8 +96,8 @@ class SumsFile:
             number, mails, size = connection.execute("SELECT count(*), total(mails), total(size) FROM sums").fetchone()
             largest = connection.execute("SELECT * FROM sums ORDER BY mails DESC, label LIMIT ?", (most,)).fetchall()
         found = [Sum(*row) for row in largest]
-        left_mails = int(mails) - sum(one.mails for one in found)
-        return Top(found, number - len(found), Sum("", left_mails, int(size) - sum(one.size for one in found)))
+        left_mails = int(mails) - sum(total.mails for total in found)
+        return Top(found, number - len(found), Sum("", left_mails, int(size) - sum(total.size for total in found)))
 
 
 _ADD = "ON CONFLICT (label) DO UPDATE SET mails = mails + excluded.mails, size = size + excluded.size"

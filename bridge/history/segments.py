@@ -197,7 +197,7 @@ def is_damage(exc: BaseException) -> bool:
 
 def set_aside(path: Path) -> None:
     """A damaged segment must not stop the others: it is renamed, for people to look at."""
-    log.warning("history: %s is damaged; it is renamed to %s", path, path.with_suffix(".damaged").name)
+    log.warning("history: %s is damaged; it was renamed to %s", path, path.with_suffix(".damaged").name)
     with suppress(OSError):  # a command may only be allowed to read
         path.replace(path.with_suffix(".damaged"))
         for name in (f"{path.name}-wal", f"{path.name}-shm"):
@@ -209,7 +209,7 @@ def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails:
         with transaction(connection):
             connection.executemany(_PUT_KIND, kinds)
             connection.executemany(_PUT_MAIL, mails)
-    except UnicodeEncodeError:  # bytes of a mail that are no text; SQLite stores UTF-8 only
+    except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
             connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
             connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
@@ -408,7 +408,7 @@ def _take_slot(directory: Path) -> tuple[int, int]:
         lock = _try_lock(directory / f"slot-{number}.lock")
         if lock >= 0:
             return lock, number
-    raise HistoryError("too many processes write to it")
+    raise HistoryError("too many processes are writing to it")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class Found:
 
     @property
     def cursor(self) -> str:
-        """Where to go on, if it ended early."""
+        """Where to continue, if it ended early."""
         return "" if self.back_to is None else f"{self.back_to!r}:"
 
 

@@ -172,7 +172,7 @@ def _before(mail: Mail) -> Iterator[Step]:
         yield Step(
             last.at,
             f"Earlier, the same client was deferred at MAIL for this sender {_times(count)}, "
-            f"perhaps with this mail. It read: {last.reply or 'a 4xx'}",
+            f"perhaps with this mail. It received: {last.reply or 'a 4xx'}",
         )
 
 
@@ -304,13 +304,13 @@ def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
 def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     if kind.action == CANCELLED:
-        yield f"{_capital(_peer(around))} disconnected before it could read an answer."
+        yield f"{_capital(_peer(around))} disconnected before it received an answer."
     elif around.is_delivered_in_front and kind.action not in (Action.REJECT, Action.TEMPFAIL):
         yield "The mail server answered its client with its own reply (250)."
     elif row.reply:
-        yield f"The client read: {row.reply}"
+        yield f"The client received: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
-        yield f"For {_person(address)}, the client read: {reply}"
+        yield f"For {_person(address)}, the client received: {reply}"
 
 
 def _peer(around: Surroundings) -> str:

@@ -23,7 +23,7 @@ class EarlyRefusal:
 
 
 def rule_of(refusal: Refusal) -> str:
-    """The place in the configuration that decides about this refusal."""
+    """The place in the configuration that decides on this refusal."""
     match refusal:
         case Refusal.UNTRUSTED:
             return rule_names.TRUSTED_CLIENTS

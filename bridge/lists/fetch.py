@@ -107,7 +107,7 @@ def kind_of(wanted: Wanted, scopes: Scopes) -> str | None:
     if wanted.name not in infos:
         if any(wanted.name in others for others in scopes.values() if isinstance(others, dict)):
             return None
-        raise NotMatchable("the service has no list of this name")
+        raise NotMatchable("the service has no list with this name")
     kind = wanted.kind or infos[wanted.name].category
     if kind not in KINDS:
         category = clean(infos[wanted.name].category) or "none"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    RELAY = "relay"  # hand it on; the client reads the next hop's reply
+    RELAY = "relay"  # hand it on; the client receives the next hop's reply
     REJECT = "reject"  # 5xx
     DISCARD = "discard"  # 250, then drop it
     QUARANTINE = "quarantine"  # store it, then 250

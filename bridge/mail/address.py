@@ -26,7 +26,7 @@ import idna
 
 MAX_DOMAIN = 2048  # characters: as many as a milter's address; a name may be written with ignored ones in between
 _MAX_NAME, _MAX_LABEL = 253, 63  # RFC 1035 2.3.4, without the final dot
-_MAX_WRITTEN = 255  # characters of a domain: a longer one is no name, or full of ignored characters
+_MAX_WRITTEN = 255  # characters of a domain: a longer one is not a name, or is full of ignored characters
 _MAX_ADDRESS = 1000  # characters; RFC 5321 4.5.3.1.3 allows 254, mail servers somewhat more
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # UTS 46 section 2.3
 _KEPT = r'("(?:[^"\\]|\\.)*"|\\.)'  # quoted text; and an escaped character, so that the time is linear

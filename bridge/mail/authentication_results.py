@@ -22,7 +22,7 @@ from bridge.mail.header_fields import FieldFinder
 FIELD = "Authentication-Results"
 FIELD_LOWER = FIELD.lower().encode("ascii")
 
-# White space and control characters before the colon are no valid syntax, but some reader may skip them.
+# White space and control characters before the colon are not valid, but some readers may skip them.
 _FIELDS = FieldFinder(rb"authentication-results[\x00-\x20\x7f]*+:")
 _MARK = re.compile(rb'[(";]')
 _MARK_IN_COMMENT = re.compile(rb"[()]|\\(?s:.)")
@@ -108,7 +108,7 @@ def _before_results(value: bytes) -> tuple[bytes | None, int]:
     for _ in range(_MAX_MARKS):
         found = (_MARK_IN_COMMENT if depth else _MARK).search(value, position)
         if found is None and depth:
-            raise ValueError("a comment does not end")
+            raise ValueError("a comment is not closed")
         text += b"" if depth else value[position : found.start() if found is not None else len(value)]
         if found is None or (found[0] == b";" and text.strip(_NO_NAME)):
             return text.lstrip(_NO_NAME), found.start() if found is not None else len(value)
@@ -116,7 +116,7 @@ def _before_results(value: bytes) -> tuple[bytes | None, int]:
         if found[0] == b'"':
             quoted = _QUOTED.match(value, found.start())
             if quoted is None:
-                raise ValueError("a quoted string does not end")
+                raise ValueError("a quoted string is not closed")
             text += _ESCAPED.sub(rb"\1", quoted[1]).strip(_SPACE).translate(_AS_ONE_WORD)
             position = quoted.end()
         elif found[0] in b"()":

@@ -44,7 +44,7 @@ class Field:
 
 
 def clean_fields(head: bytes) -> list[Field] | None:
-    """All fields of a header section; None if some line of it is no field, because readers then disagree about it."""
+    """All fields of a header section; None if a line in it is not a field, because readers then disagree about it."""
     fields = clean_fields_from_top(head)
     return None if fields is None else list(fields)
 
@@ -129,7 +129,7 @@ def field_named(name: str) -> FieldFinder:
 def fields_with_prefix(prefix: str) -> FieldFinder:
     """Whole fields whose name begins with this prefix.
 
-    Also lines without a colon: they are no fields, but a lenient reader may take them for ours.
+    Also lines without a colon: they are not fields, but a lenient reader may take them for ours.
     """
     return FieldFinder(_escaped(prefix))
 

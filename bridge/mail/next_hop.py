@@ -1,4 +1,4 @@
-"""NextHopError: the mail was not handed on, and this is what the client reads.
+"""NextHopError: the mail was not handed on, and this is what the client receives.
 
 It belongs to the tree in `bridge/errors.py`, which cannot define it: it carries a `Reply`. Relay and
 quarantine raise and catch it without knowing each other.

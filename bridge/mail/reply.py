@@ -1,4 +1,4 @@
-"""Reply: what the client reads. A code, an enhanced status, one or more lines of text.
+"""Reply: what the client receives. A code, an enhanced status, one or more lines of text.
 
 The first digits of enhanced status and code must agree; that is enforced here, so that a `451 5.x.x`
 cannot be built anywhere.
@@ -77,7 +77,7 @@ class Reply:
 
 
 def weightiest(replies: Iterable[Reply]) -> Reply | None:
-    """The one refusal that a client reads for several recipients, chosen so that no recipient loses the mail.
+    """The one refusal that a client receives for several recipients, chosen so that no recipient loses the mail.
 
     A temporary refusal wins, because the mail is then sent again and reaches all recipients it can; otherwise
     the first refusal. A reply that neither accepts nor refuses (3xx) leaves doubt and counts as temporary.

@@ -74,7 +74,7 @@ def domain(text: str) -> str:
     """A domain in lower-case ASCII. Raises ValueError."""
     name = comparable_domain(text)
     if len(name) > 253 or not _DOMAIN.fullmatch(name):
-        raise ValueError("not a domain, for example example.org")
+        raise ValueError("not a domain such as example.org")
     return name
 
 
@@ -82,7 +82,7 @@ def address(text: str) -> str:
     """An e-mail address, with its domain in lower-case ASCII and its local part in lower case."""
     local, _, host = text.rpartition("@")
     if not host or not _LOCAL.fullmatch(local):
-        raise ValueError("not an address, for example user@example.org")
+        raise ValueError("not an address such as user@example.org")
     if not _LITERAL.fullmatch(host):
         domain(host)
     return comparable_address(text)
@@ -97,7 +97,7 @@ def _sender(text: str) -> str:
         try:
             return "@" + domain(text)
         except ValueError:
-            raise ValueError(f"not a sender, for example {_EXAMPLES['sender']}") from None
+            raise ValueError(f"not a sender such as {_EXAMPLES['sender']}") from None
     return address(text)
 
 
@@ -109,7 +109,7 @@ def personal(text: str) -> str:
         return f"{address(recipient.strip('<>'))} {_sender(sender)}"
     except ValueError:
         example = "anna@example.org news@shop.example"
-        raise ValueError(f"not a recipient and a sender, for example {example}") from None
+        raise ValueError(f"not a recipient and a sender such as {example}") from None
 
 
 def _domain(text: str) -> str:
@@ -123,7 +123,7 @@ def network(text: str) -> Network:
             raise ValueError
         return _as_ipv4(ipaddress.ip_network(text.strip(), strict=False))
     except ValueError:
-        raise ValueError("not an IP address or network, for example 192.0.2.0/24") from None
+        raise ValueError("not an IP address or network such as 192.0.2.0/24") from None
 
 
 def _as_ipv4(network: Network) -> Network:

@@ -55,7 +55,7 @@ def _readings(value: str) -> list[str]:
 
 
 def _by_grammar(value: str) -> list[str]:
-    """RFC 5322 3.4: comments and quoted text are no addresses, and brackets only count outside them."""
+    """RFC 5322 3.4: comments and quoted text are not addresses, and brackets count only outside them."""
     found: list[str] = []
     text: list[str] = []  # of one mailbox, outside brackets
     position = 0

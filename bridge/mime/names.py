@@ -227,9 +227,9 @@ def _forms(text: str) -> Iterator[str]:
     """The text as programs may read it. Some decode what they have decoded: percent signs, then encoded words."""
     texts, seen = [text], {text}
     for _ in range(_MAX_ROUNDS):
-        for one in texts:
-            yield from _forms_once(one)
-        decoded = {form for one in texts for form in _decoded(one)}
+        for reading in texts:
+            yield from _forms_once(reading)
+        decoded = {form for reading in texts for form in _decoded(reading)}
         texts = sorted(decoded - seen)
         seen |= decoded
 

@@ -62,8 +62,8 @@ class Part:
 def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[Part]:
     """Every part, outermost first. The first part is the mail itself, with its header fields.
 
-    Without `finds_files`, parts have no names, and what may be a file in a text that declares none is no doubt: nearly
-    all of the time is spent on that.
+    Without `finds_files`, parts have no names, and what may be a file in a text that declares none raises no doubt:
+    nearly all of the time is spent on that.
     """
     todo = [_Span(0, len(data), 0)]
     count = described = 0
@@ -87,7 +87,7 @@ def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[
 def doubts(data: Buffer, bounds: Bounds) -> set[str]:
     """All the reasons why mail programs may read the structure of this mail differently."""
     found: set[str] = set()
-    with suppress(TooMuch):  # the scanning service decides about such mail
+    with suppress(TooMuch):  # the scanning service decides on such mail
         for part in walk(data, bounds, finds_files=False):
             found |= part.doubts
     return found

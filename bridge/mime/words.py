@@ -1,7 +1,7 @@
 """Text in mail: charsets and RFC 2047 encoded words, read leniently; nothing here raises, and all time is linear.
 
 The sender chooses the name of a charset, so a name never reaches Python's own search for codecs: that search also finds
-codecs that are no charsets or take quadratic time, and it remembers every name it does not know, for ever. Only the
+codecs that are not charsets or take quadratic time, and it remembers every unknown name forever. Only the
 charsets in a fixed table are decoded. Text in any other is read as Latin-1, in which ASCII is ASCII. What switches
 between the halves of a charset (ISO 2022) is removed from every text: programs that do so do not show it.
 """

@@ -1,1 +1,1 @@
-"""What operators see: log lines, metrics and traces. Nothing here decides about mail."""
+"""What operators see: log lines, metrics and traces. Nothing here decides on mail."""

@@ -332,15 +332,16 @@ class Metrics(Collector):
         )
         self.digests = Gauge(
             "scanbridge_digests",
-            "Digests to users since the database was made: sent, failed and tried again, or refused by the next hop.",
+            "Digests to users since the database was created: sent, failed and to be tried again, or refused by the "
+            "next hop.",
             ("result",),
         )
         self.digests_run_age = Gauge(
             "scanbridge_digests_last_run_age_seconds",
-            "Time since digests were last looked for and sent; since the start of the daemon if they never were.",
+            "Time since due digests were last looked for and sent; if they never were, since the daemon started.",
         )
         self.digests_requests = Gauge(
-            "scanbridge_digests_requests_waiting", "Requests of users that wait for a releaser."
+            "scanbridge_digests_requests_waiting", "Requests of users that are waiting for a releaser."
         )
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))

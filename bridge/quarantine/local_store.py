@@ -6,7 +6,7 @@ does not mistake a mail that another process is still writing for a leftover. Re
 mail locks its `.eml`; the kernel ends that lock with the process, even if it crashes.
 
 The directory belongs to the service's user, but root runs our commands. So no file in it is opened by a link, and none
-that is not an ordinary file: otherwise that user could have root send him any file.
+that is not an ordinary file: otherwise that user could have root send them any file.
 """
 
 from __future__ import annotations

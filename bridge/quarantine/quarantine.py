@@ -1,6 +1,6 @@
 """Quarantine: mail in a store, and an index to search it.
 
-The client reads 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
+The client receives 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
 directory or object storage) has durably stored the mail and its metadata. The index is updated
 afterwards and serves searches only: if it fails, the mail is stored all the same, and `sync` adds the
 missing records later.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
-_AT_START = 1000  # records added before the first client is served; takes some tenths of a second
+_AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +170,13 @@ class Quarantine:
     def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
         """The mails that follow this time and id, the oldest first, from the index as it is. Raises StoreError."""
         if self._index is None:
-            raise StoreError("quarantine: it has no index")
+            raise StoreError("quarantine: there is no index")
         return self._index.arrivals(after, limit)
 
     def records(self, ids: list[str]) -> list[MailRecord]:
         """Those of these mails that are here, from the index as it is. Raises StoreError."""
         if self._index is None:
-            raise StoreError("quarantine: it has no index")
+            raise StoreError("quarantine: there is no index")
         return self._index.records(ids)
 
     @property

@@ -9,7 +9,7 @@ of them can get it once. If this is wrong, a sender gets mail past the scanner.
 
 What a server on the way may do is listed here, and nothing else: write trace fields above the token, join folded
 lines, and add a Date and a Message-ID that the mail did not have. Every other byte below the token is hashed exactly,
-each item with its length in front. A mail whose header section has a line that is no field gets no token, because
+each item with its length in front. A mail whose header section has a line that is not a field gets no token, because
 readers disagree about it.
 
 Finding a token costs no more than the length of the header section: its codes are verified before a byte of the body

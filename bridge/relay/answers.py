@@ -4,7 +4,7 @@ There are two. `after_envelope` reads the answers to MAIL, RCPT and DATA and dec
 content is sent, and for whom. `after_content` reads the answers to the final dot and decides
 which recipients have the mail. Without pipelining, `is_settled` tells whether the next command is still worth sending.
 
-For a client that reads one reply for the whole mail:
+For a client that gets one reply for the whole mail:
 
 - If any recipient is refused at RCPT, no recipient gets the mail: it stops before the content, and the
   weightiest refusal (`weightiest`: 4xx before 5xx) is the reply for all.
@@ -12,8 +12,8 @@ For a client that reads one reply for the whole mail:
   4xx wins here too: the client sends the mail again, and some recipients get it twice rather than
   one of them never.
 
-A client that reads one reply per recipient (LMTP, PRDR) gets each recipient's own answer: the mail
-goes to the recipients that the next hop accepts, and the others read their refusal.
+A client that expects one reply per recipient (LMTP, PRDR) gets each recipient's own answer: the mail
+goes to the recipients that the next hop accepts, and the others get their refusal.
 
 If this is wrong, mail is lost (a failure read as success) or bounced (a 5xx that was the answer to
 another recipient or another command). Knows nothing of sockets, timers or the pool.
@@ -207,7 +207,7 @@ class DotAnswers:
     recipients: int  # in the envelope
     refused: RefusedRecipients
     is_lmtp: bool
-    is_per_recipient: bool  # whether the client reads one reply per recipient
+    is_per_recipient: bool  # whether the client receives one reply per recipient
 
     @property
     def count(self) -> int:

@@ -97,7 +97,7 @@ def _single(line: bytes) -> Reply:
 
 
 def passed_on(refusal: Reply) -> Reply:
-    """The reply that our client reads if the next hop answers `refusal`."""
+    """The reply that our client receives if the next hop answers `refusal`."""
     if refusal.code < 400:
         return OUT_OF_PLACE
     if refusal.code in (421, 521):

@@ -6,8 +6,8 @@ and the others lack an extension, the mail is deferred: the first ones may have 
 for `SHUN_S`; then a single mail tries it again. If all are down, all are tried, so nothing is refused untried.
 
 `Routes` sends each recipient to the next hop of its domain. A mail for several next hops goes to all of them
-at the same time if the client reads one reply per recipient (`Transaction.is_per_recipient`). Otherwise it goes to one
-after the other, and the first failure is the reply for the whole mail: after a 4xx the client sends the mail
+at the same time if the client receives one reply per recipient (`Transaction.is_per_recipient`). Otherwise it goes to
+one after the other, and the first failure is the reply for the whole mail: after a 4xx the client sends the mail
 again, and some recipients get it twice; a 5xx goes back to the sender. No recipient is dropped silently. The
 SMTP intake avoids such duplicates: it accepts recipients of one next hop at a time.
 """

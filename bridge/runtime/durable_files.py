@@ -4,7 +4,7 @@ A 250 may depend on such a file, so every step is checked: write, fsync, rename,
 fails, nothing is left behind.
 
 A thread cannot be cancelled, and the message it reads is closed as soon as its caller has ended. So
-`in_thread` tells the work to stop and waits until it has: a thread that went on reading from a closed message
+`in_thread` tells the work to stop and waits until it has: a thread that kept reading from a closed message
 would find it short and store half a mail.
 """
 
@@ -144,7 +144,7 @@ def make_private(path: Path) -> None:
     """Create a database file readable by us only. SQLite would use the umask, for the file and its journals.
 
     An existing file is not opened: closing it would release all locks that this process has on it (POSIX), and
-    another process could then believe to be the last one and remove the journal that we still write to.
+    another process could then think it is the last one and remove the journal that we still write to.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

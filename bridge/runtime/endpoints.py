@@ -31,9 +31,9 @@ class Endpoint:
             return cls(systemd=text.removeprefix("systemd:"))
         match = _HOST_PORT.fullmatch(text)
         if match is None:
-            raise ValueError("an address is host:port, [IPv6]:port, unix:/path or systemd:NAME")
+            raise ValueError("an address must be host:port, [IPv6]:port, unix:/path or systemd:NAME")
         if int(match.group(3)) > 65535:
-            raise ValueError("a port is a number from 1 to 65535")
+            raise ValueError("a port must be a number from 1 to 65535")
         return cls(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     @property
@@ -94,9 +94,9 @@ class NextHop:
     def _host(text: str) -> Endpoint:
         match = _HOST_PORT.fullmatch(text.rstrip("/"))
         if match is None:
-            raise ValueError("a next hop is smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
+            raise ValueError("a next hop must be smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
         if not 0 < int(match.group(3)) <= 65535:
-            raise ValueError("a port is a number from 1 to 65535")
+            raise ValueError("a port must be a number from 1 to 65535")
         return Endpoint(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ class HttpLimits:
 
     max_head_bytes: int = 64 * 1024
     head_timeout_s: float = 30.0
-    max_connections: int = 2000  # per process; the next one reads 503
+    max_connections: int = 2000  # per process; the next one gets 503
     unread_timeout_s: float = 0.0  # an answer is cut off if the client reads nothing for this long; 0: never
 
 
@@ -204,7 +204,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._last_answer is not None:
             return
         if self._head_until is None and not self._in_body:
-            self._await_head()  # an empty line, which may precede a head, is no beginning for the parser
+            self._await_head()  # an empty line may precede a head, but does not begin one for the parser
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
@@ -253,7 +253,7 @@ class HttpConnection(HttpToolsProtocol):
             self._head_bytes = 1  # at least
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_until is not None:  # a trailer is no header field: it must not authorize anything
+        if self._head_until is not None:  # a trailer is not a header field: it must not authorize anything
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -303,7 +303,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._head_until = None
         if self._head_bytes:
-            self.refuse(408, "head_timeout", "the header of the request took too long")
+            self.refuse(408, "head_timeout", "the header of the request did not arrive in time")
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 

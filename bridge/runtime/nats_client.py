@@ -2,13 +2,13 @@
 
 A NATS server says in its first line, which is not encrypted, whether it wants TLS. The library believes it, even for
 a `tls://` URL: an attacker in between could remove that word, and would get the password and everything after it
-(nats-py 2.16). This client goes on only over TLS if the URL says so.
+(nats-py 2.16). If the URL says so, this client continues only over TLS.
 
 Without `allow_reconnect`, the library still tries a server that refuses connections again and again. This client
 tries each server once.
 
 The library waits with `asyncio.wait_for`. Python 3.11: if the answer arrives at the moment the task is cancelled,
-`wait_for` returns the answer, and the task goes on as if nothing had happened. A job whose answer came together with
+`wait_for` returns the answer, and the task continues as if nothing had happened. A job whose answer came together with
 NATS' confirmation of the job held its client up for eight seconds. Here such a task is cancelled.
 """
 

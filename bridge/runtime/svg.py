@@ -97,7 +97,7 @@ def _safe(text: str) -> str:
 
 
 def write(path: Path, picture: str) -> None:
-    """A picture is no secret, but nobody else may change it. Raises OSError."""
+    """A picture is not a secret, but nobody else may change it. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(picture)

@@ -1,7 +1,7 @@
 """Whether a socket has bytes that nobody has read yet.
 
-The event loop reports bytes one turn after they have arrived. Who is about to send a request must know at
-once: what has arrived before the request is no answer to it.
+The event loop reports bytes one turn after they have arrived. Code that is about to send a request must know at
+once: what arrived before the request is not an answer to it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def read_status(url: str, answer: Answer) -> QueueStatus:
 
 
 def unreadable(url: str, answer: Answer, token: str) -> ScanMalformed:
-    """The error for a body that is no decision. It shows its start: often a proxy's own page."""
+    """The error for a body that is not a decision. It shows how the body begins: often with a proxy's own page."""
     kind = answer.headers.get(b"content-type", b"no content type")
     # Masked before the text is cut in the middle of a token.
     said = (_masked(text.decode("utf-8", "replace"), token)[:80] for text in (kind, answer.body))

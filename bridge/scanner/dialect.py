@@ -43,7 +43,7 @@ class Dialect(Protocol):
         """The request for the host's status, or the next step of the introduction."""
 
     def read_status(self, answer: Answer) -> QueueStatus | None:
-        """The status; None if the introduction goes on with another `status`. Raises ScanError."""
+        """The status; None if the introduction continues with another `status`. Raises ScanError."""
 
 
 MakeDialect = Callable[[str, str], Dialect]  # from the host's URL and the secret

@@ -154,7 +154,7 @@ class Discovery:
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             self._answers.pop(key, None)
             return []
-        except Exception as exc:  # whatever the other side sent; the loop that calls us must go on
+        except Exception as exc:  # whatever the other side sent; the loop that calls us must continue
             problems.append(f"{kind} of {name}: {_reason(exc)}")
             return list(self._answers.get(key, ()))
         if answer.rrset is not None:

@@ -1,4 +1,4 @@
-"""A scan that goes on after the deadline of its mail: its decision may come in time for the next attempt."""
+"""A scan that continues after the deadline of its mail: its decision may come in time for the next attempt."""
 
 from __future__ import annotations
 

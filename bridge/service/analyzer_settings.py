@@ -29,12 +29,16 @@ KiB, MiB = 1024, 1024**2
 
 class Mime(AnalyzerSection):
     timeout: Duration = 20.0
-    max_parts: int = Field(2000, ge=1, description="MIME parts in one mail.")
-    max_depth: int = Field(30, ge=1, description="Levels of MIME nesting.")
-    max_header_size: Size = Field(256 * KiB, description="Bytes in the header section of the mail or of one part.")
-    max_archive_depth: int = Field(4, ge=0, description="Levels of archives within archives.")
-    max_archive_members: int = Field(10_000, ge=1, description="Members of all archives together.")
-    max_extracted_size: Size = Field(256 * MiB, description="Bytes unpacked from all archives together.")
+    max_parts: int = Field(2000, ge=1, description="Maximum number of MIME parts in one mail.")
+    max_depth: int = Field(30, ge=1, description="Maximum levels of MIME nesting.")
+    max_header_size: Size = Field(
+        256 * KiB, description="Maximum size of the header section of the mail or of one part."
+    )
+    max_archive_depth: int = Field(4, ge=0, description="Maximum levels of archives within archives.")
+    max_archive_members: int = Field(10_000, ge=1, description="Maximum number of members of all archives together.")
+    max_extracted_size: Size = Field(
+        256 * MiB, description="Maximum size of everything unpacked from all archives together."
+    )
     libarchive: Literal["auto"] | bool = Field(
         "auto", description="Opens RAR, 7z, cab, ISO and other archives; auto: if the extra `archives` is installed."
     )
@@ -48,7 +52,9 @@ class Mime(AnalyzerSection):
 
 class Urls(AnalyzerSection):
     timeout: Duration = 20.0
-    max_urls: int = Field(5000, ge=1, description="Different hosts in links; a mail with more is `incomplete`.")
+    max_urls: int = Field(
+        5000, ge=1, description="Maximum number of different hosts in links; a mail with more is `incomplete`."
+    )
 
 
 class HeadersAnalyzer(AnalyzerSection):
@@ -82,7 +88,7 @@ class Authentication(AnalyzerSection):
     required: bool = False
     timeout: Duration = 10.0
     dns: bool = Field(False, description="Allows DNS queries. Without them there is no SPF, DKIM or DMARC.")
-    nameservers: list[AddressField] = Field([], description="Query these instead of the system's.")
+    nameservers: list[AddressField] = Field([], description="Name servers to query instead of the system's.")
 
 
 class Analyzers(Section):
@@ -98,7 +104,7 @@ class Analyzers(Section):
     yara: Yara | None = None
     hooks: Hooks = Field({})
     plugins: dict[str, Plugin] = Field({})
-    processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
+    processes: int = Field(2, ge=1, le=64, description="Number of processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
 
     @field_validator("plugins")

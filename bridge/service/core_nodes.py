@@ -81,7 +81,7 @@ class CoreNodes:
         self._probe: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises ConfigError if a node that answers uses another database than this service."""
+        """Raises ConfigError if a node that answers uses a different database from this service."""
         await asyncio.gather(*(self._status(node) for node in self.nodes))
         if separate := [node.url for node in self.nodes if self._is_separate(node)]:
             raise ConfigError(

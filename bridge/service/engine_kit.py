@@ -156,9 +156,13 @@ async def _asked(analyzer: Analyzer, content: bytes, envelope: BorderMtaData, ti
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bridge.service.engine_kit", description="Try your own engine.")
     parser.add_argument("engine", help="package.module:Class, or the URL of a hook")
-    parser.add_argument("mails", nargs="*", type=Path, help="files with mail; without any, mails that are hard to read")
-    parser.add_argument("--options", type=json.loads, default={}, help="as JSON")
-    parser.add_argument("--timeout", type=float, default=30.0, help="in seconds (default: 30)")
+    parser.add_argument(
+        "mails", nargs="*", type=Path, help="mail files (default: built-in mails that are hard to read)"
+    )
+    parser.add_argument("--options", type=json.loads, default={}, help="the engine's options, as JSON")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, help="maximum time for one mail, in seconds (default: 30)"
+    )
     given = parser.parse_args(arguments)
     mails = {str(path): path.read_bytes() for path in given.mails} or awkward_mails()
     try:

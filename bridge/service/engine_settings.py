@@ -76,15 +76,19 @@ class Icap(AnalyzerSection):
         description="The service of an ICAP server, icap://host:port/name, or icaps://host:port/name over TLS."
     )
     ca_file: str | None = Field(None, description="CA certificates for icaps://, instead of the system's.")
-    connections: int = Field(10, ge=1, le=1000, description="Connections, and objects sent at the same time.")
+    connections: int = Field(
+        10, ge=1, le=1000, description="Maximum number of connections, and of objects sent at the same time."
+    )
     max_size: Size = Field(50 * MiB, description="A larger object is not sent; its mail gets the tag `limit:icap`.")
-    max_objects: int = Field(500, ge=1, description="Objects of one mail; one with more gets the tag `limit:icap`.")
+    max_objects: int = Field(
+        500, ge=1, description="Maximum number of objects in one mail; a mail with more gets the tag `limit:icap`."
+    )
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        rule = "an ICAP service is icap://host:port/name or icaps://host:port/name"
+        rule = "an ICAP service must be icap://host:port/name or icaps://host:port/name"
         check_url(url, rule, https=False, schemes=("icap", "icaps"))
         if not re.fullmatch(r"[\x21-\x7e]+", url):
             raise ValueError(rule)
@@ -113,7 +117,9 @@ class Icap(AnalyzerSection):
 class SpamAssassin(AnalyzerSection):
     address: AddressField = Field(description="spamd's socket: host:port or unix:/path.")
     user: str = Field("", pattern=r"^[A-Za-z0-9._@+-]{0,128}$", description="User whose preferences spamd uses.")
-    connections: int = Field(10, ge=1, le=1000, description="Mails sent at the same time; spamd's --max-children.")
+    connections: int = Field(
+        10, ge=1, le=1000, description="Maximum number of mails sent at the same time; spamd's --max-children."
+    )
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:spamassassin`.")
     spam_score: float = Field(
         8.0, ge=0, le=1000, description="Our score for a mail that just reaches SpamAssassin's own threshold."
@@ -126,7 +132,7 @@ class Hook(AnalyzerSection):
     url: str = Field(description="Where the parsed mail is posted to: http://host:port/path or https://...")
     token: SecretStr | None = Field(None, description="Sent as `Authorization: Bearer ...`.")
     token_file: str | None = Field(None, exclude=True, description="File with the token, instead of `token`.")
-    connections: int = Field(10, ge=1, le=1000, description="Mails sent at the same time.")
+    connections: int = Field(10, ge=1, le=1000, description="Maximum number of mails sent at the same time.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:NAME`.")
     content: bool = Field(True, description="If false, parts are sent without their content.")
 
@@ -191,7 +197,9 @@ class Plugin(AnalyzerSection):
 
     options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
     memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
-    processes: int = Field(2, ge=1, le=64, description="Mails analyzed concurrently, unless it is asynchronous.")
+    processes: int = Field(
+        2, ge=1, le=64, description="Number of mails analyzed concurrently, unless the analyzer is asynchronous."
+    )
     max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
 
 

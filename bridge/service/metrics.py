@@ -52,7 +52,7 @@ class ServiceMetrics:
             ["analyzer"], buckets=BUCKETS, registry=self.registry,
         )  # fmt: skip
         self._jobs = Counter(
-            "scanservice_jobs", "Jobs that this worker took from the queue, by what became of them.", ["outcome"],
+            "scanservice_jobs", "Jobs that this worker took from the queue, by result.", ["outcome"],
             registry=self.registry,
         )  # fmt: skip
         self._reports = Counter(
@@ -84,8 +84,8 @@ class ServiceMetrics:
 
     def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
         """Whether the last one succeeded, and since when the configuration is in use."""
-        self.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
-        in_use = "Unix time since which the configuration has been in use."
+        self.gauge("reload_success", "1 if the last reload succeeded, or if there was none.", lambda: last()[0])
+        in_use = "When the configuration was loaded, in Unix time."
         self.gauge("config_time_seconds", in_use, lambda: last()[1])
 
     def show_learning(self, learned: Learning) -> None:

@@ -38,7 +38,7 @@ class Nats(Section):
         pattern=r"^[A-Za-z0-9_-]{1,32}$",
         description="First word of all subjects and streams. Two deployments in one account need different names.",
     )
-    replicas: Literal[1, 3, 5] = Field(1, description="Servers of a NATS cluster that hold each queued mail.")
+    replicas: Literal[1, 3, 5] = Field(1, description="Number of servers of a NATS cluster that hold each queued mail.")
     storage: Literal["memory", "file"] = Field(
         "memory", description="Where the servers hold queued mail. It is never the only copy of a mail."
     )
@@ -71,7 +71,7 @@ class Nats(Section):
         if (self.client_cert_file is None) != (self.client_key_file is None):
             raise ValueError("client_cert_file and client_key_file belong together")
         if not self.is_encrypted and (self.ca_file or self.client_cert_file):
-            raise ValueError("ca_file and client_cert_file have no meaning without tls:// servers")
+            raise ValueError("ca_file and client_cert_file have no effect without tls:// servers")
         self._directory = abby_directory(info)
         return self
 

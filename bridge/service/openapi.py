@@ -43,7 +43,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "scan_source_disabled": (403, "guard.scanSources.restApi is not configured."),
     "learning_disabled": (403, "analyzers.phishing.learn is switched off."),
     "not_found": (404, "There is no such path."),
-    "list_not_found": (404, "There is no list of this name."),
+    "list_not_found": (404, "There is no list with this name."),
     "method_not_allowed": (405, "The path does not support this method."),
     "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "upload_timeout": (408, "The upload stalled or is too slow."),

@@ -50,7 +50,7 @@ def check_plain(scope: Scope) -> None:
     encoding = header(scope, b"content-encoding").lower() or b"identity"
     transfer = header(scope, b"transfer-encoding").lower() or b"chunked"
     if encoding != b"identity" or transfer != b"chunked":
-        raise Refused(415, "encoded_body", "the body is compressed; send it as it is, with no Content-Encoding")
+        raise Refused(415, "encoded_body", "the body is compressed; send it uncompressed, without Content-Encoding")
 
 
 def storage_unavailable() -> Refused:

@@ -74,7 +74,7 @@ class ScanSources(Section):
 
 class Guard(Section):
     scanSources: ScanSources = Field(ScanSources(), description="Where mail may come from.")  # noqa: N815
-    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Concurrent analyses.")  # noqa: N815
+    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Number of concurrent analyses.")  # noqa: N815
     maxGuardRequestsInProcessing: int = Field(  # noqa: N815
         DEFAULT_IN_PROCESSING,
         ge=1,
@@ -119,7 +119,7 @@ class Worker(Section):
     """What only `scanbridge service worker` has."""
 
     listen: AddressField | None = Field(
-        None, description="Where a worker answers /livez, /readyz and /metrics; nowhere if absent."
+        None, description="Where a worker answers /livez, /readyz and /metrics. Default: nowhere."
     )
 
 

@@ -9,7 +9,7 @@ from bridge.quarantine.record import MailRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionResult:
     """`text` is for the log and for operators."""
 
     is_done: bool
@@ -20,10 +20,10 @@ class Outcome:
 class UserActions(Protocol):
     """Each blocks. `by` is the person's address."""
 
-    def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> Outcome:
+    def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> ActionResult:
         """To these recipients alone, once; `to` in the spelling of the mail's envelope."""
 
-    def delete(self, mail: MailRecord, by: str) -> Outcome:
+    def delete(self, mail: MailRecord, by: str) -> ActionResult:
         """The whole mail: no recipient has a copy left."""
 
 

@@ -130,7 +130,7 @@ class Guard:
             response = _refusal(call, exc)
         except (TablesFailed, StoreError, ConfigError) as exc:
             log.warning("user pages: %s", exc)
-            text = call.speak("This cannot be done at this moment. Try again later.")
+            text = call.speak("This cannot be done at the moment. Try again later.")
             response = _refusal(call, Refused(503, call.speak("Not available"), text, 5))
         except ClientDisconnect:
             response = Response(status_code=499)
@@ -188,7 +188,7 @@ class Guard:
 
     def _check_token(self, call: Call) -> None:
         if not call.session or not is_form_token(call.form.get("form_token", ""), call.session):
-            text = call.speak("The form is too old, or was not made by this page. Load the page again and repeat it.")
+            text = call.speak("The form has expired, or does not come from this page. Reload the page and try again.")
             raise Refused(403, call.speak("Form not accepted"), text)
 
     def _with_headers(self, response: Response) -> Response:

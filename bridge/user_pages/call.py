@@ -44,14 +44,14 @@ T = TypeVar("T")
 # Sentences that a redirect may ask the next page to show, and no others.
 NOTICES = {
     "released": N_("The mail was released. It is on its way to you."),
-    "requested": N_("Your request was noted. Somebody will decide about it."),
+    "requested": N_("Your request has been received. Somebody will decide on it."),
     "deleted": N_("Your copy was deleted."),
-    "blocked": N_("Mail from this sender is blocked for you from now on."),
-    "allowed": N_("Mail from this sender is always delivered to you from now on."),
+    "blocked": N_("From now on, mail from this sender is blocked for you."),
+    "allowed": N_("From now on, mail from this sender is always delivered to you."),
     "removed": N_("The entry was removed."),
     "saved": N_("Your choice was saved."),
     "signed-out": N_("You are signed out."),
-    "reported": N_("Thank you. We learn from it."),
+    "reported": N_("Thank you. We will learn from this."),
 }
 
 

@@ -24,7 +24,7 @@ from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
 from bridge.runtime.tables import TablesFailed
 from bridge.user_pages import notices
-from bridge.user_pages.actions import Outcome
+from bridge.user_pages.actions import ActionResult
 from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
@@ -101,15 +101,15 @@ async def release(call: Call, copy: Copy) -> str:
     """Release it, or ask for it; returns the notice. Raises Refused."""
     may = may_release(call, copy)
     if not copy.missing:
-        text = call.speak("This mail was released to you before. Look for it in your mailbox.")
-        raise Refused(409, call.speak("You have it already"), text)
+        text = call.speak("This mail has already been released to you. Look for it in your mailbox.")
+        raise Refused(409, call.speak("You already have it"), text)
     if may == "nothing":
         text = call.speak("Your organisation does not release such mail.")
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
     if call.pages.releasing.locked():
-        text = call.speak("This cannot be done at this moment. Try again later.")
+        text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
     detail = f"to {', '.join(copy.missing)}"
     async with (
@@ -119,10 +119,10 @@ async def release(call: Call, copy: Copy) -> str:
         outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
         note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
     if not outcome.is_known:
-        text = call.speak("It may have been delivered before. Look for it in your mailbox, or ask your administrator.")
+        text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
     if not outcome.is_done:
-        text = call.speak("The mail could not be released now. Try again later.")
+        text = call.speak("The mail could not be released. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 60)
     return "released"
 
@@ -142,7 +142,7 @@ async def delete(call: Call, copy: Copy) -> str:
     return "deleted"
 
 
-def _result(outcome: Outcome) -> str:
+def _result(outcome: ActionResult) -> str:
     return audit_log.DONE if outcome.is_done else audit_log.FAILED
 
 
@@ -179,7 +179,7 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         raise Refused(409, call.speak("Not done"), call.speak("This sender cannot be put on a list.")) from exc
     except BridgeError as exc:
         log.warning("user pages: personal lists: %s", exc)
-        text = call.speak("This cannot be done at this moment. Try again later.")
+        text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not done"), text, 5) from exc
     return "blocked" if kind == "block" else "allowed"
 
@@ -202,7 +202,7 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     except BridgeError as exc:
         log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
         raise Refused(
-            503, call.speak("Not done"), call.speak("This cannot be done at this moment. Try again later.")
+            503, call.speak("Not done"), call.speak("This cannot be done at the moment. Try again later.")
         ) from exc
     return "reported"
 
@@ -215,7 +215,7 @@ async def refused(call: Call, copy: Copy, action: str, status: int, title: str, 
 
 def not_found(call: Call) -> Refused:
     """The same for what is gone and for what is somebody else's."""
-    text = call.speak("There is no such mail for you. It may have expired, or have been deleted.")
+    text = call.speak("There is no such mail for you. It may have expired or been deleted.")
     return Refused(404, call.speak("No such mail"), text)
 
 
@@ -230,7 +230,7 @@ async def _request(call: Call, copy: Copy, kind: str) -> str:
         note.detail = "" if asked is not None else "already requested, or too many requests are waiting"
     if asked is not None:
         redacted = call.sources.redact(copy.person)
-        log.warning("request waits for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redacted)
+        log.warning("request is waiting for a releaser: kind=%s id=%s person=%s", kind, copy.mail.id, redacted)
         try:
             await notices.tell(call.sources, Notice(asked, ()), copy.mail)
         except TablesFailed as exc:

@@ -84,6 +84,6 @@ def is_deferred(tried: Try) -> bool:
 
 
 def cause_of(tried: Try) -> str:
-    """The reply without ids, as clients read it."""
+    """The reply without ids, as clients receive it."""
     text = re.sub(r" \((id|ggrid)=[^)]*\)", "", tried.reply.splitlines()[0] if tried.reply else "")
     return re.sub(r"\b[0-9A-F]{10,}\b", "...", text).strip() or "connection closed"

@@ -86,13 +86,13 @@ def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str,
 )
 def test_an_invalid_address_is_refused(text: str) -> None:
     """The error names the valid forms."""
-    with pytest.raises(ValueError, match="an address is"):
+    with pytest.raises(ValueError, match="an address must be"):
         Endpoint.parse(text)
 
 
 def test_a_port_that_does_not_exist_is_refused() -> None:
     """The error names the highest port."""
-    with pytest.raises(ValueError, match="a port is a number from 1 to 65535"):
+    with pytest.raises(ValueError, match="a port must be a number from 1 to 65535"):
         Endpoint.parse("host:65536")
 
 
@@ -119,7 +119,7 @@ def test_a_next_hop_reads_back_as_shown(text: str, shown: str) -> None:
 )
 def test_an_invalid_next_hop_is_refused(text: str) -> None:
     """The error names the valid forms."""
-    with pytest.raises(ValueError, match="a next hop is"):
+    with pytest.raises(ValueError, match="a next hop must be"):
         NextHop.parse(text)
 
 

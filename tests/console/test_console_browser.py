@@ -113,7 +113,7 @@ def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: 
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Mail", exact=True).wait_for()
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        assert page.evaluate("document.activeElement.textContent") == "Skip to content"
         if size == NARROW:  # where the search is folded
             page.locator("[data-finder] > summary").focus()
             page.keyboard.press("Enter")

@@ -63,7 +63,7 @@ def test_the_address_decides_origin_and_path(keys: dict[str, Any], origins: set[
         ({"address": "127.0.0.1:9082"}, "the admin page has the same address"),
         ({"public_url": "http://mail.example.org/"}, "unencrypted"),
         ({"public_url": "https://user:secret@mail.example.org/"}, "must not contain a user name or password"),
-        ({"public_url": "https://mail.example.org/?x=1"}, "no query"),
+        ({"public_url": "https://mail.example.org/?x=1"}, "must not have a query"),
         ({"session_idle": "5s"}, "session_idle"),
         ({"oidc": {**OIDC, "issuer": "http://login.example.org"}}, "unencrypted"),
         ({"oidc": {**OIDC, "roles": []}}, "roles"),

@@ -123,7 +123,7 @@ def links(digest: EmailMessage) -> list[str]:
 
 @contextmanager
 def digest_process(directory: Path, port: int) -> Iterator[DigestProcess]:
-    with page_process(directory / "bridge.yml", ["digest", "serve"], "digest.log", "pages for users at ") as process:
+    with page_process(directory / "bridge.yml", ["digest", "serve"], "digest.log", "user pages at ") as process:
         yield DigestProcess(directory, port, process)
 
 

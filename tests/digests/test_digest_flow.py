@@ -130,13 +130,13 @@ def test_malware_is_only_requested_and_the_releasers_are_told(shared: Users) -> 
     digest = shared.send_digests("--now")["bad@a.example"]
     assert "It contains a virus" in text_of(digest) and "Ask for its release" in text_of(digest)
     browser = shared.served.browser()
-    assert "Somebody looks at it before" in browser.get(links(digest)[0]).text
-    assert "Your request was noted" in browser.post(links(digest)[0]).text
+    assert "Somebody will check it before" in browser.get(links(digest)[0]).text
+    assert "Your request has been received" in browser.post(links(digest)[0]).text
     assert released(shared, "bad") == []
     note = until(
         lambda: next((m for m in shared.received() if m.recipients == ["postmaster@a.example"]), None), "the notice"
     )
-    assert note is not None and "bad@a.example asks for this mail" in parsed(note.content).get_content()
+    assert note is not None and "bad@a.example has asked for this mail" in parsed(note.content).get_content()
     count = len(shared.received())
     browser.press(links(digest)[0])  # asking again tells nobody again
     assert len(shared.received()) == count
@@ -183,7 +183,7 @@ def test_a_release_that_a_crash_interrupted_is_not_repeated_by_users(shared: Use
         attempt = ReleaseAttempt("2026-11-16T10:00:00.000+00:00", "user crash@a.example", ("crash@a.example",))
         opened.write_releases("CRASH1", (attempt,))
     answer = shared.served.browser().press(release)
-    assert answer.status == 409 and "may have been delivered before" in answer.text
+    assert answer.status == 409 and "may already have been delivered" in answer.text
     assert released(shared, "crash") == []
     assert shared.command("quarantine", "release", "CRASH1").returncode == 0
     assert [recipients for recipients, _ in released(shared, "crash")] == [["crash@a.example"]]

@@ -122,7 +122,7 @@ def test_a_digest_says_how_many_more_are_on_the_page(tmp_path: Path) -> None:
         done = world.run()
         text = world.digests()["jane@a.example"]
         assert (done.sent, done.mails) == (1, 5)
-        assert text.count("about HELD") == 2 and "3 more mails are on the page." in text
+        assert text.count("about HELD") == 2 and "3 more mails are listed on the page." in text
         assert world.run().sent == 0
 
 

@@ -153,7 +153,7 @@ def test_a_run_that_is_killed_goes_on_without_sending_anyone_two(tmp_path: Path)
             running.wait(30)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        assert "done: " in done.stderr and " people looked at" in done.stderr
+        assert "done: " in done.stderr and " people checked" in done.stderr
         got = Counter(Mail.of(mail).recipients[0] for mail in next_hop.mails)
         assert kills > 0
         assert max(got.values()) == 1

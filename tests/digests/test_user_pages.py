@@ -320,7 +320,7 @@ def test_a_person_blocks_senders_for_themselves_and_asks_to_allow_them(pages: Us
 def test_a_report_from_the_digest_and_from_the_page(pages: Users) -> None:
     hold(pages.directory, "REPORT1", "report@a.example")
     ham = links(pages.send_digests("--now")["report@a.example"])[2]
-    assert "We learn from it" in pages.served.browser().press(ham).text
+    assert "We will learn from this" in pages.served.browser().press(ham).text
     assert signed_in(pages, "report@a.example").post("/mail/REPORT1/report", {"kind": "x"}).status == 404
     assert any(line.startswith("reported as ham|REPORT1|done|user report@a.example") for line in pages.audit())
     actions = (pages.directory / "state" / "quarantine" / "actions.log").read_text()

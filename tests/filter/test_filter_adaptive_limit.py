@@ -122,7 +122,7 @@ def test_quiet_times_change_nothing() -> None:
 
 
 def test_the_adaptive_limit_refuses_mail(tmp_path: Path) -> None:
-    """`limit: adaptive`: above it the client reads 451 4.3.2, although max_in_processing is much higher."""
+    """`limit: adaptive`: above it the client receives 451 4.3.2, although max_in_processing is much higher."""
     with running_bridge(tmp_path, {"admission": {"limit": "adaptive", "max_in_processing": 50}}) as bridge:
         assert send(bridge).startswith("250 ")
         for _ in range(10):

@@ -151,7 +151,7 @@ def test_the_quarantine_has_the_mail_as_it_came(tmp_path: Path, rspamd: RealRspa
 
 
 def test_a_text_of_the_policy_takes_precedence(tmp_path: Path, rspamd: RealRspamd) -> None:
-    """Otherwise the client reads rspamd's, on one line."""
+    """Otherwise the client receives rspamd's, on one line."""
     policy = {"undecided": {"action": "tempfail", "text": "ours"}}
     with running_bridge(tmp_path, {"scanner": scanner(rspamd), "policy": policy}) as bridge:
         content = b"Subject: s\r\n\r\nbody\r\n"

@@ -1,4 +1,4 @@
-"""The decision table of the design, as an SMTP client reads it."""
+"""The decision table of the design, as an SMTP client receives it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def forget(request: pytest.FixtureRequest) -> None:
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
-    """250 means that the next hop replied 250; the client reads that reply."""
+    """250 means that the next hop replied 250; the client receives that reply."""
     assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
     head, _, rest = relayed(bridge)[0].partition(b"Subject:")
     assert b"Subject:" + rest == MAIL
@@ -56,7 +56,7 @@ def test_bounce_is_550_and_names_the_mail(bridge: RunningBridge) -> None:
 
 
 def test_drop_looks_accepted_and_goes_nowhere(bridge: RunningBridge) -> None:
-    """The client reads 250; nothing is relayed or stored."""
+    """The client receives 250; nothing is relayed or stored."""
     before = bridge.quarantined
     bridge.scanner.reply = answer(200, result("drop"))
     assert send(bridge).startswith("250 2.0.0 Ok: queued as ")

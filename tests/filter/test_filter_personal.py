@@ -85,7 +85,7 @@ def new_records(bridge: RunningBridge, before: set[Path]) -> list[dict[str, Any]
 
 
 def test_blocked_sender_is_quarantined_for_this_recipient_alone(bridge: RunningBridge, personal: Personal) -> None:
-    """Anna has blocked the sender: Ben gets the mail, hers waits in the quarantine, and the client reads one 250."""
+    """Anna has blocked the sender: Ben gets the mail, hers waits in the quarantine, and the client receives one 250."""
     personal.add("block", ANNA, SENDER)
     before = set(bridge.quarantined)
     with mail_lines() as lines:
@@ -231,7 +231,7 @@ def test_refused_spam_is_kept_for_those_who_did_not_allow_it(bridge: RunningBrid
 
 @pytest.mark.parametrize("reply", [b"451 4.3.0 Later", b"554 5.7.1 No"])
 def test_next_hop_refuses_so_nothing_stays_behind(bridge: RunningBridge, personal: Personal, reply: bytes) -> None:
-    """The client reads the next hop's refusal for everybody; a copy in the quarantine would be one too many."""
+    """The client receives the next hop's refusal for everybody; a copy in the quarantine would be one too many."""
     personal.add("block", ANNA, SENDER)
     bridge.next_hop.replies[b"."] = reply
     before = set(bridge.quarantined)

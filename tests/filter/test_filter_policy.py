@@ -1,4 +1,4 @@
-"""Policy tables: what follows from each case and action, and what the client reads."""
+"""Policy tables: what follows from each case and action, and what the client receives."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ONE_SLOT = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
 
 
 def test_saturation_is_reported_at_mail_before_354_and_at_the_dot(tmp_path: Path) -> None:
-    """One slot: later clients read 451 4.3.2 at their next command; the mail in the slot is processed."""
+    """One slot: later clients receive 451 4.3.2 at their next command; the mail in the slot is processed."""
     with running_bridge(tmp_path, ONE_SLOT) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))
         first, at_mail, at_data, at_dot = (Client(bridge) for _ in range(4))

@@ -47,7 +47,7 @@ FATES = {
 
 @pytest.mark.parametrize("decision", FATES)
 def test_every_decision_is_recorded(bridge: RunningBridge, decision: str) -> None:
-    """With what the client read, and which rule decided."""
+    """With what the client received, and which rule decided."""
     bridge.scanner.reply = answer(200, result(decision))
     content = b"Message-ID: <1@x>\r\nSubject: =?utf-8?q?h=C3=A9llo?=\r\n\r\nx\r\n"
     reply = send(bridge, content, sender="s@sender.example")
@@ -185,7 +185,7 @@ def test_the_commands_read_a_history_in_postgresql(tmp_path: Path, postgresql: s
         until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the row")
         told = scanbridge("explain", "s@sender.example", "-c", file).stdout
         assert told.startswith("Mail from <s@sender.example> to <b@example.org> was delivered.")
-        assert f"The client read: {reply}" in told
+        assert f"The client received: {reply}" in told
         found = scanbridge("history", "--sender", "s@sender.example", "--json", "-c", file).stdout
         assert json.loads(found)["reply"] == reply
         assert scanbridge("explain", "nobody@sender.example", "-c", file).returncode == 3

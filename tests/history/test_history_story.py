@@ -122,7 +122,7 @@ def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) 
     add(store, mail(1, **DEFERRED | early), mail(2, **DEFERRED | early | {"client": "192.0.2.99"}), mail(9))
     [found] = gather(store.find(HistoryQuery(what="ID0009")))
     said = text(tell(whole(store, found), Surroundings(), None))
-    assert "deferred at MAIL for this sender once, perhaps with this mail. It read: 451 4.3.2 full" in said
+    assert "deferred at MAIL for this sender once, perhaps with this mail. It received: 451 4.3.2 full" in said
 
 
 def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
@@ -210,7 +210,7 @@ def test_later_events_are_told_in_order() -> None:
         ({"list": "blocked-senders", "action": "reject"}, {"entry": "a@b"}, {}, "has a matching entry (a@b)"),
         ({"error": "next_hop", "action": "reject", "rule": "next_hop"}, {"why": "550 no"}, {},
          "The next hop did not accept it (550 no)"),
-        ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x>, the client read: 550 no"),
+        ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x>, the client received: 550 no"),
         ({}, {}, {"protocol": "milter"}, "The mail server answered its client with its own reply (250)."),
         ({"action": "reject", "stage": "mail", "mails": 700}, {}, {}, "700 attempts at about this time"),
         ({}, {"limit": "max_recipients"}, {}, "exceeded the limit max_recipients"),

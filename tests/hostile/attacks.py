@@ -287,7 +287,7 @@ TOO_LONG = b"\xff\xff\xff\xffB" + b"x" * 65536
 # name, act, allowed growth on top of SLACK, the limit it comes from
 _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
     ("a command without end, 64 MiB", endless_command, 0, "a line before DATA"),
-    ("NOOP without end", noops, 0, "commands in a row that bring no mail nearer"),
+    ("NOOP without end", noops, 0, "consecutive commands without progress towards a mail"),
     ("commands without end, replies never read", never_reads, WAITING, "what waits for a client"),
     ("commands behind a mail in the scan", pipelined_while_scanned, WAITING, "what waits for a client"),
     ("100,000 recipients", recipients, 0, "recipients of a mail"),

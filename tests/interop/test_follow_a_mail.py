@@ -58,7 +58,7 @@ def test_after_the_queue_both_queue_ids_are_in_our_line(installed, ports, postfi
 
 
 def test_before_the_queue_the_next_queue_id_is_in_all_three(installed, ports, postfix, destination, marker):
-    """Proxy filter: the client reads the queue id of the Postfix behind; there is none in front."""
+    """Proxy filter: the client receives the queue id of the Postfix behind; there is none in front."""
     reply = send(ports.proxy_front, mail(marker))
     destination.arrived(marker)
     line = ours(installed, marker)

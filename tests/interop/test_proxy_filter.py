@@ -36,7 +36,7 @@ def nothing_arrived(postfix, destination, marker: str) -> bool:
 
 
 def test_delivered_mail_has_the_reply_of_the_server_behind(scripted, ports, postfix, destination, marker):
-    """The client reads the queue id under which Postfix has the mail now, and the mail carries our fields."""
+    """The client receives the queue id under which Postfix has the mail now, and the mail carries our fields."""
     reply = send(ports.scripted_front, mail(marker))
     queued = re.fullmatch(r"250 2\.0\.0 Ok: queued as (\w+)", reply)
     assert queued, reply
@@ -72,7 +72,7 @@ def test_other_decisions_as_the_client_sees_them(
 
 
 def test_refusal_of_the_server_behind_is_passed_on(scripted, ports, postfix, destination, marker):
-    """The remote client reads the last server's own reply about a recipient."""
+    """The remote client receives the last server's own reply about a recipient."""
     reply = send(ports.scripted_front, mail(marker), recipient="unknown@example.net")
     assert reply == "550 5.1.1 <unknown@example.net>: Recipient address rejected: No such user here"
     assert nothing_arrived(postfix, destination, marker)
@@ -293,7 +293,7 @@ def test_bridge_killed_under_load_loses_no_accepted_mail(installed, ports, postf
 
 
 def test_saturated_bridge_refuses_before_the_content_travels(scripted, ports, postfix, destination, marker):
-    """With all 20 slots taken the next client reads 451 4.3.2 before DATA; the 20 are served in the end."""
+    """With all 20 slots taken the next client receives 451 4.3.2 before DATA; the 20 are served in the end."""
     release = asyncio.Event()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

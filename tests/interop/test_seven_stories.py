@@ -203,7 +203,7 @@ def test_refused(world: World, front: str) -> None:
     assert f"http://127.0.0.1:{world.ports.service} scanned it in" in told
     assert "verdict spam, tags sender:impossible-domain, spam:gtube" in told
     assert "Rule policy.bounce decided: the service decided `bounce`" in told
-    assert reply.startswith("550 5.7.1") and f"The client read: {reply}" in told
+    assert reply.startswith("550 5.7.1") and f"The client received: {reply}" in told
     assert "returns it to the sender as undeliverable" in told
     assert "The lists blocked-senders and allowed-networks were checked: no entry matches." in told
 
@@ -225,7 +225,7 @@ def test_deferred_then_delivered(world: World, front: str) -> None:
     told = world.explain(sender, "then delivered")
     assert told.startswith(f"Mail from <{sender}> to <b@example.net> was deferred once, then delivered.")
     first, second = told.index("Attempt 1:"), told.index("Attempt 2:")
-    assert first < told.index("gave no decision") < told.index(f"The client read: {reply}") < second
+    assert first < told.index("gave no decision") < told.index(f"The client received: {reply}") < second
     assert second < told.index("decided deliver") < told.index("Where it is now")
     queue_id = told.strip().rpartition("\n")[2].split()[-2]
     assert "grep" in told.strip().rpartition("\n")[2]
@@ -270,7 +270,7 @@ def test_refused_at_the_door(world: World, front: str) -> None:
     assert "before its content was sent" in told
     assert f"The list blocked-senders has a matching entry ({sender})." in told
     assert "Rule lists.blocked-senders decided" in told
-    assert f"The client read: {reply}" in told
+    assert f"The client received: {reply}" in told
     assert "scanbridge lists entries blocked-senders" in told
 
 
@@ -284,7 +284,7 @@ def test_cancelled_by_the_client(world: World, front: str) -> None:
         told = world.explain(sender, "was abandoned by the client before a decision was made")
     assert reply.startswith("451 ")
     assert "was scanning it when the mail server in front disconnected" in told
-    assert "The mail server in front disconnected before it could read an answer." in told
+    assert "The mail server in front disconnected before it received an answer." in told
     assert "As far as we know, the sending mail server has it and will try again later." in told
     until(world.is_scanning, "the scanner to be used again")
 

@@ -105,7 +105,7 @@ async def test_both_files_are_on_disk_before_they_have_their_names(
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
-    """The client reads 452, and no part of the mail is on the disk."""
+    """The client receives 452, and no part of the mail is on the disk."""
     with small_disk(tmp_path / "disk") as disk:
         quarantine = Quarantine(disk / "q")
         await quarantine.keep(mail(), HEAD, {})

@@ -211,7 +211,7 @@ MOVING, WAITING, HELD = "moving", "waiting", "held"
 
 @dataclass(frozen=True)
 class Seen:
-    """What the client read, and where the mail was then."""
+    """What the client received, and where the mail was then."""
 
     when: str
     reply: str
@@ -296,7 +296,7 @@ def _comes_in_the_end(setting: Setting, server: MailServer, case: Case) -> None:
 def agree(setting: Setting, seen: dict[Case, Seen]) -> None:
     """The recipe's own page and the page of all recipes match what was seen."""
     lines = [f"| {case} | `{result.reply}` | {result.when} | {result.place} |" for case, result in seen.items()]
-    head = ["| case | the client reads | at | the mail is |", "|---|---|---|---|"]
+    head = ["| case | the client receives | at | the mail is |", "|---|---|---|---|"]
     _compare(setting.files / "README.md", "\n".join(head + lines), r"(?m)(?<=<!-- seen -->\n)(\|.*\n)*")
     name = f"| [{setting.recipe}]("
     cells = [f"`{_code(result.reply)}`, {result.place}" for result in seen.values()]

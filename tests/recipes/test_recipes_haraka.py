@@ -79,7 +79,7 @@ def from_afar(port: int, content: bytes, **envelope: Any) -> tuple[str, str]:
 
 
 def test_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
-    """What the client reads and where the mail is in every case; the scanner knows the client, no byte is changed."""
+    """What the client gets and where the mail is in every case; the scanner knows the client, no byte is changed."""
     with Forwarding("haraka", tmp_path, service) as setting, Haraka(setting) as haraka:
         agree(setting, play(setting, haraka, from_afar))
         assert "client=127.0.0.5 helo=far.example " in setting.bridge.logged(r"(?m)^id=.*$")[0]

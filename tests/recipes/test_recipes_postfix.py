@@ -56,7 +56,7 @@ class PostfixOf(Postfix):
 
 @pytest.mark.parametrize("recipe", ["postfix-proxy", "postfix-content-filter", "postfix-milter"])
 def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Service) -> None:
-    """What the client reads and where the mail is in every case; the scanner knows the client, no byte is changed."""
+    """What the client gets and where the mail is in every case; the scanner knows the client, no byte is changed."""
     need("postfix", root=True)
     with Setting(recipe, tmp_path, service) as setting, PostfixOf(setting) as postfix:
         assert postfix.complaints() == ""

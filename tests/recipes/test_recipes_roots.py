@@ -93,7 +93,7 @@ FORGED = "X-Scanbridge-Client: ADDR=192.0.2.66 HELO=trusted.example"
 
 
 def test_sendmail_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
-    """What the client reads and where the mail is in every case; no byte is changed."""
+    """What the client receives and where the mail is in every case; no byte is changed."""
     with Setting("sendmail", tmp_path, service) as setting, SendmailOf(setting) as server:
         agree(setting, play(setting, server))
         assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)

@@ -33,7 +33,7 @@ def rspamd() -> Iterator[RealRspamd]:
 
 
 def test_rspamd_recipe_does_what_its_page_says(tmp_path: Path, rspamd: RealRspamd) -> None:
-    """What the client reads and where the mail is in every case; rspamd knows the client and the queue id."""
+    """What the client receives and where the mail is in every case; rspamd knows the client and the queue id."""
     need("postfix", root=True)
     with Setting("rspamd", tmp_path, rspamd) as setting, PostfixOf(setting, "postfix-proxy") as postfix:
         agree(setting, play(setting, postfix, partial(dialogue, xclient="ADDR=192.0.2.7", helo="far.example")))
@@ -52,7 +52,7 @@ def asking_for(action: str) -> bytes:
 
 
 def playing(setting: Setting, server: Any, **options: Any) -> dict[str, tuple[str, bytes]]:
-    """For each action of rspamd: what the client read, and the mail as it arrived."""
+    """For each action of rspamd: what the client received, and the mail as it arrived."""
     seen = {}
     for action in ACTIONS:
         marker = action.replace(" ", "-")

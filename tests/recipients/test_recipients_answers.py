@@ -1,4 +1,4 @@
-"""Different answers for different recipients: what LMTP, PRDR and plain SMTP clients read, and who gets the mail."""
+"""Different answers for different recipients: what LMTP, PRDR and plain SMTP clients receive, and who gets the mail."""
 
 from __future__ import annotations
 

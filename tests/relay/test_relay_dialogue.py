@@ -88,7 +88,7 @@ async def test_a_server_that_knows_only_helo() -> None:
 async def test_the_next_hops_refusal_is_ours(
     script: dict[str, str], refusal: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """At every stage the client reads the next hop's reply, but never one that closes its connection."""
+    """At every stage the client receives the next hop's reply, but never one that closes its connection."""
     async with ScriptedHop(dict(script), extensions) as hop:
         assert await refused(hop) == refusal
         assert len(hop.contents) == ("DOT" in script)

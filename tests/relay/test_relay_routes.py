@@ -193,7 +193,7 @@ async def test_lmtp_replies_are_kept_for_each_recipient() -> None:
 
 
 async def test_mixed_lmtp_replies_are_kept_alongside_the_overall_reply() -> None:
-    """An LMTP client learns who has the mail; an SMTP client reads the weightiest reply."""
+    """An LMTP client learns who has the mail; an SMTP client receives the weightiest reply."""
     script = ["250 2.0.0 Ok", "552 5.2.2 Full", "421 4.3.2 Not now"]
     async with ScriptedHop({"DOT": script}, lmtp=True) as hop:
         relay = SmtpRelay(hop.settings())

@@ -1,4 +1,4 @@
-"""The whole bridge with a scanner that speaks MTA Hooks: what a client reads for each decision."""
+"""The whole bridge with a scanner that speaks MTA Hooks: what a client receives for each decision."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ WRONG = (
 
 
 def test_what_is_wrong_with_a_report_is_said(tmp_path) -> None:
-    """A client reads which field is wrong."""
+    """A client is told which field is wrong."""
     with service(tmp_path) as running:
         for wrong in WRONG:
             answer = report(running, mail(), **wrong)

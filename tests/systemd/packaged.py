@@ -82,7 +82,7 @@ def upgrade(next_hop: NextHop) -> str:
     return (
         f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted; "
         f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, "
-        f"told to come again: {sum(others.values())}"
+        f"told to try again: {sum(others.values())}"
     )
 
 
@@ -103,7 +103,10 @@ def removed(next_hop: NextHop) -> str:
         and kept.exists()
     )
     assert not systemctl("list-unit-files", "--no-legend", "scanbridge*", check=False)
-    return "removed: sockets closed, configuration kept; purged: nothing left but the quarantined mail, which it names"
+    return (
+        "removed: sockets closed, configuration kept; purged: nothing is left but the quarantined mail, whose path is "
+        "printed"
+    )
 
 
 def by_ansible(next_hop: NextHop) -> str:
@@ -121,7 +124,7 @@ def by_ansible(next_hop: NextHop) -> str:
     assert " failed=1 " in play(next_hop, no_such_key=1) and CONFIG.read_text() == second != first
     return (
         f"the role of deploy/ansible installs it, and a mail passes ({reply[:3]}); a second run changes nothing; a new "
-        "configuration is reloaded in the same process; one with a mistake fails the play and stays out"
+        "configuration is reloaded in the same process; one with a mistake makes the play fail and is not installed"
     )
 
 

@@ -82,7 +82,7 @@ def start(world: World) -> str:
     took = time.monotonic() - begun
     assert status()["ready"] and show("SubState") == "running" and show("Type") == "notify"
     assert systemctl("is-active", "scanbridge.socket") == "active"
-    return f"`systemctl start` returned after {took:.1f} s, when READY=1 came; status: {show('StatusText')}"
+    return f"`systemctl start` returned after {took:.1f} s, when READY=1 arrived; status: {show('StatusText')}"
 
 
 @step("credentials, user, state")
@@ -106,8 +106,8 @@ def credentials(world: World) -> str:
     assert send().startswith("250") and world.scanner.submissions[-1].authorization == f"Bearer {TOKEN[::-1]}"
     (ETC / "api-token").write_text(TOKEN + "\n")
     return (
-        f"the token of root's 0600 file reached the scanner, a new one after a restart (not a reload); user {uid}, "
-        "no capability, state 0700"
+        "the token in root's 0600 file reached the scanner, and so did a new one after a restart (not after a reload); "
+        f"user {uid}, no capability, state 0700"
     )
 
 
@@ -121,7 +121,7 @@ def operator(world: World) -> str:
     found = command("systemd-run", "-q", "--wait", "--pipe", *place, *work).stdout
     assert "b@example.org" in found, found
     assert send().startswith("250"), "the daemon can still write to it"
-    return "`systemd-run ... scanbridge quarantine list` shows the mail, and the daemon goes on writing"
+    return "`systemd-run ... scanbridge quarantine list` shows the mail, and the daemon can still write to it"
 
 
 @step("socket activation")
@@ -135,7 +135,7 @@ def activation(world: World) -> str:
                 sock.settimeout(30)
                 assert sock.recv(100).startswith(b"220 ")
     assert "are never served" not in journal()
-    return f"a client on each of {SMTP}, {MILTER} and {ADMIN} had the service started, and was served"
+    return f"a client on each of {SMTP}, {MILTER} and {ADMIN} caused the service to start, and was served"
 
 
 @step("reload")
@@ -153,8 +153,8 @@ def reload(world: World) -> str:
         assert client.mail().startswith(b"250")
     assert show("MainPID") == pid and show("ActiveState") == "active"
     return (
-        "a new limit is in force, in the same process and connection; with a bad file `systemctl reload` fails "
-        "and the old one stays"
+        "a new limit is in effect, in the same process and on the same connection; with an invalid file, "
+        "`systemctl reload` fails and the old one is kept"
     )
 
 
@@ -182,8 +182,9 @@ def watchdog(world: World) -> str:
     log = journal(since=since)
     assert "Watchdog timeout" in log and "Fatal Python error: Aborted" in log and "reload.py" in log
     return (
-        f"fed, it lives; with its loop blocked it was killed, the log says where it stood, and restarted: a client "
-        f"that came meanwhile had its 250 after {took:.1f} s (WatchdogSec=2s)"
+        "notified, the watchdog does nothing; when the loop was blocked, the process was killed (the log shows where "
+        "it was) and restarted: a client that connected in the meantime received its 250 after "
+        f"{took:.1f} s (WatchdogSec=2s)"
     )
 
 
@@ -214,7 +215,10 @@ def workers(world: World) -> str:
         until(lambda: show("MainPID") not in ("0", pid) and show("ActiveState") == "active", "the next supervisor")
         assert send().startswith("250")
     world.configure()
-    return "a worker's loop was blocked: the supervisor killed and replaced it; the supervisor was blocked: systemd did"
+    return (
+        "when a worker's loop was blocked, the supervisor killed and replaced it; when the supervisor was blocked, "
+        "systemd did"
+    )
 
 
 @step("drain")
@@ -233,7 +237,8 @@ def drain(world: World) -> str:
     assert replies[0].startswith("250"), replies
     assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
     return (
-        f"`systemctl stop` took {took:.1f} s: the running mail had its 250 (TimeoutStopSec=2s: it had asked for more)"
+        f"`systemctl stop` took {took:.1f} s: the mail in processing received its 250 "
+        "(TimeoutStopSec=2s: the daemon had asked for more)"
     )
 
 
@@ -341,8 +346,8 @@ def wrong(world: World) -> str:
     waiting.join(60)
     assert replies and replies[0].startswith("250"), replies
     return (
-        f"exit code 78, no restart; a client that waits has it tried again ({starts - 1} times in 8 s), and its 250 "
-        "once it is mended"
+        f"exit code 78, no restart; a waiting client causes further attempts to start it ({starts - 1} in 8 s), "
+        "and receives its 250 once the file is corrected"
     )
 
 
@@ -373,7 +378,7 @@ def instances(world: World) -> str:
     assert unix_send("/run/scanbridge/two/smtp.sock").startswith("250") and len(users) == 2
     state = sorted(path.name for path in Path("/var/lib/private/scanbridge-instances").iterdir())
     systemctl("stop", "scanbridge@two.service", "scanbridge@two.socket")
-    return f"two, each with its own user, sockets, token and state ({', '.join(state)}); one stops, the other goes on"
+    return f"two, each with its own user, sockets, token and state ({', '.join(state)}); one stops, the other continues"
 
 
 @step("the scanning service")

@@ -274,7 +274,7 @@ ODD = {
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp", "milter"])
 def test_any_file_gets_an_answer(tmp_path: Path, protocol: str, content: bytes) -> None:
-    """A trace ends with what the client reads, and nothing of the file acts on the terminal."""
+    """A trace ends with what the client receives, and nothing of the file acts on the terminal."""
     with running_bridge(tmp_path, protocol=protocol) as bridge:
         traces = Traces(tmp_path, bridge, protocol=protocol)
         done = traces.run("--to", "b@example.org", "--decision", "deliver", content=content)

@@ -1,4 +1,4 @@
-"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides about requests."""
+"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides on requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONS = ("spam", "phishing", "malware", "blocked", "other")
 
 
 def check_digests(conf: Config) -> Iterator[Finding]:
-    """Nothing if there are none. The next hop, which gets them, is checked for itself."""
+    """Nothing if there are none. The next hop, which gets them, is checked separately."""
     if not conf.digests.is_on:
         return
     missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
@@ -47,7 +47,7 @@ def _files(conf: Config) -> Iterator[Finding]:
     except ConfigError as exc:
         yield Finding(_WHAT, str(exc))
         return
-    warning = f"every user of this machine can read {keys.path}, and make links for anyone: run chmod 600 {keys.path}"
+    warning = f"every user of this machine can read {keys.path}, and create links for anyone: run chmod 600 {keys.path}"
     is_open = keys.path.stat().st_mode & stat.S_IROTH
     yield Finding(_WHAT, detail=f"from {conf.digests.from_}", warning=warning if is_open else "")
 
@@ -55,25 +55,25 @@ def _files(conf: Config) -> Iterator[Finding]:
 def _urls(conf: Config) -> Finding:
     page, warning = conf.digests.page, ""
     if urlsplit(page.base).scheme != "https":
-        where = f"they begin with {page.base} and work on this machine alone"
+        where = f"they begin with {page.base} and work only on this machine"
         warning = f"{where}: put a reverse proxy in front, and set digests.page.public_url"
     return Finding(f"{_WHAT}: links", detail=page.base, warning=warning)
 
 
 def _requests(conf: Config) -> Iterator[Finding]:
-    """Somebody must be able to decide about what users may only ask for."""
+    """Somebody must be able to decide on what users may only ask for."""
     policies = [conf.digests.users, *(entry.users for entry in conf.digests.tenants)]
     if not any(_may_ask(policy) for policy in policies):
         return
     what, console = f"{_WHAT}: requests", conf.console
     notify = conf.digests.notify or any(entry.notify for entry in conf.digests.tenants)
     if console is None:
-        text = "users may ask for a release, but there is no console in which a releaser could decide: add `console`"
+        text = "users may ask for a release, but there is no console for a releaser to decide in: add the key `console`"
         yield Finding(what, warning=f"{text}, or change digests.users")
     elif not notify:
         yield Finding(what, note="nobody is told when a user asks for a release: set digests.notify")
     elif console.public_url is None:
-        text = f"the mail to digests.notify has a link to {console.base}, which works on this machine alone"
+        text = f"the mail to digests.notify has a link to {console.base}, which works only on this machine"
         yield Finding(what, note=f"{text}: set console.public_url")
     else:
         yield Finding(what, detail=f"{console.base}/requests")

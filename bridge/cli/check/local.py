@@ -42,7 +42,7 @@ def check_state_directory(conf: Config) -> Finding:
     except OSError as exc:
         return Finding(
             what,
-            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space or choose another",
+            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space, or choose another one",
         )
     return Finding(what, _foreign_files(state), str(state))
 
@@ -96,7 +96,7 @@ def check_api(conf: Config) -> Iterator[Finding]:
 
 
 def check_listeners(conf: Config, state: dict[str, Any] | None) -> Iterator[Finding]:
-    """`state`: that of the running daemon, which listens on its own addresses already."""
+    """`state`: that of the running daemon, which already listens on its own addresses."""
     taken = {entry["address"] for entry in state["listeners"]} if state else set()
     for listener in conf.listeners:
         yield _listener(conf, listener, str(listener.address) in taken)
@@ -152,7 +152,7 @@ def check_admin(conf: Config, state: dict[str, Any] | None) -> Finding:
 
 
 def check_addresses(conf: Config) -> Iterator[Finding]:
-    """Two of our own sockets cannot have one address; each of them alone would be free."""
+    """Two of our own sockets cannot share an address, although it is free for either of them alone."""
     named = [(f"listener {listener.name}", str(listener.address)) for listener in conf.listeners]
     named.append(("admin", str(conf.admin.address)))
     if conf.embedded_service:
@@ -183,7 +183,7 @@ def check_policies(conf: Config) -> Iterator[Finding]:
             for key, text in _UNSCANNED.items():
                 entry = getattr(policy, key)
                 if entry is not None and entry.action is Action.RELAY:
-                    warning = f"{text}, and its sender can bring that about: use tempfail or quarantine"
+                    warning = f"{text}, and a sender can cause that: use tempfail or quarantine"
                     yield Finding(f"policy of listener {name}", warning=f"{key}: relay: {warning}")
 
 

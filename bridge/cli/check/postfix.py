@@ -123,7 +123,7 @@ def scanned_twice(conf: Config, used: list[Listener], settings: Settings) -> Ite
             continue
         if any(name != "smtpd_milters" for _, name in steps):  # it comes back
             milters = [listener for listener in used if _kind(listener) == "milter"]
-            steps += [(back, name) for back in backs for one in milters if (name := _passes(back, one, settings))]
+            steps += [(back, name) for back in backs for milter in milters if (name := _passes(back, milter, settings))]
         if len(steps) > 1:
             ways = " and ".join(f"{name} of {where}" for where, name in steps)
             yield Finding(

@@ -52,7 +52,7 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
             yield _clock(host)
         if host.certificate:
             end = certificates.expiry_of(host.certificate)
-            yield certificate_end(f"certificate of {host.url}", end, "its owner must renew it")
+            yield certificate_end(f"certificate of {host.url}", end, "its operator must renew it")
     scanner.close()
 
 
@@ -63,7 +63,7 @@ async def _discovered(scanner: Scanner) -> AsyncIterator[Finding]:
     for name in scanner.discoveries:
         what, found = f"discovery of {name.url}", ", ".join(place.url for place in name.places)
         if not found:
-            yield Finding(what, f"no scanner host in the DNS: {name.problem}; see scanner.discovery")
+            yield Finding(what, f"no scanner host was found in the DNS: {name.problem}; see scanner.discovery")
         else:
             yield Finding(what, detail=found, warning=name.problem)
 
@@ -181,7 +181,7 @@ def _left_behind(conf: Config, state: Path) -> dict[str, str]:
     if warning := event_wiring.events_left_behind(conf, state):
         return {"warning": warning}
     older = history_place.older_history(conf, state)
-    return {"note": f"the history from before it was set stays in {older} and is not searched"} if older else {}
+    return {"note": f"the history from before this key was set stays in {older} and is not searched"} if older else {}
 
 
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
@@ -231,7 +231,7 @@ async def check_lists(conf: Config) -> list[Finding]:
 
 def _list_kind(conf: Config, named: Wanted, kind: str | None) -> Finding:
     forgeable = kind != NETWORK and any(named.name in lists.skip_scan for lists in _enforced_lists(conf))
-    warning = "mail with a forged sender would not be scanned; a list of networks is safer" if forgeable else ""
+    warning = "mail with a forged sender would pass unscanned; a list of networks is safer" if forgeable else ""
     detail = f"{kind} entries" if kind else "no such list in this scope"
     return Finding(f"list {named}", detail=detail, warning=warning)
 

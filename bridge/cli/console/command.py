@@ -43,7 +43,7 @@ def console(context: click.Context, path: Path | None, demo: bool) -> None:
 @config_option
 @click.pass_obj
 def link(given: Path | None, path: Path | None, name: str) -> None:
-    """Print a link that signs in a local user without a password. It works once, within 15 minutes."""
+    """Print a link that signs in a local user without a password. It works once and expires after 15 minutes."""
     from bridge.console.sessions import SignInLinks
     from bridge.console.users import Users
 

@@ -11,7 +11,7 @@ from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import ReleaseRequest
-from bridge.user_pages.actions import Outcome
+from bridge.user_pages.actions import ActionResult
 
 _WAIT_S = 30.0  # for a release of the same mail to somebody else
 
@@ -20,12 +20,12 @@ _WAIT_S = 30.0  # for a release of the same mail to somebody else
 class CommandUserActions:
     session: Session
 
-    def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> Outcome:
+    def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> ActionResult:
         session = replace(self.session, operator=f"user {by}")
         tokens = wiring.release_tokens(session.config, session.state)
         order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S, only_certain=True)
 
-        async def work() -> Outcome:
+        async def work() -> ActionResult:
             relay = wiring.relay(session.config)
             if relay is None:
                 raise ConfigError("no next hop is configured: set relay.next_hop")
@@ -33,15 +33,15 @@ class CommandUserActions:
                 done = await release_one(session, mail, relay, order)
             finally:
                 await relay.close()
-            return Outcome(done.problem is None, done.text, not done.is_unsure)
+            return ActionResult(done.problem is None, done.text, not done.is_unsure)
 
         return asyncio.run(work())
 
-    def delete(self, mail: MailRecord, by: str) -> Outcome:
+    def delete(self, mail: MailRecord, by: str) -> ActionResult:
         session = replace(self.session, operator=f"user {by}")
         try:
             session.quarantine.remove(mail.id)
         except BridgeError as exc:
-            return Outcome(False, f"not deleted: {exc}")
+            return ActionResult(False, f"not deleted: {exc}")
         session.note_removal(mail, is_purge=False)
-        return Outcome(True, "deleted")
+        return ActionResult(True, "deleted")

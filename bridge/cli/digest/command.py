@@ -29,8 +29,12 @@ def digest() -> None:
 
 
 @digest.command()
-@click.option("--to", "person", metavar="ADDRESS", help="What this person would get now. Default: a sample.")
-@click.option("--language", type=click.Choice(("en", "de", "fr", "es")), help="Default: the person's, or the first.")
+@click.option("--to", "person", metavar="ADDRESS", help="Show what this person would get now. Default: a sample.")
+@click.option(
+    "--language",
+    type=click.Choice(("en", "de", "fr", "es")),
+    help="Default: the person's, or the first one configured.",
+)
 @click.option("--tenant", default="", metavar="UUID", help="Show a sample with this tenant's templates and sender.")
 @click.option("--html", "as_html", is_flag=True, help="Print the HTML alone.")
 @click.option("--text", "as_text", is_flag=True, help="Print the text alone.")
@@ -38,7 +42,7 @@ def digest() -> None:
 def preview(
     path: Path | None, person: str | None, language: str | None, tenant: str, as_html: bool, as_text: bool
 ) -> None:
-    """Print a digest as it would be sent. Nothing is sent, and nobody is told; links in a sample lead nowhere."""
+    """Print a digest as it would be sent. Nothing is sent or recorded; the links in a sample do not work."""
     from bridge.digests.message import JOINER
     from bridge.digests.sample import part_of, sample, upcoming
 
@@ -60,11 +64,13 @@ def preview(
 
 
 @digest.command()
-@click.option("--to", "people", multiple=True, metavar="ADDRESS", help="Only to this person, due or not; repeat it.")
-@click.option("--now", is_flag=True, help="To everyone with new held mail, due or not; not to those who chose never.")
+@click.option(
+    "--to", "people", multiple=True, metavar="ADDRESS", help="Send only to this person, due or not; repeatable."
+)
+@click.option("--now", is_flag=True, help="Send to all with new held mail, due or not, except those who chose `never`.")
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
-    """Send the digests that are due. Interrupt it at any time, and run it again: nobody gets two."""
+    """Send the digests that are due. After an interruption, run it again: nobody gets the same digest twice."""
     import asyncio
 
     import uvloop
@@ -104,7 +110,7 @@ def serve(path: Path | None) -> None:
 
         def on_ready(server: HttpServer) -> None:
             for bound in server.addresses:
-                say(f"pages for users at {page.public_url or f'http://{bound}' if not bound.path else bound}")
+                say(f"user pages at {page.public_url or f'http://{bound}' if not bound.path else bound}")
             notify("READY=1")
 
         async def send_due() -> Progress:
@@ -122,13 +128,13 @@ def serve(path: Path | None) -> None:
 
 @digest.group()
 def keys() -> None:
-    """The keys that sign links."""
+    """Manage the keys that sign links."""
 
 
 @keys.command()
 @config_option
 def rotate(path: Path | None) -> None:
-    """Sign new links with a new key. Links of digests that were sent keep working until they expire."""
+    """Sign new links with a new key. Links in digests that were already sent keep working until they expire."""
     with _open(path, makes_keys=True) as opened:
         made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
         count = len(opened.maker.keys.keys)
@@ -171,6 +177,6 @@ def _say_progress(progress: Progress) -> None:
         end = "done" if progress.is_over else "sending"
         say(
             f"{end}: {progress.sent:,} sent, {progress.mails:,} mails listed, {progress.failed:,} failed, "
-            f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people looked at",
+            f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people checked",
             err=True,
         )

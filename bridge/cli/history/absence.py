@@ -96,7 +96,7 @@ def _period(question: Question) -> tuple[float, float]:
 def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:
     query = session.query(wanted)
     try:
-        return {one.label: one.mails for one in session.store.count("action", query)}
+        return {total.label: total.mails for total in session.store.count("action", query)}
     except HistoryError:  # counting millions of mails may take too long; the answer does not depend on it
         return None
 

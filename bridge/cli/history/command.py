@@ -1,4 +1,4 @@
-"""`scanbridge history`: the recorded mails, the newest first, page by page, or as they come."""
+"""`scanbridge history`: the recorded mails, newest first, page by page, or as they arrive."""
 
 from __future__ import annotations
 

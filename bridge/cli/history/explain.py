@@ -95,7 +95,7 @@ def _whole(session: HistorySession, mails: list[Mail], limit: int) -> list[Mail]
     while len(made) < min(limit, len(mails)):
         mail = session.read(lambda: whole(session.store, mails[len(made)]))
         known = set(map(identity, mail.attempts))
-        mails[len(made) + 1 :] = [one for one in mails[len(made) + 1 :] if identity(one.last) not in known]
+        mails[len(made) + 1 :] = [other for other in mails[len(made) + 1 :] if identity(other.last) not in known]
         made.append(mail)
     return made
 

@@ -1,8 +1,8 @@
-"""New mails of the history as they come.
+"""New mails of the history as they arrive.
 
 Each process writes its mails in batches, so a mail may appear after one that was finished later: the last seconds are
 read again each time, and what was there before is remembered. A mail that is written later than that, because the
-database was away, is not shown.
+database was unavailable, is not shown.
 """
 
 from __future__ import annotations

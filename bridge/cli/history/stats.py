@@ -97,7 +97,7 @@ def _total(session: HistorySession, by: str, wanted: dict[str, Any], sums: list[
     if by not in ("tag", "recipient"):
         return sum(mails for _, mails, _ in sums)
     query = session.query(wanted)
-    return sum(one.mails for one in session.read(lambda: session.store.count("action", query)))
+    return sum(total.mails for total in session.read(lambda: session.store.count("action", query)))
 
 
 def _as_json(by: str, wanted: dict[str, Any], rows: list[Line], total: int) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
 
 
 class RetryHint:
-    """Says that the service does not answer and that the command goes on trying: once for each outage.
+    """Says that the service does not answer and that the command keeps trying: once for each outage.
 
     Immediately if there is no connection; other failures are often brief, so they are reported only if they persist.
     """

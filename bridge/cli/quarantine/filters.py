@@ -60,7 +60,7 @@ def _refuse_what_excludes_nothing(wanted: dict[str, Any]) -> None:
     if wanted.get("until", 0.0) >= time.time() - _NOW_S:
         matching.append("until")
     if wanted and len(matching) == len(wanted):
-        raise click.UsageError(f"--{matching[0]} as given matches all mail; use --all if you mean that")
+        raise click.UsageError(f"--{matching[0]} as given matches all mail; use --all if that is what you want")
 
 
 def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable[..., None]:

@@ -97,7 +97,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="How many mails are scanned at the same time.",
+    help="Number of mails to scan at the same time.",
 )
 @click.option(
     "--timeout", "timeout_s", default="5m", show_default=True, callback=duration, help="Maximum time for one mail."
@@ -159,10 +159,10 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
         raise click.UsageError(
             "--from, --to, --remote-address and --helo are for files: quarantined mail already has an envelope"
         )
-    for one, other in (("url", "service"), ("baseline", "expect"), ("as_csv", "as_json")):
-        if given[one] and given[other]:
+    for option, other in (("url", "service"), ("baseline", "expect"), ("as_csv", "as_json")):
+        if given[option] and given[other]:
             names = {"url": "scanner", "as_csv": "csv", "as_json": "json"}
-            raise click.UsageError(f"choose one of --{names.get(one, one)} and --{names.get(other, other)}")
+            raise click.UsageError(f"choose one of --{names.get(option, option)} and --{names.get(other, other)}")
     if given["profiles"] and not given["service"]:
         raise click.UsageError("--profiles needs --service FILE")
     for name in ("baseline", "expect", "save", "plot", "as_csv"):
@@ -200,7 +200,7 @@ def _expected(path: Path | None) -> Expected | None:
 
 
 def _sources(path: Path | None, conf: Config, paths: tuple[Path, ...], given: dict[str, Any]) -> list[Source]:
-    """The mails; why there are none is said."""
+    """The mails. If there are none, the reason is printed."""
     from bridge.cli.replay.mails import GivenEnvelope, Known, find_files
     from bridge.daemon import wiring
 
@@ -280,12 +280,12 @@ async def _replay(
     from bridge.cli.replay.scanners import opened
 
     async with AsyncExitStack() as stack:
-        one = Asked(await stack.enter_async_context(opened(scanner, conf)), settings)
+        asked = Asked(await stack.enter_async_context(opened(scanner, conf)), settings)
         other = None
         if baseline is not None:
             other = Asked(await stack.enter_async_context(opened(baseline, conf)), settings)
         with meter("replay", len(sources), hidden=len(sources) < 2, what="mails") as advance:
-            await Work(result, one, settings, other, expected).run(sources, advance)
+            await Work(result, asked, settings, other, expected).run(sources, advance)
 
 
 def _profiles(conf: Config, service: Choice, sources: Sequence[Source], settings: Settings, *, as_json: bool) -> int:

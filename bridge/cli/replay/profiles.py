@@ -40,19 +40,21 @@ def table(replays: dict[str, Replay]) -> dict[str, dict[str, int]]:
     """How many mails each profile would deliver, quarantine and so on; the first line is what was decided before."""
     first = next(iter(replays.values()))
     before = Counter(row.before.label for row in first.done if row.before is not None)
-    lines = {profile: Counter(row.now.label for row in one.done) for profile, one in replays.items()}
+    lines = {profile: Counter(row.now.label for row in replay.done) for profile, replay in replays.items()}
     return {name: dict(counts) for name, counts in {_BEFORE: before, **lines}.items() if counts}
 
 
 def show(replays: dict[str, Replay]) -> None:
     """The mails that the profiles treat differently, then the table."""
     report.show_problems(next(iter(replays.values())))
-    rows = list(zip(*(one.done for one in replays.values()), strict=True))
-    differing = [row for row in rows if len({one.now.decision for one in row}) > 1]
+    rows = list(zip(*(replay.done for replay in replays.values()), strict=True))
+    differing = [row for row in rows if len({mail.now.decision for mail in row}) > 1]
     if differing:
         say_cells("MAIL", *map(str.upper, replays), "FROM", "SUBJECT")
     for row in differing:
-        say_cells(*map(visible, (row[0].name, *(one.now.label for one in row), row[0].sender or "<>", row[0].subject)))
+        say_cells(
+            *map(visible, (row[0].name, *(mail.now.label for mail in row), row[0].sender or "<>", row[0].subject))
+        )
     if differing:
         say()
     counted = table(replays)
@@ -66,9 +68,9 @@ def to_dict(replays: dict[str, Replay]) -> dict[str, Any]:
     return {
         "version": 1,
         "decisions": table(replays),
-        "profiles": {name: one.to_dict() for name, one in replays.items()},
+        "profiles": {name: replay.to_dict() for name, replay in replays.items()},
     }
 
 
 def lacks_decisions(replays: dict[str, Replay]) -> bool:
-    return any(row.now.label == NO_DECISION for one in replays.values() for row in one.done)
+    return any(row.now.label == NO_DECISION for replay in replays.values() for row in replay.done)

@@ -68,7 +68,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     "case",
     type=click.Choice(CASES),
     metavar="WORD",
-    help="Assume this decision of the scanner, or that there is no decision for this reason: "
+    help="Assume that the scanner decides this, or that there is no decision for this reason: "
     f"{', '.join(CASES)}. Default: show what the policy does in every case.",
 )
 @click.option("--probe", is_flag=True, help="Test whether the next hops answer.")

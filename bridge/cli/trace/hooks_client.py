@@ -1,7 +1,7 @@
 """The mail server's side of a conversation with one of our MTA Hooks listeners (draft -01).
 
-Asks at the stages mail, rcpt and data, as our plugin for Haraka does, and notes what its client would read. Decides
-nothing.
+Asks at the stages mail, rcpt and data, as our plugin for Haraka does, and notes what its client would receive.
+Decides nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Hooks:
         return exchange
 
     async def _ask(self, stage: str, given: Given, recipients: list[str]) -> str:
-        """What an SMTP client of the mail server would read."""
+        """What an SMTP client of the mail server would receive."""
         size = {"SIZE": str(len(given.content))}
         facts: dict[str, Any] = {
             "stage": stage,

@@ -194,7 +194,7 @@ class _Milter:
         self.writer.write(_frame(protocol.ABORT))
 
     async def ask(self, command: int, data: bytes = b"") -> str:
-        """What an SMTP client of the mail server would read."""
+        """What an SMTP client of the mail server would receive."""
         self.writer.write(_frame(command, data))
         await self.writer.drain()
         while True:
@@ -213,7 +213,7 @@ class _Milter:
 
 
 def _fields_and_body(content: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """As Postfix sees them: a line that is no field ends the header section, and a very long field is cut."""
+    """As Postfix sees them: a line that is not a field ends the header section, and a very long field is cut."""
     fields, position = [], 0
     while (found := _FIELD.match(content, position)) is not None:
         value = found[2].replace(b"\r\n", b"\n").replace(b"\0", b"")

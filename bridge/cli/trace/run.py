@@ -77,7 +77,7 @@ class Run:
     kept: list[tuple[Transaction, bytes, dict[str, object]]] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     copies: NotedCopies = field(default_factory=lambda: NotedCopies(Path()))
-    closed_at_mail: Reply | None = None  # what the client reads at MAIL once saturation is known
+    closed_at_mail: Reply | None = None  # what the client receives at MAIL once saturation is known
 
     @property
     def processed(self) -> list[Record]:

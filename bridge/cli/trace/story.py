@@ -200,7 +200,7 @@ def _refused_commands(done: Run, exchange: Exchange, number: int) -> Iterator[St
         later = f" (The mail server sends the mail to {address} in another transaction.)" if is_later else ""
         yield Step("rcpt", step.text + later, facts)
     if exchange.data and exchange.data[0] not in "23":
-        yield Step("data", f"DATA is refused: the client reads {exchange.data}", {"reply": exchange.data})
+        yield Step("data", f"DATA is refused: the client receives {exchange.data}", {"reply": exchange.data})
 
 
 def _refused(done: Run, at: str, addresses: tuple[str, ...], reply: str) -> Step:
@@ -208,9 +208,9 @@ def _refused(done: Run, at: str, addresses: tuple[str, ...], reply: str) -> Step
     found = [record for record in done.records if record.at == at and record.tx.envelope.addresses == addresses]
     command = " ".join((at.upper(), *addresses))
     if not found:
-        return Step(at, f"{command} is refused: the client reads {reply}", {"reply": reply})
+        return Step(at, f"{command} is refused: the client receives {reply}", {"reply": reply})
     shown = without_id(reply, found[0])
-    text = f"{command} is refused by rule {found[0].rule}: the client reads {shown}"
+    text = f"{command} is refused by rule {found[0].rule}: the client receives {shown}"
     return Step(at, text, {"rule": found[0].rule, "reply": shown})
 
 
@@ -258,7 +258,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
         what = f"its decision is {done.case}" if is_decision else f"there is no decision: {done.case}"
         yield Step("decision", f"{who}Suppose that {what}.", {"case": str(done.case), "supposed": True})
         if done.case is Case.SATURATED and done.closed_at_mail is not None:
-            text = f"Once saturation is known, the client already reads this at MAIL: {done.closed_at_mail}"
+            text = f"Once saturation is known, the client already receives this at MAIL: {done.closed_at_mail}"
             yield Step("mail", text, {"reply": str(done.closed_at_mail)})
     elif result is not None:
         tags = ", ".join(result.tags) or "none"
@@ -339,10 +339,10 @@ def _replies(record: Record, who: str, setup: Setup) -> Iterator[Step]:
     if outcome.replies and len({str(reply) for reply in outcome.replies}) > 1:
         for address, reply in zip(record.tx.envelope.addresses, outcome.replies, strict=True):
             shown = "the next hop's own reply" if reply.is_success else without_id(str(reply), record)
-            yield Step("reply", f"{told} reads for {address}: {shown}", {"recipient": address, "reply": shown})
+            yield Step("reply", f"{told} receives for {address}: {shown}", {"recipient": address, "reply": shown})
         return
     shown = reply_text(setup, record)
-    yield Step("reply", f"{who}{told} reads: {shown}", {"reply": shown})
+    yield Step("reply", f"{who}{told} receives: {shown}", {"reply": shown})
 
 
 def _for(done: Run, record: Record) -> str:

@@ -39,7 +39,7 @@ async def html(call: Call) -> Response:
     """For the frame alone."""
     maker = call.sources.digests
     if maker is None:
-        raise Refused(404, "No digests", "There are no digests in this configuration.")
+        raise Refused(404, "No digests", "Digests are not configured.")
     language, tenant = _chosen(call, maker)
     try:
         content = await call.run(make_sample, maker, tenant, language)

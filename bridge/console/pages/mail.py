@@ -67,7 +67,7 @@ def read(given: Mapping[str, str]) -> Search:
 
 
 def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Found:
-    """By key first; what is no key may be an address. Raises ValueError."""
+    """By key first; what is not a key may be an address. Raises ValueError."""
     wanted, page = dict(asked.wanted), {"before": asked.before, "limit": PER_PAGE + 1}
     key = pasted_key(wanted.pop("what", ""))
     if not key:

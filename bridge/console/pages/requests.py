@@ -36,7 +36,7 @@ async def grant(call: Call) -> Response:
     except BridgeError as exc:
         await call.run(requests.reopen, found.seq)
         call.audit_detail = f"request {found.seq}: {exc}"
-        raise Refused(409, "Not granted", f"{exc}. The request waits as before.") from exc
+        raise Refused(409, "Not granted", f"{exc}. The request is still waiting.") from exc
     await call.run(requests.settle, taken)
     return call.redirect("/requests", notice="request-granted")
 
@@ -87,9 +87,9 @@ async def _found(call: Call) -> Request:
 
 def _requests(call: Call) -> Requests:
     if call.sources.requests is None:
-        raise Refused(404, "No digests", "There are no digests in this configuration.")
+        raise Refused(404, "No digests", "Digests are not configured.")
     return call.sources.requests
 
 
 def _decided_before() -> Refused:
-    return Refused(409, "Decided before", "Somebody else has decided about this request.")
+    return Refused(409, "Already decided", "Somebody else has already decided on this request.")

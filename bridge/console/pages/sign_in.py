@@ -109,7 +109,7 @@ async def sign_out(call: Call) -> Response:
 async def begin(
     call: Call, person: Person, action: str, following: str, is_allowed: IsAllowed | None = None
 ) -> Response:
-    """Begin a session and go on."""
+    """Begin a session and continue."""
     if SESSION_COOKIE in call.request.cookies:
         call.console.jobs.signed_out(call.session_label)
         await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])

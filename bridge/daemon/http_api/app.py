@@ -114,7 +114,9 @@ class Api:
         parameters.read(scope["query_string"], {})
         mail_id = scope["path"].removeprefix(document.MAILS_PATH)
         if not MAIL_ID.fullmatch(mail_id):
-            raise ApiError("not_found", "an id has up to 64 letters and digits; search with /api/v1/history?what=...")
+            raise ApiError(
+                "not_found", "an id consists of up to 64 letters and digits; search with /api/v1/history?what=..."
+            )
         return await self._run(caller, {"about": "mail", "id": mail_id, "quarantine": self._parts.quarantine()})
 
     async def _run(self, caller: Caller, question: dict[str, Any]) -> bytes:

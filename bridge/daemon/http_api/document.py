@@ -68,13 +68,13 @@ def _mail() -> Json:
         "name": "id",
         "in": "path",
         "required": True,
-        "description": "Our id of the mail, as in the log and in replies.",
+        "description": "Our id for the mail, as in the log and in replies.",
         "schema": {"type": "string", "pattern": f"^{MAIL_ID.pattern}$"},
     }
     return {
         "operationId": "mail",
         "tags": ["History"],
-        "summary": "Everything about one mail: its attempts, what happened later, whether it is in the quarantine.",
+        "summary": "Everything about one mail: its attempts, what happened later, and whether it is in the quarantine.",
         "parameters": [mail_id],
         "responses": _responses("The mail.", "Story"),
     }
@@ -152,7 +152,7 @@ def _schemas() -> Json:
         "text": _TEXT,
     }
     held = {"id": _TEXT, "state": {"enum": list(STATES)}, "time": {**_TIME, "description": "When it was stored."}}
-    one = {"label": _TEXT, "mails": _NUMBER, "size": {**_NUMBER, "description": "Bytes."}}
+    fields = {"label": _TEXT, "mails": _NUMBER, "size": {**_NUMBER, "description": "Bytes."}}
     error = {
         "error": {"type": "string", "enum": sorted(ERRORS), "description": "Stable: programs may depend on it."},
         "message": {**_TEXT, "description": "For people."},
@@ -165,7 +165,7 @@ def _schemas() -> Json:
         "Mail": mail,
         "Later": _object(["time", "id", "event"], later),
         "Held": _object(["id", "state", "time"], held),
-        "Sum": _object(list(one), one),
+        "Sum": _object(list(fields), fields),
         "Error": _object(["error", "message"], error),
     }
 
@@ -174,7 +174,7 @@ def _mail_fields() -> Json:
     """As `MailEntry.to_dict` makes them. Values that a mail does not have are left out."""
     milliseconds: Json = {"type": "number", "minimum": 0}
     return {
-        "time": {**_TIME, "description": "The end of its processing."},
+        "time": {**_TIME, "description": "When its processing ended."},
         "id": {**_TEXT, "description": "Our id; absent for refusals that share an entry."},
         "session": _TEXT,
         "listener": _TEXT,
@@ -193,13 +193,13 @@ def _mail_fields() -> Json:
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
         "rule": {**_TEXT, "description": "The rule of the policy that decided."},
-        "reply": {**_TEXT, "description": "What the client read."},
+        "reply": {**_TEXT, "description": "What the client received."},
         "replies": {"type": "object", "description": "The replies by recipient, if they differ."},
         "ggrid": _TEXT,
         "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
         "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},
         "next_id": {**_TEXT, "description": "The queue id of the next hop."},
-        "attempt": {**_TEXT, "description": "The same for every attempt to send this mail, if it was deferred."},
+        "attempt": {**_TEXT, "description": "The same for all attempts to send this mail, if it was deferred."},
         "wait_ms": milliseconds,
         "scan_ms": milliseconds,
         "relay_ms": milliseconds,
@@ -236,7 +236,7 @@ def _story_fields() -> Json:
         "later": {**_list("Later"), "description": "What happened after the decision, in order."},
         "quarantine": {
             "anyOf": [_list("Held"), {"type": "null"}],
-            "description": "Those of these mails that are in the quarantine of this machine; null if the quarantine is "
+            "description": "Which of these mails are in the quarantine of this machine; null if the quarantine is "
             "in object storage, which is not searched.",
         },
     }
@@ -248,7 +248,7 @@ def _stats_fields() -> Json:
         "since": _TIME,
         "until": _TIME,
         "sums": {**_list("Sum"), "description": "The largest first; hours and days (UTC) in order."},
-        "left_out": {**_NUMBER, "description": "How many more sums there are than `limit`."},
+        "left_out": {**_NUMBER, "description": "How many sums were left out because of `limit`."},
     }
 
 

@@ -32,7 +32,7 @@ class Caller:
     def check(self, wanted: str | None) -> None:
         """`wanted`: the tenant that is asked for. Raises ApiError. A search is limited to `tenants` in any case."""
         if self.tenants is not None and wanted is not None and wanted not in self.tenants:
-            raise ApiError("forbidden", "tenant: the token is for other tenants", parameter="tenant")
+            raise ApiError("forbidden", "tenant: the token is valid for other tenants only", parameter="tenant")
 
 
 def authenticate(callers: Sequence[Caller], authorization: Sequence[bytes]) -> Caller:

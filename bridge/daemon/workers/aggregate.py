@@ -97,7 +97,7 @@ class Aggregate:
         }
         counts = [self._status.metrics.mails.dump(), supervisor.get("metrics", {}).get("mails", [])]
         counts += [snapshot["metrics"].get("mails", []) for snapshot in others]
-        return with_health(state, [one["recent"] for one in (own, *states)], chain(*counts), self._status)
+        return with_health(state, [worker["recent"] for worker in (own, *states)], chain(*counts), self._status)
 
     # Writing our snapshot
 

@@ -81,7 +81,7 @@ class SyslogSink:
         except (OSError, ssl.SSLError, EOFError) as exc:
             return self._failed(entries, getattr(exc, "strerror", None) or str(exc) or type(exc).__name__)
         now = time.monotonic()
-        self._recent.extend([(now, one) for one in messages])
+        self._recent.extend([(now, message) for message in messages])
         return {entry.seq: None for entry in entries}
 
     def _failed(self, entries: Sequence[Entry], problem: str) -> Results:
@@ -94,7 +94,7 @@ class SyslogSink:
         if self._writer is None:
             await self._connect()
             oldest = time.monotonic() - _RECENT_S
-            messages = [one for at, one in self._recent if at >= oldest] + messages
+            messages = [message for at, message in self._recent if at >= oldest] + messages
         assert self._writer is not None
         self._writer.write(b"".join(messages))
         await self._writer.drain()

@@ -47,12 +47,12 @@ def read_secrets(text: str) -> tuple[bytes, ...]:
         try:
             secret = base64.b64decode(line.removeprefix(_PREFIX), validate=True)
         except (binascii.Error, ValueError):
-            raise ValueError("a secret is whsec_ followed by base64") from None
+            raise ValueError("a secret must be whsec_ followed by base64") from None
         if not _SHORTEST_SECRET <= len(secret) <= _LONGEST_SECRET:
             raise ValueError(f"a secret must have {_SHORTEST_SECRET} to {_LONGEST_SECRET} bytes before base64 encoding")
         found.append(secret)
     if not found:
-        raise ValueError("a secret is whsec_ followed by base64; the file is empty")
+        raise ValueError("a secret must be whsec_ followed by base64; the file is empty")
     return tuple(found)
 
 

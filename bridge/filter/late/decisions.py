@@ -1,6 +1,6 @@
 """Late decisions: a scan may take an hour, an SMTP transaction may not.
 
-When a mail's deadline passes, its client reads 451, but the scan continues. Its decision is stored, and
+When a mail's deadline passes, its client receives 451, but the scan continues. Its decision is stored, and
 when the client sends the same mail again, it is answered immediately; while the scan still runs, it is
 answered with another 451, and never scanned a second time. Until the scan ends, the mail holds its slot
 in admission, because the scanner is working on it, but not its content, which has been uploaded.

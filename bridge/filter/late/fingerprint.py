@@ -2,7 +2,7 @@
 
 The same tenant, sender and recipients, and the same content. Only one thing may differ: the mail server in front of us
 writes a new Received field on top each time it passes the mail on, so the Received fields at the top are left out. They
-must be written exactly as servers write them; in a header section with a line that is no field, nothing is left out,
+must be written exactly as servers write them; in a header section with a line that is not a field, nothing is left out,
 because readers disagree about what such a line belongs to, and could show what was left out. If this is wrong, a mail
 is delivered by another mail's decision.
 

@@ -184,7 +184,7 @@ class SqlStore:
             self._stamp = _open_stamp(self._stamp_path)
 
     def _set_aside(self, exc: DatabaseError) -> bool:
-        """Rename a damaged file, or one that is no database, so that it does not fail at every start."""
+        """Rename a damaged file, or one that is not a database, so that it does not fail at every start."""
         path = self._place.path
         damaged = getattr(exc.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         if not damaged or not self._is_ours or path is None:
@@ -265,7 +265,7 @@ def _from_json(stored: str) -> AnalysisResult:
     try:
         return result if wanted is None else replace(result, changes=Changes.from_dict(wanted))
     except (TypeError, AttributeError) as exc:
-        raise ValueError("its changes cannot be read") from exc
+        raise ValueError("the changes in it cannot be read") from exc
 
 
 _CHANGES = "changes"  # beside the fields of a MessageAnalysisResult

@@ -1,10 +1,10 @@
 """The requests of one listener, as an ASGI application: discovery, registrations, and the hooks themselves.
 
-Whatever concerns a mail is answered with 200 and says in its JSON what the SMTP client shall read: also a 451, because
-clients repeat a request that fails with an HTTP error, and that would add to an overload. HTTP errors are for requests
-that we cannot take as a question about a mail; the mail server then defers the mail by itself. The token is checked
-before a byte of the body is read. If this is wrong, somebody without the token learns what we decide, or a mail is
-accepted that is not decided.
+Whatever concerns a mail is answered with 200 and says in its JSON what the SMTP client is to receive, even a 451,
+because clients repeat a request that fails with an HTTP error, and that would add to an overload. HTTP errors are for
+requests that we cannot take as a question about a mail; the mail server then defers the mail by itself. The token is
+checked before a byte of the body is read. If this is wrong, somebody without the token learns what we decide, or a mail
+is accepted that is not decided.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class HooksApp:
         found = self._context.registrations.find(identity)
         if isinstance(found, State):
             gone = found is State.ENDED
-            raise HttpError(410 if gone else 404, found.value, "the registration is not known, or has ended")
+            raise HttpError(410 if gone else 404, found.value, "the registration is unknown, or has ended")
         return found
 
     def _registration(self, method: str, identity: str) -> tuple[int, bytes]:

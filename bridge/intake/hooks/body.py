@@ -1,6 +1,6 @@
 """The body of one HTTP request: block by block, within its limits of size and time.
 
-Knows nothing of its content. If this is wrong, a client that sends a byte a minute holds a connection for ever.
+Knows nothing of its content. If this is wrong, a client that sends a byte a minute holds a connection forever.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _changed(action: str, outcome: Outcome, mail: HookMail, can_delete: bool) ->
                 added.append({"path": "/message/headers", "value": {"name": name, "value": unfolded(value)}})
         deleted += [f"/message/headers/{place}" for place in sorted(gone, reverse=True)]
         removed = set(outcome.removed)
-        places = [place for place, one in enumerate(mail.recipients) if one.address in removed]
+        places = [place for place, recipient in enumerate(mail.recipients) if recipient.address in removed]
         deleted += [f"/envelope/to/{place}" for place in reversed(places)]
     found: Found = {"set": sets}
     if added:

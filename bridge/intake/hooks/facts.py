@@ -1,6 +1,6 @@
 """Values of a request's JSON, with the type that they must have.
 
-Both dialects name client, sender and recipients in much the same way. Whatever has another type than expected makes
+Both dialects name client, sender and recipients in much the same way. Whatever does not have the expected type makes
 the request invalid: nothing is guessed. If this is wrong, a mail is scanned with the wrong envelope.
 """
 

@@ -88,7 +88,7 @@ class JsonBody:
             read = self._read_string if self._string else self._read_marks
             position = read(data, position)
         if len(self._kept) > MAX_KEPT:
-            raise TooMuch("the request is too large without the mail in it")
+            raise TooMuch("the request is too large even without the mail")
 
     def end(self) -> dict[str, Any]:
         """What is left. Raises BadJson."""

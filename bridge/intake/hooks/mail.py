@@ -52,7 +52,7 @@ class HookMail(Mail):
     def _note_recipients(self, recipients: tuple[bytes, ...]) -> None:
         """For the log: the recipients of a mail that is refused."""
         parsed = [codec.parse_address(data) for data in recipients[: self._limits.max_recipients]]
-        self.recipients = [Recipient(*one) for one in parsed if not isinstance(one, Reply)]
+        self.recipients = [Recipient(*recipient) for recipient in parsed if not isinstance(recipient, Reply)]
 
     def complete(self, needs_fields: bool) -> None:
         """All of the content is here. `needs_fields`: the mail server is told which fields to delete."""

@@ -89,7 +89,7 @@ class Registrations:
         if asked.get("outbound") is not None:
             raise BadJson("outbound hooks are not supported")
         if "data" not in stages or not set(stages) <= set(STAGES):
-            raise BadJson(f"inbound.stages must be some of {', '.join(STAGES)}, and data among them")
+            raise BadJson(f"inbound.stages must include data; the possible stages are {', '.join(STAGES)}")
         if missing := [name for name in _NEEDED if name not in offered]:
             raise BadJson(f"inbound.properties must have {', '.join(missing)}")
         for name in ("name", "version"):  # for people who read the request

@@ -5,7 +5,7 @@ Written from Stalwart's documentation and source, which differ in places: `ehlo`
 turns bytes that are not UTF-8 into U+FFFD before it sends a mail, so what we scan may differ from what it delivers:
 such a copy is recognised, and the listener's `lossy_content` says what becomes of the mail. It has no quarantine that
 could be relied on: one version treats `quarantine` as discard, another delivers the mail with a mark. If this is
-wrong, the scanner reads another mail than the one that is delivered.
+wrong, the scanner reads a different mail from the one that is delivered.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def _all_edits(wanted: Sequence[FieldEdit], forged: Forged) -> list[FieldEdit]:
 
 def _number_before(number: int, deleted: Sequence[int]) -> int:
     """The scanner has seen the mail without the forged fields: what is the number of a field among all of them?"""
-    for one in deleted:
-        number += one <= number
+    for earlier in deleted:
+        number += earlier <= number
     return number
 
 

@@ -9,7 +9,7 @@ So the fields are held back until the beginning of the body is there. If their n
 header section, the body is the mail, byte for byte, and the held fields are dropped. If not, nobody
 can tell what Stalwart delivers: its client wrote both, so nothing is guessed, and the mail is refused.
 A Stalwart that no longer repeats the fields would have all its mail deferred, and needs another profile.
-If this is wrong, the scanner reads another mail than the one that is delivered.
+If this is wrong, the scanner reads a different mail from the one that is delivered.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _has_fields(head: bytes, fields: bytes) -> bool:
     """Whether all these fields are in `head`, by name and in order."""
     names = [_name(line) for line in fields.split(b"\n") if line[:1] not in (b"", b" ", b"\t", b"\r")]
     lines = map(_name, head.split(b"\n"))
-    return bool(names) and all(name in lines for name in names)  # each look-up goes on after the last one
+    return bool(names) and all(name in lines for name in names)  # each look-up continues after the last one
 
 
 def _name(line: bytes) -> str:

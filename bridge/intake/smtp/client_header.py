@@ -4,7 +4,7 @@ Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT, but they can add a header
 on. Only trusted clients may send us mail, and only the topmost of several such fields counts: it was added last, by the
 mail server itself; those below may come from the sender. All of them are removed, so that neither the scanner nor the
 next hop sees them. The topmost one must be a single line: the first line of a mail that begins with white space
-continues the field that the mail server put above it. If this is wrong, a sender chooses the address that he is judged
+continues the field that the mail server put above it. If this is wrong, senders choose the address that they are judged
 by.
 """
 
@@ -60,7 +60,7 @@ class ClientHeader:
 
 def _client(value: bytes) -> Client:
     """Parse XFORWARD's attributes. One that cannot be used, or is repeated, costs only itself: others are not the
-    sender's to lose. A sender chooses his HELO, and would otherwise choose to be judged by no address.
+    sender's to lose. Senders choose their HELO, and would otherwise choose to be judged by no address.
     """
     words = [word for word in value.split() if word.partition(b"=")[0].upper() in _KEYS]  # there may be many others
     names = Counter(word.partition(b"=")[0].upper() for word in words)

@@ -1,10 +1,10 @@
 """MTA Hooks as a client (draft-degennaro-mta-hooks-01, experimental): the bridge is the mail server, at stage `data`.
 
 A host is asked what it offers, then told who we are; only then does it take mail, as JSON with the content in base64.
-It answers with changes to what was sent: `/action` and `/response` become the decision, added header fields are
-carried out where the operator allows it. An answer that asks for anything else is no decision, because half of what a
-scanner wanted may be the opposite of it. All endpoints must be on the host's own origin, since the token goes there.
-If this is wrong, a mail is delivered that the scanner wanted changed, or the token goes to another server.
+It answers with changes to what was sent: `/action` and `/response` become the decision, added header fields are carried
+out where the operator allows it. An answer that asks for anything else is not a decision, because half of what a
+scanner wanted may be the opposite of it. All endpoints must be on the host's own origin, since the token goes there. If
+this is wrong, a mail is delivered that the scanner wanted changed, or the token goes to another server.
 """
 
 from __future__ import annotations

@@ -112,11 +112,11 @@ class Rspamd:
             for name, value in _items(fields if isinstance(fields, dict) else {_SPAM_FIELD: fields}):
                 wished.replace(name, value)
         for name, given in _items(milter.get("add_headers")):
-            for one in given if isinstance(given, list) else (given,):
-                if isinstance(one, dict):
-                    wished.add(name, one.get("value"), one.get("order"))
+            for value in given if isinstance(given, list) else (given,):
+                if isinstance(value, dict):
+                    wished.add(name, value.get("value"), value.get("order"))
                 else:
-                    wished.add(name, one)
+                    wished.add(name, value)
         signatures = found.get("dkim-signature")
         for value in signatures if isinstance(signatures, list) else (signatures,):
             wished.add("DKIM-Signature", value)

@@ -85,7 +85,7 @@ _UNOPENED_NAMES = frozenset(_UNOPENED.split())
 
 
 def kind_of(content: bytes) -> str:
-    """The format by its first bytes, or by the end of a zip file; empty if this is no container."""
+    """The format by its first bytes, or by the end of a zip file; empty if this is not a container."""
     if content.startswith(_BEGINNINGS):
         return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if is_tar(content):

@@ -1,4 +1,4 @@
-"""Why the service decides about a mail as it does, from the mail's bytes alone: no lists, no engines, no network."""
+"""Why the service decides on a mail as it does, from the mail's bytes alone: no lists, no engines, no network."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Explanation:
             for name in ("margin", "threshold", "profile", "points", "bias", "context", "words")
         }
         rows = [
-            {"name": one.name, "weight": round(one.weight, 3), "found_in": one.found_in}
-            for one in self.model.contributions
+            {"name": contribution.name, "weight": round(contribution.weight, 3), "found_in": contribution.found_in}
+            for contribution in self.model.contributions
         ]
         return {**plain, "model": {**answer, "contributions": rows}}
 

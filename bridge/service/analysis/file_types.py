@@ -100,7 +100,7 @@ def is_program(content: bytes) -> bool:
 
 
 def is_noise(content: bytes) -> bool:
-    """Whether this is no file that anything opens: not of a known type, and no text that could be a script."""
+    """Whether nothing opens this as a file: it has no known type, and is not text that could be a script."""
     if family_of(content) or content[257:262] == b"ustar" or content[0x8001:0x8006] == b"CD001":
         return False
     return not is_text(content)

@@ -4,7 +4,7 @@ The server's OPTIONS say which method it offers, how much of an object it wants 
 it answers 204 for an object that it does not change. Objects are sent as if they were answers of a web server
 (RESPMOD) or uploads to one (REQMOD). 204 is clean. So is an object that comes back unchanged; one that comes back
 changed was replaced by a page about what was found, and then header fields name it, although not all servers send them.
-If this file is wrong, malware counts as clean: so every answer that is neither is no answer.
+If this file is wrong, malware counts as clean: so an answer that is neither does not count as one.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _violations(value: str) -> set[str]:
 
 
 def _threat(name: str) -> str:
-    """What clamd says about a file that it could not scan completely is no malware."""
+    """What clamd says about a file that it could not scan completely is not malware."""
     tag = as_tag(name)
     if "limits.exceeded" in tag or tag.startswith("heuristics.encrypted"):
         return "icap:container"

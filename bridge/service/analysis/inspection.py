@@ -1,14 +1,17 @@
 """Inspection: everything that the bytes of a mail alone reveal.
 
-Pure and synchronous, so that it can run in the event loop (small mail without archives) or in a
-separate process (everything else). It trusts nothing and is bounded everywhere: if it reached a bound,
-the result names it in `limits`, and the caller must treat the mail as not fully inspected.
+This file reads the mail: its header, its parts, its texts, and the ways in which programs may read an ambiguous one.
+`file_inspection` opens the files in it.
+
+Pure and synchronous, so that it can run in the event loop (small mail without archives) or in a separate process
+(everything else). It trusts nothing and is bounded everywhere: if a bound is reached, the result names it in `limits`,
+and the caller must treat the mail as not fully inspected.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -26,45 +29,29 @@ from bridge.service.analysis import (
     page_files,
     page_text,
     recognition,
-    smime,
 )
-from bridge.service.analysis.archives import BadArchive, Budget
-from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.file_inspection import SHOWN_TEXT, FileInspector, See
 from bridge.service.analysis.findings import Inspection
-from bridge.service.analysis.formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, NeedsProcess, has_download
+from bridge.service.analysis.links import NeedsProcess, has_download
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.parts import Collector, MailParts
-from bridge.service.analysis.pictures import QR_LINK
 from bridge.service.analysis.script_files import PAGE_NAME
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, declared_by, windows
+from bridge.service.analysis.text_windows import SELDOM, codecs_of, declared_by, windows
 from bridge.service.detection import phishing
-from bridge.service.detection.material import Material
-
-# In two pieces, so that no virus scanner reports this file.
-EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
-GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 MAX_SENDERS = 200  # with more, TooMuch
 MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
-NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
-LINK_COST = 256  # work for each link that a document gives: a sheet may have 65,530
-READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
 REFERENCE_WORK = 1500  # a "&" in it,
 PAGE_FILE_WORK = 10  # and a byte of such a file
-BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
 INLINE_FILES = 20  # in a page
 INLINE_LINES = 4000  # of a text with "begin" in it, which are all compared with lines of uuencode
-INLINE_EVENTS = 300  # lines of a calendar
-INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
-
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
@@ -73,11 +60,7 @@ _PARSED = frozenset({"from", "sender", "reply-to", "date"})
 _BASES = frozenset({"content-base", "content-location"})
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
-_SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 _ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
-
-
-See = Callable[[bytes, Collection[str], bool, str | None], None]
 
 
 def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
@@ -105,23 +88,14 @@ def parts_of(data: bytes) -> MailParts:
     return MailParts(iter(found.contents), found.described, is_complete=not limits and not found.is_full)
 
 
-class _MailInspector:
+class _MailInspector(FileInspector):
     """One inspection in progress; each method examines one kind of thing in the mail."""
 
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
-        self.limits = limits
-        self.see = see
-        self.documents = 0  # around the current object
-        self.opaque = 0  # containers around the current object that engines may not open
-        self.found = Inspection()
-        self.reading = readings.Budget(size)
-        self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
-        self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
-        self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
+        super().__init__(limits, size, see)
         self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
         self.pages = 0  # without a name
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
-        self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
@@ -129,16 +103,6 @@ class _MailInspector:
         if self.material is not None and self.limits.phishing is not None:
             self.found.phishing = phishing.assess(self.material, self.limits.phishing, self.found.tags)
         return self.found
-
-    def show(self, content: bytes, names: Collection[str], content_type: str | None = "") -> None:
-        if self.see:
-            self.see(content, names, self.opaque > 0, content_type)
-
-    def signatures(self, data: Buffer) -> None:
-        if data.find(EICAR) >= 0:
-            self.found.tags.add("malware:eicar")
-        if data.find(GTUBE) >= 0:
-            self.found.tags.add("spam:gtube")
 
     def mail(self, data: Buffer, nesting: int) -> None:
         outermost = nesting == 0
@@ -191,11 +155,6 @@ class _MailInspector:
             else:
                 self.guess(content, is_decoded, nesting)
         self.enclosed_once(mails, nesting)
-
-    def named(self, names: Collection[str]) -> None:
-        """Names that a program may show, of a container or of no part in particular."""
-        for name in names:
-            self.found.tags |= file_types.tags_of(name, "", b"")
 
     def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
@@ -350,7 +309,7 @@ class _MailInspector:
         """The beginning of a text, for the detection of phishing; the same texts again."""
         first = next(texts, "")
         if self.material is not None:
-            is_attached = nesting > 0 or bool(part.names) or part is _SHOWN_TEXT
+            is_attached = nesting > 0 or bool(part.names) or part is SHOWN_TEXT
             self.material.add_text(first, is_html=part.content_type != "text/plain", is_attached=is_attached)
         return chain((first,), texts)
 
@@ -422,150 +381,3 @@ class _MailInspector:
         if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
                 self.named(file_names.titles(subject))
-
-    def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
-        """Whatever the names, the whole content is searched only once; types are told by its beginning."""
-        self.budget.take_work(NAME_COST * len(names))
-        for number, name in enumerate(names):
-            self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
-
-    def calendar(self, content: bytes, part: Part, nesting: int) -> None:
-        if content.count(b"\n") > INLINE_EVENTS and not self.limits.archives:
-            raise NeedsProcess
-        for codec in codecs_of(content[:PAGE_START], part.params.get("charset", "")):
-            self.reading.take_text(content)
-            for file, names in calendar_files.files(words.decoded(content, codec), part):
-                self.signatures(file)
-                self.names(names or [""], "", file)
-                self.show(file, names)
-                self.file(file, names, nesting)
-
-    def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
-        stems = recognition.names_in_signed(names)
-        self.opaque += 1  # engines do not open it
-        try:
-            for inner in smime.contents(content, self.budget):
-                if not self.limits.archives:
-                    raise NeedsProcess
-                for message in (inner, inflated(inner, self.budget)):
-                    if message:
-                        self.show(message, ())
-                        self.signatures(message)
-                        self.enclosed(message, nesting)
-                        if stems:
-                            self.names(stems, "", message)
-                            self.file(message, stems, nesting + 1)
-        except smime.BadStructure:
-            self.found.tags.add("mime:broken-archive")
-        finally:
-            self.opaque -= 1
-
-    def enclosed(self, content: bytes, nesting: int) -> None:
-        if nesting >= self.budget.depth:
-            raise TooMuch("archive-depth")
-        self.mail(content, nesting + 1)
-
-    def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """A file, attached or unpacked."""
-        self.found.digests.add(hashlib.sha256(content).hexdigest())
-        for number, kind in enumerate(archives.kinds_of(content, names)):
-            self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
-        if self.limits.look_at_mime:
-            for kind in documents.kinds_of(content, names, self.limits.formats):
-                self.document(content, kind, names, nesting)
-
-    def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
-        """What a document, a picture or a page links to, runs and contains. It is no level of archives."""
-        if not self.limits.archives:
-            raise NeedsProcess
-        if self.documents >= documents.MAX_NESTED:
-            raise TooMuch("archive-depth")
-        self.documents += 1
-        for member in documents.members(content, kind, names, self.budget):
-            self.member(member, kind, max(0, nesting - 1))
-        self.documents -= 1
-
-    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
-        if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
-            self.found.tags.add("mime:unopened-archive")
-            return
-        if not self.limits.archives:
-            raise NeedsProcess
-        if nesting >= self.budget.depth:
-            raise TooMuch("archive-depth")
-        try:
-            for member in archives.members(content, kind, names, self.budget):
-                self.member(member, kind, nesting)
-        except BadArchive:
-            if is_certain:
-                self.found.tags.add("mime:broken-archive")
-
-    def member(self, member: archives.Member, kind: str, nesting: int) -> None:
-        content = member.content
-        self.found.tags.update(member.tags)
-        self.linked(member.links)
-        if self.material is not None and QR_LINK in member.tags:
-            self.material.add_codes(member.links)
-        if member.limit:
-            self.found.limits.add(member.limit)
-        if member.encrypted:
-            self.found.tags.add("mime:encrypted-archive")
-            if any(file_types.named_family(name) == file_types.EXECUTABLE for name in member.names):
-                self.found.tags.add("mime:executable")
-            return
-        if member.broken:
-            self.found.tags.add("mime:broken-archive")
-        self.names(member.names, "", content or b"")
-        if any(map(file_types.is_macro_member, member.names)):
-            self.found.tags.add("mime:macro")
-        if content is None:
-            return
-        if archives.kind_of(content) and kind not in archives.COMPRESSORS and kind not in FORMATS:
-            self.found.tags.add("mime:nested-archive")
-        self.signatures(content)
-        self.opaque += member.is_disputed
-        if self.opaque or self.limits.show_members:
-            self.show(content, member.names, "" if self.opaque else None)
-        if recognition.is_mail_file(content, member.names) or (
-            kind == "openpgp" and readings.begins_like_mail(content)
-        ):
-            self.enclosed(content, nesting)
-        elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
-            self.text(content, 0, len(content), _SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
-        self.wrapped(content, member.names, nesting)
-        self.file(content, member.names, nesting + 1)
-        self.opaque -= member.is_disputed
-
-    def linked(self, links: Collection[str]) -> None:
-        """Links outside of any text: in codes, documents and the like."""
-        for link in links if self.limits.look_at_urls else ():
-            self.budget.take_work(LINK_COST + len(link))
-            self.links.scan(link, is_html=False)
-
-    def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """What a file in an archive may be besides another archive: the same as an attachment."""
-        if recognition.is_signed(content, names):
-            self.signed(content, names, nesting)
-        part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
-        if recognition.is_calendar(part):
-            self.calendar(content, part, nesting)
-        if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
-            for codec in codecs_of(content[:PAGE_START], ""):
-                self.page(words.decoded(content, codec), nesting + 1)
-        is_encoded = file_types.has_extension(names, recognition.ENCODED)
-        if is_encoded or recognition.has_mark(content):
-            self.encoded(content, nesting + 1, is_certain=is_encoded)
-
-    def encoded(self, content: bytes, nesting: int, *, is_certain: bool) -> None:
-        """A file in an archive that programs may decode. A long one only in the formats that mark their beginning."""
-        if is_certain or len(content) <= WINDOW:
-            if ambiguity.in_text(b"\n" + content, 0, len(content) + 1):
-                self.budget.take_work(READING_COST * len(content))
-            self.hidden(content, nesting, is_text=is_certain)
-            return
-        for file in encodings.embedded(b"\n" + content):
-            self.budget.take(len(file))
-            self.signatures(file)
-            self.show(file, ())
-            self.guess(file, True, nesting)

@@ -35,7 +35,7 @@ _SHOWN = re.compile(r"\s*(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)[\
 _AUTHORITY_END = re.compile(r"[/\\?#]")
 _NUMBER = r"(?:0x[0-9a-f]*|[0-9]+)"
 _NUMBERS = re.compile(rf"0x[0-9a-f]+|[0-9]{{8,}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
-_MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is no address
+_MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is not an address
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 

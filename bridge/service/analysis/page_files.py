@@ -46,7 +46,7 @@ def files(page: str) -> Iterator[PageFile]:
         parameters = text[max(match.end(), comma - _MAX_PARAMETERS) : comma].rstrip().lower()
         is_long = comma - match.end() > _MAX_PARAMETERS
         for end in _ends(text, match.start(), comma + 1):
-            content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is no content
+            content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is not content
             if "base64" in parameters or is_long:
                 yield PageFile(kind, encodings.decode(content, "base64")[0])
             if not parameters.endswith("base64"):  # not every browser looks for it elsewhere

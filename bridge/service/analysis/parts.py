@@ -1,7 +1,7 @@
 """The parts of a mail, decoded: what engines get that look at one object at a time, and cannot read MIME.
 
 The inspection finds them, in its process or in the event loop; this file collects and keeps them. A part is what a
-mail program would save or show. Files in archives are no parts, because such engines open archives themselves. What
+mail program would save or show. Files in archives are not parts, because such engines open archives themselves. What
 some program finds only in another reading of an ambiguous mail is a part too. Large ones are kept in an unlinked file.
 """
 
@@ -72,7 +72,7 @@ class MailParts(Sequence[MailPart]):
         for piece in pieces:
             self._store.write(piece, is_last=self._store.size + len(piece) >= size)
         if self._store.size != size:
-            raise ValueError("the parts have other sizes than described")
+            raise ValueError("the sizes of the parts differ from their description")
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]

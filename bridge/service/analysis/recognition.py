@@ -56,7 +56,7 @@ def is_mail_file(content: bytes, names: Collection[str]) -> bool:
 
 
 def is_file(content: bytes) -> bool:
-    """Whether a text is no text: some programs save it as a file."""
+    """Whether what is declared as text is a file: some programs save it as one."""
     kind = archives.kind_of(content)
     if kind == "gzip":  # whose first two bytes alone could be an accident
         return content[2:3] == b"\x08"

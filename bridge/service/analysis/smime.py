@@ -32,7 +32,7 @@ def _without_pem_lines(data: bytes) -> bytes:
 
 
 class BadStructure(Exception):
-    """The data is no BER, or not CMS."""
+    """The data is not BER, or not CMS."""
 
 
 class _Element(NamedTuple):

@@ -135,8 +135,8 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
             budget.take_work(min(header.size, len(content)))
             # Some programs forget what an earlier header said for all members, some do not.
-            for one in (announced, for_all) if header.kind == _GLOBAL else (announced,):
-                _announce(one, header, content, budget)
+            for announcement in (announced, for_all) if header.kind == _GLOBAL else (announced,):
+                _announce(announcement, header, content, budget)
             yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
         else:
             yield from _members(content, header, announced, for_all, is_disputed, budget)

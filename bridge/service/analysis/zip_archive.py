@@ -64,7 +64,7 @@ class _Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for one in self.descriptions for name in one.names))
+        return tuple(dict.fromkeys(name for described in self.descriptions for name in described.names))
 
 
 _MANY = 10_000  # headers: more than archives may have members
@@ -74,7 +74,7 @@ def has_zip_member(content: bytes) -> bool:
     """Whether a member is somewhere in it: some programs find it without the directory."""
     if b"\x03" not in content or _HEADER not in content:  # one byte is found much faster, and text has none
         return False
-    if content.count(_HEADER) > _MANY:  # most are no headers, but to tell that takes time
+    if content.count(_HEADER) > _MANY:  # most are not headers, but it takes time to tell
         return True
     found = (match.start() for match in _LIKELY_HEADER.finditer(content))
     for at in islice(found, _MAX_DOUBTS):
@@ -230,16 +230,16 @@ def _extra_fields(extra: bytes, wanted: int) -> Iterator[bytes]:
 def _names(name: bytes, extra: bytes) -> tuple[str, ...]:
     """The name, and the one that replaces it in programs that know the field for it (Info-ZIP Unicode Path)."""
     raw = [name, *(data[5:] for data in _extra_fields(extra, _UNICODE_PATH))]
-    raw += [one.partition(b"\0")[0] for one in raw if b"\0" in one]
-    return tuple(dict.fromkeys(one.decode("utf-8", "replace") for one in raw if one))
+    raw += [name.partition(b"\0")[0] for name in raw if b"\0" in name]
+    return tuple(dict.fromkeys(name.decode("utf-8", "replace") for name in raw if name))
 
 
 def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
     names = place.names or ("",)
-    is_encrypted = any(one.is_encrypted for one in place.descriptions)
+    is_encrypted = any(described.is_encrypted for described in place.descriptions)
     if is_encrypted:
         yield Member(names, None, encrypted=True)
-    if all(one.is_encrypted for one in place.descriptions):
+    if all(described.is_encrypted for described in place.descriptions):
         return
     readings = _readings(content, place, budget)
     readable = {data: whole for data, whole, _ in readings if data is not None}
@@ -256,7 +256,7 @@ def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
 def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes | None, bool, str]]:
     """For each distinct reading: the content, whether it is complete, and which of our limits prevents it."""
     found: list[tuple[bytes | None, bool, str]] = []
-    for method in dict.fromkeys(one.method for one in place.descriptions if not one.is_encrypted):
+    for method in dict.fromkeys(described.method for described in place.descriptions if not described.is_encrypted):
         if method == _STORED:
             found += [(data, True, "") for data in _stored(content, place, budget)]
         elif method in (_DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ):
@@ -268,8 +268,8 @@ def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes
 
 def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[bytes]:
     """By each of the sizes that are given; without any, up to what comes next."""
-    sizes = {size for one in place.descriptions for size in (one.packed, one.size) if size}
-    if not sizes and any(one.flags & 8 for one in place.descriptions):
+    sizes = {size for described in place.descriptions for size in (described.packed, described.size) if size}
+    if not sizes and any(described.flags & 8 for described in place.descriptions):
         following = _SIGNATURE.search(content, place.start)
         sizes = {(following.start() if following else len(content)) - place.start}
     for size in sorted({max(0, min(size, len(content) - place.start)) for size in sizes} or {0}):
@@ -279,7 +279,7 @@ def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[bytes]:
 
 def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     """To the end of the stream, and by each of the sizes that are given: some programs stop there."""
-    sizes = {one.size for one in place.descriptions if one.size}
+    sizes = {described.size for described in place.descriptions if described.size}
     try:
         new, start = _decoder(content, place.start, method)
     except ValueError:

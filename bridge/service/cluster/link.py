@@ -118,7 +118,7 @@ class Link:
             self._failed(server, "the connection ended")
         except NATS_ERRORS as exc:
             self._failed(server, connect_reason(exc, client, self._settings))
-        except Exception as exc:  # another answer than the library expects
+        except Exception as exc:  # not the answer that the library expects
             self._failed(server, f"unexpected answer ({type(exc).__name__})")
         finally:
             self._set(None)

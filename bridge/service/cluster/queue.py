@@ -142,7 +142,7 @@ class NatsQueue:
             if waiting.answer.done():
                 return waiting.answer.result()
             placing.result()  # raises
-            raise AssertionError("a job is placed until it is answered")
+            raise AssertionError("a job stays in the queue until it is answered")
         finally:
             placing.cancel()
             del self._waiting[job.ggrid]
@@ -219,7 +219,7 @@ class NatsQueue:
         """Of an answered job, only the content is left: the worker acknowledges the job."""
         ggrid = waiting.job.ggrid
         if not answered:
-            log.info("ggrid=%s dropped: no one waits for its answer", ggrid)
+            log.info("ggrid=%s dropped: no one is waiting for its answer", ggrid)
         for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
             session = await self._link.wait(PAUSE_S)
             try:

@@ -178,7 +178,7 @@ class NatsWorker:
         try:
             return await pulls.next()
         except NATS_ERRORS as exc:
-            log.debug("slot: no job: %s", exc)
+            log.debug("worker: no job received: %s", exc)
         if self._link.session is not None:
             self._prepare(self._link.session)
         await self._pause()
@@ -251,7 +251,7 @@ class NatsWorker:
         return answer.data
 
     async def _drop(self, head: JobHead, message: Msg) -> None:
-        log.info("ggrid=%s dropped: no one waits for its answer", head.ggrid)
+        log.info("ggrid=%s dropped: no one is waiting for its answer", head.ggrid)
         self._metrics.job("dropped")
         await self._say(message, ACKNOWLEDGE)
         session = self._link.session

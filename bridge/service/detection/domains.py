@@ -2,7 +2,7 @@
 
 The lists (`data/*.txt`) are short and reviewed by hand: providers of free mailboxes, link shorteners, hosts where
 anyone can put a page within minutes, and top-level domains that phishing uses far more often than other mail does. A
-name on a list is no proof of anything; the model weighs it. The top-level domains are those of the public suffix list
+name on a list proves nothing; the model weighs it. The top-level domains are those of the public suffix list
 (2024), with all two-letter codes counted as existing.
 """
 

@@ -80,7 +80,7 @@ class Model:
         named = [Contribution(tag, self.weights.get(tag, 0.0), where) for tag, where in found.tags.items()]
         named += [Contribution(name, self.weights.get(name, 0.0)) for name in found.context]
         named += [Contribution(f"word:{word}", value) for word, value in self.word_values(found) if abs(value) >= 0.005]
-        return sorted(named, key=lambda one: -abs(one.weight))
+        return sorted(named, key=lambda contribution: -abs(contribution.weight))
 
 
 def load(path: Path) -> Model:

@@ -109,7 +109,7 @@ def _identity(sender: Sender) -> Iterator[tuple[str, str]]:
 
 
 def _is_own(sender: Sender, address: str) -> bool:
-    """The mail claims to come from the recipient, or his own domain's "support"."""
+    """The mail claims to come from the recipient, or from "support" at the recipient's own domain."""
     if sender.address == address:
         return True
     domain = address.rpartition("@")[2]

@@ -89,7 +89,7 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
         return
     own = sender.sites()
     known = {
-        site: any(site == one or brands.are_related(site, one) for one in own)
+        site: any(site == domain or brands.are_related(site, domain) for domain in own)
         for site in {target.site for target in targets}
     }
     foreign = [target for target in targets if not known[target.site]]
@@ -144,7 +144,7 @@ def _addresses(foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str
 
 
 def _purpose(targets: list[Target], foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:
-    """Where most links lead, compared with the sender and the brand that he claims to be."""
+    """Where most links lead, compared with the sender and the brand that the mail claims to come from."""
     main, _ = Counter(target.site for target in targets).most_common(1)[0]
     if not sender.is_list and len(foreign) == len(targets):
         yield "url:all-foreign", main

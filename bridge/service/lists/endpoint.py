@@ -101,7 +101,7 @@ class ListsApi:
             raise _invalid("`listName` must be a string")
         definition = self._lists.definitions.get(name)
         if definition is None:
-            raise Refused(404, "list_not_found", "there is no list of this name")
+            raise Refused(404, "list_not_found", "there is no list with this name")
         return definition
 
 

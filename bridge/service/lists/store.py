@@ -54,13 +54,13 @@ PREDEFINED = [
             "personal-blocked-senders",
             "Senders blocked by recipients",
             "personal",
-            "Mail is quarantined if each of its recipients has an entry with its sender.",
+            "Mail is quarantined if each of its recipients has an entry for its sender.",
         ),
         (
             "personal-allowed-senders",
             "Senders allowed by recipients",
             "personal",
-            "Spam is delivered if each of its recipients has an entry with its sender, unless it is dangerous.",
+            "Spam is delivered if each of its recipients has an entry for its sender, unless it is dangerous.",
         ),
     ]
 ]

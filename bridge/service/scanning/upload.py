@@ -4,7 +4,7 @@ python-multipart's low-level parser walks the stream, and the mail goes straight
 while it is small, an unlinked file after that), so there is only one copy of it. Everything is
 bounded: the mail, the parameters, the whole body, and the time between two chunks. The limit of 50 MiB is the
 mail's own; the form around it does not count, so whatever another service accepts is accepted here. Every refusal
-is a `Refused` with the status and the Error object that the client reads.
+is a `Refused` with the status and the Error object that the client receives.
 """
 
 from __future__ import annotations

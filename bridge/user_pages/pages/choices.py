@@ -42,7 +42,7 @@ async def show(call: Call) -> Response:
 async def save(call: Call) -> Response:
     schedule, language = call.form.get("schedule", ""), call.form.get("language", "")
     if schedule not in SCHEDULES or language not in call.sources.settings.config.languages:
-        raise Refused(400, call.speak("Not done"), call.speak("Choose one of the answers."))
+        raise Refused(400, call.speak("Not done"), call.speak("Choose one of the options."))
     stored, usual = await call.run(call.sources.items.person, call.person), call.sources.settings.of(call.person)
     # The usual setting is not stored as a choice, so it follows changes of the configuration.
     schedule = schedule if stored.schedule or schedule != usual.schedule else ""
@@ -62,7 +62,7 @@ async def remove(call: Call) -> Response:
             await call.run(call.sources.lists.remove, recipient, kind, sender)
     except BridgeError as exc:
         log.warning("user pages: an entry of a list cannot be removed: %s", exc)
-        text = call.speak("This cannot be done at this moment. Try again later.")
+        text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not done"), text, 5) from exc
     return call.redirect("/choices", notice="removed")
 

@@ -103,7 +103,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
         try:
             reading, has_html = await call.read_mail(_read, call, mail)
         except (BridgeError, OSError):
-            problem = call.speak("The mail cannot be read now. Try again later.")
+            problem = call.speak("The mail cannot be read at the moment. Try again later.")
     asked = await call.run(call.sources.requests.of, copy.person, [mail.id])
     users = copy.settings.users
     return {
@@ -117,7 +117,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
         "size": mail.size,
         "may": copies.may_release(call, copy),
         "is_held": copy.is_held,
-        "request": next((one.state for (kind, _, _), one in asked.items() if kind == RELEASE), ""),
+        "request": next((request.state for (kind, _, _), request in asked.items() if kind == RELEASE), ""),
         "may_delete": users.delete,
         "may_block": call.sources.lists is not None and copies.may_block(copy) == "allow",
         "may_allow": copies.may_allow(copy) if call.sources.lists is not None else "nothing",

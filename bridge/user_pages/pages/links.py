@@ -109,7 +109,7 @@ async def _speak_their_language(call: Call, link: Link) -> None:
 
 def _not_working(call: Call, *, is_expired: bool) -> Refused:
     if is_expired:
-        text = call.speak("This link is too old. Sign in to see the mail that is held for you.")
+        text = call.speak("This link has expired. Sign in to see the mail that is held for you.")
         return Refused(410, call.speak("The link does not work"), text)
     text = call.speak("This is not one of our links, or part of it is missing. Copy the whole link.")
     return Refused(404, call.speak("The link does not work"), text)

@@ -28,7 +28,7 @@ _MAX_ADDRESS = 254
 _PAGES = "users"  # counted apart from the console
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
-_NO_ADDRESS = N_("The provider does not say which mail address is yours.")
+_NO_ADDRESS = N_("The provider did not tell us your mail address.")
 _NOT_OURS = N_("There is no quarantine for your mail address here.")
 _NOT_SIGNED_IN = N_("The provider did not sign you in. Start again, or ask your administrator.")
 
@@ -52,7 +52,7 @@ async def ask_code(call: Call) -> Response:
     if not call.sources.page.sign_in_by_code:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
-        return _page(call, 400, call.speak("Write your whole mail address."), address[:_MAX_ADDRESS])
+        return _page(call, 400, call.speak("Enter your full mail address."), address[:_MAX_ADDRESS])
     await _admit(call, await _attempt(call, "ask", address))
     await call.audit_stranger("asked for a code", result=audit_log.DONE, name=address)
     sending = call.pages.sending
@@ -61,7 +61,7 @@ async def ask_code(call: Call) -> Response:
         sending.add(task)
         task.add_done_callback(sending.discard)
     else:
-        log.warning("user pages: too many codes are being sent; one was left out")
+        log.warning("user pages: too many codes are being sent; one was not sent")
     return call.page("code.html", address=address, problem="", minutes=round(CODE_S / 60))
 
 
@@ -73,7 +73,7 @@ async def use_code(call: Call) -> Response:
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
     if person is None or not is_right:
         await call.audit_stranger("signed in by a code", detail="wrong code", name=address)
-        problem = call.speak("The code is not right, or too old.")
+        problem = call.speak("The code is wrong or has expired.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
     await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=_PAGES)
     return await begin(call, person, "signed in by a code")
@@ -141,7 +141,7 @@ async def _admit(call: Call, attempt: str) -> None:
     admit, limit = call.sources.attempts.admit, _MAX_PER_ADDRESS
     wait_s = await call.run(admit, attempt, call.address, pages=_PAGES, max_per_address=limit)
     if wait_s:
-        text = call.speak("There were too many attempts. Wait some minutes.")
+        text = call.speak("There were too many attempts. Wait a few minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
 
 

@@ -2,7 +2,7 @@
 // Asks scanbridge about each mail over MTA Hooks (draft-degennaro-mta-hooks-01), and does what it answers.
 //
 // Sender and recipients are asked about when they are named, the mail when Haraka has all of it; Haraka delivers it
-// itself. Without an answer that is understood completely, the client reads 451 and keeps the mail: whatever is
+// itself. Without an answer that is understood completely, the client receives 451 and keeps the mail: whatever is
 // wrong, no mail passes unscanned.
 
 const crypto = require('node:crypto')

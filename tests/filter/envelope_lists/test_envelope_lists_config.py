@@ -39,10 +39,10 @@ def load(more: str, lists: str = LISTS) -> Config:
         (
             "lists: {block: [a]}",
             "",
-            "bridge.yml:1: lists: a listener names lists: set lists.url and lists.api_key_file",
+            "bridge.yml:1: lists: a listener uses lists: set lists.url and lists.api_key_file",
         ),
         ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
-        ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list is named twice"),
+        ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list appears twice"),
         ("lists: {block: [a], skip_scan: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.skip_scan: a list cannot both"),
         ('lists: {text: "a\\nb"}', LISTS, "bridge.yml:3: listeners.0.lists.text: the text must be printable"),
         (
@@ -88,9 +88,9 @@ def test_check_finds_missing_lists(check, service):
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
     assert "the API key is accepted" in text
-    assert "list no-such-list: PROBLEM: the service has no list of this name" in text
+    assert "list no-such-list: PROBLEM: the service has no list with this name" in text
     assert "list notes: PROBLEM: its category at the service is 'notes'" in text
-    assert "list allowed-senders: WARNING: mail with a forged sender would not be scanned" in text
+    assert "list allowed-senders: WARNING: mail with a forged sender would pass unscanned" in text
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):

@@ -113,7 +113,7 @@ def test_a_missing_list_is_reported_and_the_others_are_kept(service, tmp_path, c
     with running_bridge(tmp_path, given, lists=lists) as bridge:
         until(lambda: offer(bridge, "bad@sender.example").startswith("550"), "the good list")
         until(lambda: len(bridge.daemon.list_refresh.copies.problems) == 2, "the problems")
-        assert bridge.daemon.list_refresh.copies.problems["no-such-list"] == "the service has no list of this name"
+        assert bridge.daemon.list_refresh.copies.problems["no-such-list"] == "the service has no list with this name"
         assert "lists.kinds" in bridge.daemon.list_refresh.copies.problems["notes"]
 
 
@@ -158,7 +158,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
     ("answer", "code", "text"),
     [
         (lambda _: http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
-        (lambda _: http(200, {"listFileInfos": []}), 1, "no list of this name"),
+        (lambda _: http(200, {"listFileInfos": []}), 1, "no list with this name"),
         (lambda _: http(200, {"nonsense": 1}), 1, "contains no lists"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Lists enforced at MAIL and RCPT: what the client reads, what is logged and counted, and what does not match."""
+"""Lists enforced at MAIL and RCPT: what the client receives, what is logged and counted, and what does not match."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ def test_delivered_mail_is_stamped_and_forged_fields_are_gone(front, marker):
     [("reject", "550 5.7.1 Refused: 100% certain (ID1)"), ("tempfail", "451 4.7.1 Try again later (ID1)")],
 )
 def test_refusal_has_our_code_and_text(front, marker, want, expected):
-    """The client reads our own text, including the percent sign, and nothing is queued."""
+    """The client receives our own text, including the percent sign, and nothing is queued."""
     assert send(front.port("mx"), marker, want=want) == expected
     assert not front.destination.find(marker)
 
 
 @pytest.mark.parametrize("want", ["discard", "quarantine"])
 def test_dropped_and_quarantined_mail_looks_accepted(front, marker, want):
-    """The client reads 250, and the mail is not delivered."""
+    """The client receives 250, and the mail is not delivered."""
     assert front.is_discarded(front.queue_id(send(front.port("mx"), marker, want=want)))
     assert send(front.port("mx"), marker + "after").startswith("250")
     front.destination.arrived(marker + "after")

@@ -1,0 +1,241 @@
+"""Files in a mail: what their bytes and names reveal, and what is inside of them.
+
+Archives, documents, S/MIME data and calendars are opened here, and each file in them is inspected like an attachment.
+What is found inside may be a mail or a text again: the methods for these are abstract here, and `inspection` defines
+them. Every step takes from a budget, so that no file occupies the service for long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+
+from bridge.mime import ambiguity, encodings, readings, words
+from bridge.mime.ambiguity import Buffer
+from bridge.mime.structure import Part, TooMuch
+from bridge.service.analysis import archives, calendar_files, documents, file_types, recognition, smime
+from bridge.service.analysis.archives import BadArchive, Budget
+from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.formats import FORMATS, LIBARCHIVE
+from bridge.service.analysis.limits import Limits
+from bridge.service.analysis.links import Links, NeedsProcess
+from bridge.service.analysis.pictures import QR_LINK
+from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
+from bridge.service.analysis.text_windows import WINDOW, codecs_of
+from bridge.service.detection.material import Material
+
+# In two pieces, so that no virus scanner reports this file.
+EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
+GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
+
+NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+LINK_COST = 256  # work for each link that a document gives: it may have thousands
+READING_COST = 100  # work for each byte that is read in every way
+BEGINNING = 4096  # bytes by which the type of a file is recognised
+INLINE_EVENTS = 300  # lines of a calendar
+INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
+
+# A text in an archive that mail programs show. The detection of phishing treats it as attached.
+SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
+
+See = Callable[[bytes, Collection[str], bool, str | None], None]
+
+
+class FileInspector(ABC):
+    """One inspection in progress: its state, and how files are inspected."""
+
+    def __init__(self, limits: Limits, size: int, see: See | None) -> None:
+        self.limits = limits
+        self.see = see
+        self.documents = 0  # around the current object
+        self.opaque = 0  # containers around the current object that engines may not open
+        self.found = Inspection()
+        self.reading = readings.Budget(size)
+        self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
+        self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
+        self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
+        self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
+
+    @abstractmethod
+    def mail(self, data: Buffer, nesting: int) -> None:
+        """A mail, with all its parts."""
+
+    @abstractmethod
+    def text(self, content: Buffer, start: int, end: int, part: Part, nesting: int) -> None:
+        """A text that a mail program shows, in `content` from `start` to `end`."""
+
+    @abstractmethod
+    def page(self, text: str, nesting: int) -> None:
+        """A page that a browser shows."""
+
+    @abstractmethod
+    def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
+        """Encoded content in which some programs find parts or files."""
+
+    @abstractmethod
+    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
+        """An object that some program finds, and whose name and type are in doubt."""
+
+    def show(self, content: bytes, names: Collection[str], content_type: str | None = "") -> None:
+        if self.see:
+            self.see(content, names, self.opaque > 0, content_type)
+
+    def signatures(self, data: Buffer) -> None:
+        if data.find(EICAR) >= 0:
+            self.found.tags.add("malware:eicar")
+        if data.find(GTUBE) >= 0:
+            self.found.tags.add("spam:gtube")
+
+    def named(self, names: Collection[str]) -> None:
+        """Names that a program may show, of a container or of no part in particular."""
+        for name in names:
+            self.found.tags |= file_types.tags_of(name, "", b"")
+
+    def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
+        """Whatever the names, the whole content is searched only once; its beginning is enough to tell the type."""
+        self.budget.take_work(NAME_COST * len(names))
+        for number, name in enumerate(names):
+            self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
+
+    def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """A file, attached or unpacked."""
+        self.found.digests.add(hashlib.sha256(content).hexdigest())
+        for number, kind in enumerate(archives.kinds_of(content, names)):
+            self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        if self.limits.look_at_mime:
+            for kind in documents.kinds_of(content, names, self.limits.formats):
+                self.document(content, kind, names, nesting)
+
+    def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
+        """What a document, a picture or a page links to, runs and contains. It is not a level of archives."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        if self.documents >= documents.MAX_NESTED:
+            raise TooMuch("archive-depth")
+        self.documents += 1
+        for member in documents.members(content, kind, names, self.budget):
+            self.member(member, kind, max(0, nesting - 1))
+        self.documents -= 1
+
+    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
+        if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
+            self.found.tags.add("mime:unopened-archive")
+            return
+        if not self.limits.archives:
+            raise NeedsProcess
+        if nesting >= self.budget.depth:
+            raise TooMuch("archive-depth")
+        try:
+            for member in archives.members(content, kind, names, self.budget):
+                self.member(member, kind, nesting)
+        except BadArchive:
+            if is_certain:
+                self.found.tags.add("mime:broken-archive")
+
+    def member(self, member: archives.Member, kind: str, nesting: int) -> None:
+        content = member.content
+        self.found.tags.update(member.tags)
+        self.linked(member.links)
+        if self.material is not None and QR_LINK in member.tags:
+            self.material.add_codes(member.links)
+        if member.limit:
+            self.found.limits.add(member.limit)
+        if member.encrypted:
+            self.found.tags.add("mime:encrypted-archive")
+            if any(file_types.named_family(name) == file_types.EXECUTABLE for name in member.names):
+                self.found.tags.add("mime:executable")
+            return
+        if member.broken:
+            self.found.tags.add("mime:broken-archive")
+        self.names(member.names, "", content or b"")
+        if any(map(file_types.is_macro_member, member.names)):
+            self.found.tags.add("mime:macro")
+        if content is None:
+            return
+        if archives.kind_of(content) and kind not in archives.COMPRESSORS and kind not in FORMATS:
+            self.found.tags.add("mime:nested-archive")
+        self.signatures(content)
+        self.opaque += member.is_disputed
+        if self.opaque or self.limits.show_members:
+            self.show(content, member.names, "" if self.opaque else None)
+        if recognition.is_mail_file(content, member.names) or (
+            kind == "openpgp" and readings.begins_like_mail(content)
+        ):
+            self.enclosed(content, nesting)
+        elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
+            self.text(content, 0, len(content), SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
+        self.wrapped(content, member.names, nesting)
+        self.file(content, member.names, nesting + 1)
+        self.opaque -= member.is_disputed
+
+    def linked(self, links: Collection[str]) -> None:
+        """Links outside of any text: in codes, documents and the like."""
+        for link in links if self.limits.look_at_urls else ():
+            self.budget.take_work(LINK_COST + len(link))
+            self.links.scan(link, is_html=False)
+
+    def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """What a file in an archive may be besides another archive: the same as an attachment."""
+        if recognition.is_signed(content, names):
+            self.signed(content, names, nesting)
+        part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
+        if recognition.is_calendar(part):
+            self.calendar(content, part, nesting)
+        if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
+            for codec in codecs_of(content[:PAGE_START], ""):
+                self.page(words.decoded(content, codec), nesting + 1)
+        is_encoded = file_types.has_extension(names, recognition.ENCODED)
+        if is_encoded or recognition.has_mark(content):
+            self.encoded(content, nesting + 1, is_certain=is_encoded)
+
+    def encoded(self, content: bytes, nesting: int, *, is_certain: bool) -> None:
+        """A file in an archive that programs may decode. A long one only in the formats that mark their beginning."""
+        if is_certain or len(content) <= WINDOW:
+            if ambiguity.in_text(b"\n" + content, 0, len(content) + 1):
+                self.budget.take_work(READING_COST * len(content))
+            self.hidden(content, nesting, is_text=is_certain)
+            return
+        for file in encodings.embedded(b"\n" + content):
+            self.budget.take(len(file))
+            self.signatures(file)
+            self.show(file, ())
+            self.guess(file, True, nesting)
+
+    def calendar(self, content: bytes, part: Part, nesting: int) -> None:
+        if content.count(b"\n") > INLINE_EVENTS and not self.limits.archives:
+            raise NeedsProcess
+        for codec in codecs_of(content[:PAGE_START], part.params.get("charset", "")):
+            self.reading.take_text(content)
+            for file, names in calendar_files.files(words.decoded(content, codec), part):
+                self.signatures(file)
+                self.names(names or [""], "", file)
+                self.show(file, names)
+                self.file(file, names, nesting)
+
+    def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
+        stems = recognition.names_in_signed(names)
+        self.opaque += 1  # engines do not open it
+        try:
+            for inner in smime.contents(content, self.budget):
+                if not self.limits.archives:
+                    raise NeedsProcess
+                for message in (inner, inflated(inner, self.budget)):
+                    if message:
+                        self.show(message, ())
+                        self.signatures(message)
+                        self.enclosed(message, nesting)
+                        if stems:
+                            self.names(stems, "", message)
+                            self.file(message, stems, nesting + 1)
+        except smime.BadStructure:
+            self.found.tags.add("mime:broken-archive")
+        finally:
+            self.opaque -= 1
+
+    def enclosed(self, content: bytes, nesting: int) -> None:
+        if nesting >= self.budget.depth:
+            raise TooMuch("archive-depth")
+        self.mail(content, nesting + 1)
