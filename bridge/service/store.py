@@ -35,6 +35,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
+from bridge.service import learning_tables
 
 PROBE_S = 5.0
 MIGRATION_LOCK = 0x5CA7B12D  # an arbitrary number for the advisory lock
@@ -98,39 +99,14 @@ analysis = Table(
     Index("analysis_completed", "completed"),
 )
 
-_learning = MetaData()  # separate, because an earlier migration creates everything in `metadata`
-learning_scope = Table(
-    "learning_scope",
-    _learning,
-    Column("scope", String(36), primary_key=True),
-    Column("version", BigInteger, nullable=False),
-)
-learning_vote = Table(
-    "learning_vote",
-    _learning,
-    Column("scope", String(36), primary_key=True),
-    Column("mail", String(64), primary_key=True),  # SHA-256 of the content, hex
-    Column("reporter", String(64), primary_key=True),  # SHA-256 of the name, hex
-    Column("kind", String(10), nullable=False),
-    Column("sender", String(400), nullable=False),
-    Column("origin", String(64), nullable=False),
-    Column("signals", Text, nullable=False),  # JSON array
-    Column("at", Float(53), nullable=False),
-    Index("learning_vote_at", "scope", "at"),
-)
-
 
 def _create(connection: Connection) -> None:
     metadata.create_all(connection)
     connection.execute(insert(clock).values(id=1, value=0))
 
 
-def _add_learning(connection: Connection) -> None:
-    _learning.create_all(connection)
-
-
 # Migration n takes a database from version n to n + 1. Never change a released migration: append a new one.
-MIGRATIONS: list[database.Step] = [_create, _add_learning]
+MIGRATIONS: list[database.Step] = [_create]
 
 
 class StoreUnavailable(BridgeError):
@@ -180,6 +156,7 @@ class Store:
             raise StoreUnavailable(f"cannot use the database: {why}") from exc
         try:
             database.prepare(engine, MIGRATION_LOCK, MIGRATIONS)
+            database.prepare(engine, MIGRATION_LOCK, learning_tables.MIGRATIONS, learning_tables.VERSION_TABLE)
         except SQLAlchemyError as exc:
             may_recover = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
             text = f"cannot use the database: {database.reason(exc)}"

@@ -27,8 +27,6 @@ _TEXT = re.compile(
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
 )
 _LONGEST_ESCAPE = 12
-_ESCAPE = re.compile(rb"\\u[dD][89abAB]..\\u....|\\u....|\\.")
-_SIMPLE = {rb"\n": b"\n", rb"\r": b"\r", rb"\t": b"\t", rb"\"": b'"', rb"\\": b"\\", rb"\/": b"/"}
 _MARK = re.compile(rb'["{}\[\]:,]')
 
 
@@ -181,12 +179,11 @@ class JsonBody:
 
 
 def _plain(text: bytes) -> bytes:
-    """Without escapes; the bytes between them are not looked at."""
-    return text if b"\\" not in text else _ESCAPE.sub(_meant, text)
-
-
-def _meant(escape: re.Match[bytes]) -> bytes:
-    return _SIMPLE.get(escape[0]) or json.loads(b'"%b"' % escape[0]).encode()
+    """Without escapes, of which each is complete; bytes between them that are not UTF-8 stay as they are."""
+    if b"\\" not in text:
+        return text
+    meant: str = json.loads(f'"{text.decode("utf-8", "surrogateescape")}"')
+    return meant.encode("utf-8", "surrogateescape")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

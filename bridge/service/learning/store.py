@@ -16,7 +16,8 @@ from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, 
 
 from bridge.runtime.database import insert_into
 from bridge.service.learning.votes import Vote
-from bridge.service.store import Store, analysis, learning_scope, learning_vote
+from bridge.service.learning_tables import learning_scope, learning_vote
+from bridge.service.store import Store, analysis
 
 MAX_VOTES = 5000  # per scope; the newest are kept
 MAX_OF_REPORTER = 200

@@ -15,7 +15,7 @@ import pytest
 from bridge.filter.changes import FieldEdit
 from bridge.filter.outcome import Outcome
 from bridge.intake.hooks import draft, stalwart
-from bridge.intake.hooks.json_body import BadJson, Base64Content, JsonBody
+from bridge.intake.hooks.json_body import BadJson, Base64Content, JsonBody, _plain
 from bridge.intake.hooks.mail import HookMail
 from bridge.intake.milter.mail import Limits
 from bridge.mail.action import Action
@@ -329,3 +329,14 @@ def test_removing_fields_from_a_large_header_section_took_eight_seconds() -> Non
         assert [change["index"] for change in answer["modifications"]] == list(range(500, 0, -1))
 
     assert cpu_s(lambda: changed(170_000)) < 1
+
+
+@pytest.mark.parametrize(
+    ("escape", "meant"),
+    [(rb"\u0001", b"\x01"), (rb"\b", b"\b"), (rb"\\", b"\\"), (rb"\ud83d\ude00", "\U0001f600".encode())],
+)
+def test_a_mail_of_escapes_took_a_hundred_seconds(escape: bytes, meant: bytes) -> None:
+    """Each was decoded on its own; Stalwart writes every control character of a mail as one."""
+    not_text = b"x\xff\xed\xa0\x80"
+    assert _plain((escape + not_text) * 3) == (meant + not_text) * 3
+    assert cpu_s(lambda: _plain(escape * 100_000)) < 0.1

@@ -1,0 +1,11 @@
+CREATE TABLE turn (
+	name VARCHAR(500) NOT NULL,
+	owner VARCHAR(200) DEFAULT '' NOT NULL,
+	until FLOAT DEFAULT '0' NOT NULL,
+	done_at FLOAT DEFAULT '0' NOT NULL,
+	result TEXT DEFAULT '' NOT NULL,
+	PRIMARY KEY (name)
+);
+CREATE TABLE turn_schema (
+	version INTEGER NOT NULL
+);
