@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import yaml
 
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
+from bridge.service import config_files
 
 ANSIBLE = Path(__file__).parents[2] / "deploy/ansible"
 BIN = Path(sys.executable).parent
@@ -38,9 +40,29 @@ def test_ansible_lint_finds_nothing(copy: Path) -> None:
     assert code == 0 and "Passed" in said, said
 
 
-def test_playbook_syntax_is_valid(copy: Path) -> None:
-    code, said = run(copy, "ansible-playbook", "-i", "inventory.yml", "--syntax-check", "playbook.yml")
+@pytest.mark.parametrize("names", [("inventory.yml", "playbook.yml"), ("cluster-inventory.yml", "cluster.yml")])
+def test_playbook_syntax_is_valid(copy: Path, names: tuple[str, str]) -> None:
+    code, said = run(copy, "ansible-playbook", "-i", names[0], "--syntax-check", names[1])
     assert code == 0 and "WARNING" not in said, said
+
+
+@pytest.mark.parametrize("host", ["bridge1", "api2", "worker3"])
+def test_the_configurations_of_a_cluster_are_correct(copy: Path, tmp_path: Path, host: str) -> None:
+    """As Ansible makes them for this machine, with the secrets beside them."""
+    name = "scanbridge_config" if host == "bridge1" else "scanbridge_service_config"
+    code, said = run(copy, "ansible", host, "-i", "cluster-inventory.yml", "-m", "debug", "-a", f"var={name}")
+    assert code == 0, said
+    text = yaml.safe_dump(json.loads(said.partition("=>")[2])[name])
+    if host == "bridge1":
+        found = yaml_file.load(tmp_path / "bridge.yml", Config, text)
+        assert str(found.listeners[0].address) == "192.0.2.21:10025" and found.quarantine.s3 is not None
+        return
+    for secret in ("service-token", "metrics-token", "nats.creds"):
+        (tmp_path / secret).write_text(f"0123456789abcdef0123456789abcdef-{secret}\n")
+    (tmp_path / "service.yml").write_text(text)
+    database = config_files.load(tmp_path / "service.yml").config.database
+    unit = "scanbridge-scanner" if host == "api2" else "scanbridge-worker"
+    assert f"passfile=/run/credentials/{unit}.service/pgpass" in database.get_secret_value()
 
 
 def test_example_and_documented_variables_are_correct(tmp_path: Path) -> None:
