@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 import threading
@@ -17,9 +18,15 @@ import pytest
 from bridge.api.lists import GET_LISTS_PATH, LIST_ENTRIES_PATH, NDJSON, ListEntry, ListFileInfo
 from bridge.console.audit import Audit
 from bridge.console.list_copies import Copy
+from bridge.console.list_difference import DiskDifference, Kind
+from bridge.console.pages.list_uploads import view_of
 from bridge.console.pages.lists import PER_PAGE
 from bridge.console.roles import Role
+from bridge.console.uploads import Sent, Stage, Upload
 from bridge.console.url_part import from_part, to_part
+from bridge.lists.client import ListSettings
+from bridge.lists.danger import Dangers
+from bridge.lists.files import Format
 from bridge.testing import until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, world
 from tests.console.held_kit import hold, send_file
@@ -212,6 +219,22 @@ def test_an_applied_file_can_be_undone_and_applied_after_all(empty: Listed) -> N
     browser.post("/lists/actions/apply", {"upload": number})
     wait_for_jobs(browser)
     assert set(empty.service.entries("notes")) == {"one", "two"}
+
+
+def test_a_page_never_shows_counts_that_are_not_final() -> None:
+    """The comparison ended while the page was being made, which then said for good that nothing would change."""
+    file = io.BytesIO(b"")
+    sent = Sent("ann", ListFileInfo("notes"), None, False, file, Format.TEXT, "f.txt")
+    upload = Upload(sent, lambda: ListSettings("http://127.0.0.1:1", "key"), Dangers(), "notes", stage=Stage.COMPARING)
+
+    class Ending(DiskDifference):
+        def count(self, kind: Kind) -> int:
+            upload.stage = Stage.READY
+            return 0
+
+    with closing(upload.difference), closing(Ending()) as ending:
+        upload.difference = ending
+        assert view_of(upload).stage is Stage.COMPARING
 
 
 def test_a_file_is_cancelled(empty: Listed) -> None:

@@ -85,6 +85,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
                 history, (f"S{number}", TENANT_A), action=action, decision=decision, sender=sender, tags="spam:bulk"
             )
         history.close()
+        reader = made.console.signed_in()
+        until(lambda: "data-reload" not in reader.get("/lists/large").text, "the list to be read: its page reloads")
         yield made
 
 

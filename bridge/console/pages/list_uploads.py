@@ -6,6 +6,8 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -58,21 +60,21 @@ async def upload(call: Call) -> Response:
 async def shown(call: Call) -> Response:
     """How far it is, or the difference, page by page."""
     found = _found(call, call.path["number"])
-    given = call.request.query_params
-    kinds = [kind for kind in (Kind.ADD, Kind.UPDATE, Kind.DELETE) if _count(found, kind)]
+    view, given = view_of(found), call.request.query_params
+    kinds = [kind for kind in (Kind.ADD, Kind.UPDATE, Kind.DELETE) if view.counts[kind]]
     kind = next((each for each in kinds if each == given.get("show")), kinds[0] if kinds else Kind.ADD)
     start = int_or(given.get("at", ""), 0)
-    entries = await call.run(_entries, found, kind, start)
-    following = start + PER_PAGE if start + PER_PAGE < _count(found, kind) else 0
+    entries = await call.run(_entries, found, kind, start) if view.stage is Stage.READY else []
+    following = start + PER_PAGE if start + PER_PAGE < view.counts[kind] else 0
     values: dict[str, Any] = {"kind": kind, "kinds": kinds, "start": start, "following": following, "entries": entries}
     return call.page("list_upload.html", upload=found, number=call.path["number"], tenant=found.sent.tenant or ALL,
-                     name=found.sent.info.name, counts={each: _count(found, each) for each in Kind}, Stage=Stage,
+                     name=found.sent.info.name, counts=view.counts, stage=view.stage, Stage=Stage,
                      is_pending=_is_pending(found), max_dangers=MAX_DANGERS, **values)  # fmt: skip
 
 
 def _entries(found: Upload, kind: Kind, start: int) -> list[ListEntry]:
     try:
-        return found.difference.page(kind, start, PER_PAGE) if found.stage is Stage.READY else []
+        return found.difference.page(kind, start, PER_PAGE)
     except sqlite3.ProgrammingError:  # it was cancelled in this moment, in another window
         raise _gone() from None
 
@@ -171,8 +173,19 @@ def _gone() -> Refused:
     return Refused(404, "No such file", "The file has been applied or cancelled, or has expired. Upload it again.")
 
 
-def _count(found: Upload, kind: Kind) -> int:
-    return found.deletions if kind is Kind.DELETE else found.difference.count(kind)
+@dataclass(frozen=True, slots=True)
+class View:
+    """An upload at one moment: another thread goes on with it."""
+
+    stage: Stage
+    counts: Mapping[Kind, int]
+
+
+def view_of(found: Upload) -> View:
+    """The stage comes first: counts that were read before the last stage are not the final ones."""
+    stage = found.stage
+    add, update = found.difference.count(Kind.ADD), found.difference.count(Kind.UPDATE)
+    return View(stage, {Kind.ADD: add, Kind.UPDATE: update, Kind.DELETE: found.deletions})
 
 
 def _is_pending(found: Upload) -> bool:
