@@ -53,6 +53,10 @@ class Places:
             engine.dispose()
 
 
+# Rows that a step removes on purpose: sessions of a provider's people whom nothing but a name identifies.
+ENDED = {"console_session"}
+
+
 @pytest.fixture
 def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
     found = Places(tmp_path, request)
@@ -89,7 +93,7 @@ def test_an_earlier_schema_is_upgraded(component: Component, version: int, place
     with engine.connect() as connection:
         assert described(connection) == places.fresh(component)
         for name, rows in before.items():
-            assert _read(connection, name, list(rows[0])) == rows, name
+            assert _read(connection, name, list(rows[0])) == ([] if name in ENDED else rows), name
         version_now = connection.execute(text(f"SELECT version FROM {component.version_table}")).scalars().all()
     assert version_now == [len(component.steps)]
 
