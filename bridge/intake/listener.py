@@ -18,8 +18,8 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from bridge.intake.acceptor import Acceptor
-from bridge.intake.tls_acceptor import TlsAcceptor
 from bridge.mail.session import canonical_ip
+from bridge.runtime.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from uvicorn.server import ServerState
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import BACKLOG, CannotListen, address_of
+from bridge.runtime.tls_acceptor import TlsAcceptor
 
 DRAIN_S = 30.0
 _KEEP_ALIVE_S = 75
@@ -62,7 +63,7 @@ class HttpServer:
         self._sockets = list(sockets)
         config = _config(app, partial(HttpConnection, limits=limits, timer=_timer(limits)))
         config.ssl = tls
-        self._server = _Server(config)
+        self._server = _Server(config, limits.max_connections)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -139,8 +140,9 @@ def _timer(limits: HttpLimits) -> ConnectionTimer:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its control of the process."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, max_connections: int) -> None:
         super().__init__(config)
+        self._max_connections = max_connections
         self.ready = asyncio.Event()
         self._leaving = asyncio.Event()
 
@@ -162,8 +164,23 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """With TLS, connections are counted before their handshake, and not only after it."""
+        tls = self.config.ssl
+        await super().startup(sockets if tls is None else [])
+        if tls is not None:
+            for sock in sockets or ():
+                acceptor = TlsAcceptor(sock, self._make_connection, tls, self._may_begin)
+                self.servers.append(cast(asyncio.Server, acceptor))  # uvicorn only closes it
+                await acceptor.start()
         self.ready.set()
+
+    def _make_connection(self) -> asyncio.Protocol:
+        options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        make: Any = self.config.http_protocol_class
+        return cast(asyncio.Protocol, make(**options))
+
+    def _may_begin(self, _peer: Any, handshakes: int) -> bool:
+        return len(self.server_state.connections) + handshakes < self._max_connections
 
 
 class HttpConnection(HttpToolsProtocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import trustme
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import HttpLimits, HttpServer
@@ -180,3 +182,37 @@ async def test_a_body_that_two_servers_could_read_differently_is_refused(rest: b
         writer.close()
     assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1 ") == 1
     assert "/smuggled" not in asked
+
+
+async def test_connections_are_counted_before_their_handshake() -> None:
+    """With TLS, a client that sent nothing was not counted: strangers could take all descriptors."""
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    server = HttpServer(no_content, [bind(Endpoint("127.0.0.1", 0))], tls, HttpLimits(max_connections=3))
+    await server.start()
+    port = server.addresses[0].port
+    try:
+        silent = [await connect(server) for _ in range(3)]
+        reader, writer = await connect(server)
+        assert await reader.read() == b""
+        for _, other in [*silent, (reader, writer)]:
+            other.close()
+
+        async def status() -> bytes:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                writer.write(REQUEST)
+                line = await reader.readline()
+                writer.close()
+            except OSError:
+                return b""
+            return line
+
+        async with asyncio.timeout(60):
+            while not (line := await status()):  # the others are not forgotten yet
+                await asyncio.sleep(0.01)
+        assert line.startswith(b"HTTP/1.1 204 ")
+    finally:
+        await server.stop(1)

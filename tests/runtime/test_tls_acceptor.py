@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from bridge.intake.tls_acceptor import TlsAcceptor
+from bridge.runtime.tls_acceptor import TlsAcceptor
 from bridge.testing import eventually
 
 AUTHORITY = trustme.CA()

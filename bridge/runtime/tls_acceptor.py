@@ -59,6 +59,10 @@ class TlsAcceptor:
         for handshake in self._handshakes:
             handshake.cancel()
 
+    async def wait_closed(self) -> None:
+        """Until the handshakes that `close` has cancelled are over."""
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
     def _on_waiting(self) -> None:
         """A connection is in the queue; if we are ahead, leave it to another worker for a moment."""
         if self._is_ahead is not None and self._is_ahead():
