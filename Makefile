@@ -15,7 +15,7 @@ TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 PACKAGE_EXTRAS := all
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -64,6 +64,11 @@ test-tools: $(DEV_READY)        ## run nmap, sslscan, testssl.sh, schemathesis a
 	deploy/test-servers.sh
 	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh || echo "testssl.sh cannot be installed here"
 	$(BIN)/python -m tests.tools.examine $(ONLY)
+
+test-upgrade: export PYTHONDONTWRITEBYTECODE =
+test-upgrade: $(DEV_READY)      ## upgrade from version 0.1.0 under load, and go back
+	deploy/test-servers.sh
+	$(BIN)/python -m pytest -q --tb=short -m long tests/upgrade
 
 test-pythons: export PYTHONDONTWRITEBYTECODE =
 test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that is installed, ONLY="3.13 3.14" for some
