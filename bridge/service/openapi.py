@@ -48,6 +48,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "upload_timeout": (408, "The upload stalled or is too slow."),
     "not_inspected": (409, "The reported mail cannot be inspected, so nothing can be learned from it."),
+    "other_mail": (409, "The ggrid of a report is that of another tenant's mail, or of a mail of another size."),
+    "too_many_tenants": (409, "Reports of too many tenants are stored."),
     "invalid_entry": (409, "An entry could never match in a list of this category."),
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
     "payload_too_large": (
@@ -84,7 +86,7 @@ _OF_LISTS = frozenset(
     ("invalid_request", "too_many_entries", "list_not_found", "invalid_entry", "list_full", "not_json")
 )
 _OF_HEALTH = frozenset({"not_ready"})
-_OF_FEEDBACK = frozenset({"learning_disabled", "not_inspected"})
+_OF_FEEDBACK = frozenset({"learning_disabled", "not_inspected", "other_mail", "too_many_tenants"})
 _NOT_OF_LISTS = _OF_SCANS | _OF_HEALTH | _OF_FEEDBACK
 _OF_ANALYSES = frozenset(
     ("scan_source_disabled", "core_unavailable", "no_worker", "queue_unavailable", "analysis_timeout")

@@ -95,6 +95,12 @@ ATTACKS = {
         zipped(("xl/externalLinks/e.xml", b"<ddeLink ddeService='cmd' ddeTopic='/c calc'>")),
         "a.xlsx",
     ),
+    "DDE in a table": (b"name,amount\r\nx,=cmd|'/C calc'!A0\r\n", "a.csv"),
+    "DDE in a quoted cell": (b"x;\"@SUM(1,1)*cmd|' /C powershell x'!A0\"\r\n", "a.csv"),
+    "DDE within a formula": (b"-2+3+cmd|'/C calc'!A0", "a.CSV"),
+    "DDE with a program's path": (b"=IF(1,MSEXCEL|'\\..\\..\\..\\Windows\\System32\\cmd.exe /c calc'!'x')", "a.tsv"),
+    "DDE in a table in UTF-16": ("x\t=cmd|'/C calc'!A0".encode("utf-16"), "a.csv"),
+    "DDE in a table in an archive": (zipped(("a.csv", b"=rundll32|'URL.dll,OpenURL calc.exe'!A")), "a.zip"),
     "equation with a long font": (ole({"Equation Native": LONG_FONT}), "a.doc"),
     "equation without a header": (ole({"Equation Native": b"\x41" * 99}), "a.doc"),
     "equation in RTF": (rtf_object(b"eqUAtion.3", b"\x1c\0" + bytes(200)), "a.rtf"),
@@ -148,6 +154,9 @@ HONEST = {
         "a.xlsx",
     ),
     "report with a button": (REPORT.encode(), "report.html"),
+    "prices in a table": (b"=winblp|bbk!'IBM US Equity,[PX_LAST]'", "a.csv"),
+    "table with lines": (b"a|b|c!\r\n-1|+2|'x'!\r\nrun cmd | more!,=1+2\r\n", "a.csv"),
+    "text about formulas": (b"never open =cmd|'/C calc'!A0", "a.txt"),
 }
 
 

@@ -20,6 +20,7 @@ from bridge.service.analysis import (
     office_attacks,
     office_xml,
     onenote_files,
+    table_files,
 )
 from bridge.service.analysis.decompression import inflated, is_zlib
 from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
@@ -72,6 +73,7 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
         or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
         or active_mime.is_active_mime(content)
         or active_mime.has_web_archive(content, names)
+        or table_files.is_table(content, names)
         or office_xml.is_likely(content)
     )
 
@@ -95,6 +97,8 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, tags=tuple(excel_files.tags_of_binary_part(content, tuple(names), budget)))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
         yield from _of_xml(content, tuple(names), budget)
+    if table_files.is_table(content, names):
+        yield Member((), None, tags=tuple(table_files.tags_of_table(content, budget)))
     if active_mime.has_web_archive(content, names):
         yield from active_mime.web_archive_members(content, budget)
 
