@@ -110,7 +110,8 @@ def test_a_mail_passes_after_the_installation(debian: Debian, tmp_path_factory: 
     shutil.copy(PROJECT / "deploy/package/autopkgtest/debian/tests/installed", debian.root / "tmp/installed")
     inside = f"ip link set lo up; mount -t proc proc {debian.root}/proc; chroot {debian.root} /tmp/installed"
     alone = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", f"{inside}; exit $?"]
-    done = subprocess.run(alone, capture_output=True, text=True, timeout=180)
+    variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # our TMPDIR does not exist there
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=180, env=variables)
     assert (done.returncode, done.stdout) == (0, "a mail was scanned and delivered\n"), done.stdout + done.stderr
 
 
