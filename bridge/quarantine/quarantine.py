@@ -55,6 +55,7 @@ class QuarantineSettings:
     default_tenant: str | None = None
     s3: S3Settings | None = None
     patience_s: float = BUSY_S  # for the index; the daemon has little, because a mail's reply waits
+    statement_s: float | None = None  # one statement in a database server; None: ten times the patience
     owner: str = ""  # separates the records of machines that share the index but not the store
 
 
@@ -65,7 +66,8 @@ class Quarantine:
         self._settings = settings if isinstance(settings, QuarantineSettings) else QuarantineSettings(settings)
         self._store = _store(self._settings)
         index = self._settings.index
-        self._index = Index(index, self.owner, self._settings.patience_s) if index is not None else None
+        patience = self._settings.patience_s, self._settings.statement_s
+        self._index = Index(index, self.owner, *patience) if index is not None else None
         self._is_index_failing = False
         self._upkeep = _shared_upkeep(self._settings, self._store)
         self._quota = Quota(self._count_bytes, self._settings.max_size, self._store.recount_s)
