@@ -19,6 +19,7 @@ from bridge.errors import StoreError
 
 _JUMP_S = 3600.0  # mail goes at most this much too early, as long as purges are apart; short pauses are common
 _WAIT_S = 86400.0
+_COARSE_S = 1.0  # the kernel gives files a time that is some milliseconds old
 
 
 class ClockInDoubt(StoreError):
@@ -60,7 +61,7 @@ class PurgeGuard:
     def _emptying(self, kept_at: Collection[float], oldest: float) -> str:
         if self._is_confirmed:
             return ""
-        before = [at for at in kept_at if at < self._started_at]
+        before = [at for at in kept_at if at < self._started_at - _COARSE_S]
         old = sum(at < oldest for at in kept_at)
         if not before or max(before) >= oldest or old * 2 <= len(kept_at):
             return ""
