@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bridge.daemon.running import Running
 from bridge.errors import StoreError
+from bridge.quarantine.purge_guard import PurgeGuard
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.usage import Usage
 
@@ -34,6 +35,7 @@ class QuarantineUpkeep:
         self._running = running
         self._worker = running.core.worker
         self._usage: Usage | None = None
+        self._guard = PurgeGuard()
         self.problem = ""  # why no mail can be stored, as of the last count
 
     @property
@@ -72,7 +74,8 @@ class QuarantineUpkeep:
 
     async def _purge(self) -> None:
         # Bridges that share a store have their own hours: the one that did it last does it again.
-        await self._quarantine.purge(self._running.config.quarantine.retention, _PURGE_INTERVAL_S * _DUE)
+        retention_s = self._running.config.quarantine.retention
+        await self._quarantine.purge(retention_s, _PURGE_INTERVAL_S * _DUE, self._guard)
 
     async def count_regularly(self) -> None:
         due = 0.0

@@ -55,7 +55,7 @@ class Actions:
                 await self._store(record, why, result, copy_of=action)
             match action:
                 case Action.RELAY:
-                    return await self.hand_on(record, result, str(why))
+                    return await self._hand_on_or_take_back(record, result, str(why))
                 case Action.REJECT | Action.TEMPFAIL:
                     reply = reply_for(why, rule, record.error, _wanted_text(result))
                     return Outcome(action, with_id(reply, tx.id, _ggrid(result)), result)
@@ -145,6 +145,17 @@ class Actions:
         record.next_id = delivered.queue_id
         replies = delivered.replies if tx.is_per_recipient else ()
         return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
+
+    async def _hand_on_or_take_back(self, record: Record, result: AnalysisResult | None, unscanned: str) -> Outcome:
+        """The copy of a mail that the client will send again is removed: the next attempt stores its own."""
+        try:
+            outcome = await self.hand_on(record, result, unscanned)
+        except BaseException:  # mostly cancellation
+            await asyncio.shield(self.take_back(record))
+            raise
+        if all(reply.is_temporary for reply in outcome.replies or (outcome.reply,)) and not record.is_mixed:
+            await self.take_back(record)
+        return outcome
 
     def _stamp(self, tx: Transaction, result: AnalysisResult | None, unscanned: str) -> Fields:
         return self._headers.results(tx, result) + self._headers.stamp(tx.id, result, unscanned)

@@ -31,7 +31,9 @@ from bridge.mime.authors import addresses_in_from
 LIST = "personal"  # the name under which matches are logged and counted
 BLOCK, ALLOW = "block", "allow"
 
-_AUTHENTIC = "auth:dmarc-pass"  # the author in the From field is authentic
+# What proves a sender, in the words of our service and of rspamd. DMARC says nothing about the envelope.
+_PROOFS_OF_ENVELOPE = frozenset({"auth:spf-pass", "R_SPF_ALLOW"})
+_PROOFS_OF_AUTHOR = frozenset({"auth:dmarc-pass", "DMARC_POLICY_ALLOW"})
 _MOST_SENDERS, _MOST_LABELS = 6, 10  # those of the envelope and of the From field; of a domain, from its end
 _WITHHELD = (Decision.QUARANTINE, Decision.BOUNCE, Decision.DROP)
 
@@ -99,22 +101,24 @@ class PersonalLists:
             return [Fate(rule, tuple(range(len(envelope.recipients))))]
         authors = addresses_in_from(head)
         blocking = candidates(envelope.sender, *authors)
-        is_authentic = result is not None and _AUTHENTIC in result.tags and len(authors) == 1
-        allowing = candidates(envelope.sender, *(authors if is_authentic else ()))
+        tags = result.tags if result is not None else ()
+        allowing = candidates(*_trusted(envelope.sender, authors, tags, needs_proof=not is_handed_on))
         kind = BLOCK if is_handed_on else ALLOW
         return _split(
             kind, rule, rules, [self._match(kind, address, blocking, allowing) for address in envelope.addresses]
         )
 
     def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
-        """The entry of this kind that counts for the recipient: of a block and an allow, the more specific one."""
+        """The entry of this kind that counts for the recipient: a block, unless the allow is narrower."""
         table, normal = self.source.table, comparable_address(recipient)
         if not table.has(normal):
             return None
         block, allow = table.find(BLOCK, normal, blocking), table.find(ALLOW, normal, allowing)
         if block is None or allow is None:
             return block if kind == BLOCK else allow
-        is_allowed = _specificity(allow) > _specificity(block)
+        blocks = [sender for sender in blocking if table.find(BLOCK, normal, (sender,)) is not None]
+        allows = [sender for sender in allowing if table.find(ALLOW, normal, (sender,)) is not None]
+        is_allowed = all(any(_is_narrower(allow, block) for allow in allows) for block in blocks)
         if kind == BLOCK:
             return None if is_allowed else block
         return allow if is_allowed else None
@@ -136,6 +140,22 @@ def candidates(*senders: str) -> list[str]:
 
 def _specificity(entry: str) -> tuple[bool, int]:
     return not entry.startswith("@"), entry.count(".")
+
+
+def _is_narrower(allow: str, block: str) -> bool:
+    """An address is narrower than a domain, and a subdomain than the domain above it."""
+    return block.startswith("@") and (not allow.startswith("@") or allow.endswith(f".{block[1:]}"))
+
+
+def _trusted(sender: str, authors: Sequence[str], tags: Sequence[str], *, needs_proof: bool) -> list[str]:
+    """The senders that an allow may be about. Anyone can write any address into the envelope and into the From field.
+
+    Withheld mail is delivered only to a proven sender. An exception from a recipient's own block needs no proof of the
+    envelope: the policy would deliver the mail anyway.
+    """
+    is_sender = not needs_proof or not _PROOFS_OF_ENVELOPE.isdisjoint(tags)
+    is_author = len(authors) == 1 and not _PROOFS_OF_AUTHOR.isdisjoint(tags)
+    return [*([sender] if is_sender else ()), *(authors if is_author else ())]
 
 
 def _may_allow(rules: PersonalRules, result: AnalysisResult | None) -> bool:

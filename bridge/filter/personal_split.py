@@ -7,6 +7,7 @@ keeps the id. If this is wrong, a recipient's mail is neither delivered nor stor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,7 +89,7 @@ class PersonalSplit:
             return not_stored(record, other.error, usual.result)
         record.tx = _part(whole, getting.indexes, whole.id)
         try:
-            outcome = await self._carry_out_one(record, getting, usual)
+            outcome = await self._carry_out_first(record, getting, other, usual)
             if whole.is_per_recipient:
                 record.answer = _joined(len(whole.envelope.recipients), (getting, outcome), (withheld, other.outcome))
             elif outcome.reply.is_success:
@@ -99,6 +100,14 @@ class PersonalSplit:
             return outcome
         finally:
             self._tell(other)
+
+    async def _carry_out_first(self, record: Record, getting: Fate, other: Record, usual: Usual) -> Outcome:
+        try:
+            return await self._carry_out_one(record, getting, usual)
+        except BaseException as exc:  # mostly cancellation: the client has no answer, and sends the whole mail again
+            await asyncio.shield(self._actions.take_back(other))
+            other.outcome, other.error = None, exc
+            raise
 
     async def _carry_out_one(self, record: Record, fate: Fate, usual: Usual) -> Outcome:
         if fate.listed is None:

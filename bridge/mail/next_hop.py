@@ -16,9 +16,14 @@ class NextHopError(BridgeError):
     label = FailureLabel.NEXT_HOP
 
     replies: tuple[Reply, ...] = ()  # one per recipient, if they differ: some may have the mail
-    may_be_delivered = False  # the whole mail was sent, and an answer is missing: where `replies` has one of ours
+    unsure: frozenset[int] = frozenset()  # recipients, by position: the whole mail was sent, and no answer came
 
     def __init__(self, reply: Reply, text: str = "", *, is_about_recipient: bool = False) -> None:
         super().__init__(text or str(reply))
         self.reply = reply
         self.is_about_recipient = is_about_recipient  # refused for its address, not for its sender or content
+
+    @property
+    def may_be_delivered(self) -> bool:
+        """Whether some recipients may have the mail although the next hop did not say so."""
+        return bool(self.unsure)

@@ -53,6 +53,7 @@ from bridge.quarantine import record
 from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
+from bridge.runtime.tables import has_waited
 
 BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are added later
 AWAY_S = 5.0  # a database server that failed is not tried again for this long
@@ -184,11 +185,14 @@ class Arrival:
 class Index:
     """The index of one store; in memory if there is no database."""
 
-    def __init__(self, where: Database | None, place: str = "", busy_s: float = BUSY_S) -> None:
+    def __init__(
+        self, where: Database | None, place: str = "", busy_s: float = BUSY_S, statement_s: float | None = None
+    ) -> None:
         self._database = where or Database(MEMORY)
         self._path = self._database.path
         self._place = place
         self._busy_s = busy_s
+        self._statement_s = 10 * busy_s if statement_s is None else statement_s
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._finalizer: Any = None
@@ -197,7 +201,7 @@ class Index:
 
     def another(self) -> Index:
         """The same index with its own connection, so that long operations do not block others."""
-        return Index(self._database, self._place, self._busy_s)
+        return Index(self._database, self._place, self._busy_s, self._statement_s)
 
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
         """Add or replace records. Raises IndexFailed."""
@@ -308,7 +312,8 @@ class Index:
         except (SQLAlchemyError, OSError) as exc:
             if getattr(getattr(exc, "orig", None), "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._set_aside()
-            if not self._database.is_sqlite:
+            is_slow_search = not writes and has_waited(exc)  # the server is there, and others may ask it
+            if not self._database.is_sqlite and not is_slow_search:
                 self._away_until = time.monotonic() + AWAY_S
             raise IndexFailed(f"state database: {database.reason(exc)}") from exc
         except (DatabaseNewer, DatabaseUnusable) as exc:
@@ -330,7 +335,7 @@ class Index:
         self._identity = (*_file_identity(self._path), os.getpid())
         # synchronous=NORMAL: rows lost in a power cut are read from the store again.
         self._engine = self._database.engine(
-            wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=10 * self._busy_s
+            wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=self._statement_s
         )
         self._finalizer = weakref.finalize(self, self._engine.dispose)
         try:

@@ -24,6 +24,7 @@ from bridge.quarantine import record
 from bridge.quarantine.index import BUSY_S, Arrival, Index, IndexFailed, Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
+from bridge.quarantine.purge_guard import PurgeGuard
 from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
 from bridge.quarantine.s3_store import S3Settings, S3Store
 from bridge.quarantine.shared_upkeep import SharedUpkeep
@@ -54,6 +55,7 @@ class QuarantineSettings:
     default_tenant: str | None = None
     s3: S3Settings | None = None
     patience_s: float = BUSY_S  # for the index; the daemon has little, because a mail's reply waits
+    statement_s: float | None = None  # one statement in a database server; None: ten times the patience
     owner: str = ""  # separates the records of machines that share the index but not the store
 
 
@@ -64,7 +66,8 @@ class Quarantine:
         self._settings = settings if isinstance(settings, QuarantineSettings) else QuarantineSettings(settings)
         self._store = _store(self._settings)
         index = self._settings.index
-        self._index = Index(index, self.owner, self._settings.patience_s) if index is not None else None
+        patience = self._settings.patience_s, self._settings.statement_s
+        self._index = Index(index, self.owner, *patience) if index is not None else None
         self._is_index_failing = False
         self._upkeep = _shared_upkeep(self._settings, self._store)
         self._quota = Quota(self._count_bytes, self._settings.max_size, self._store.recount_s)
@@ -97,14 +100,14 @@ class Quarantine:
             stored = StoredRecord(tx.id, metadata, b"", time.time())
             await durable_files.in_thread(lambda stop: self._update_index(tx.id, stored), math.inf)
 
-    async def purge(self, older_than_s: float, every_s: float = 0.0) -> int:
-        """Remove mail older than this; return how many. Raises StoreError.
+    async def purge(self, older_than_s: float, every_s: float = 0.0, guard: PurgeGuard | None = None) -> int:
+        """Remove mail older than this, unless the guard objects; return how many. Raises StoreError.
 
         From object storage, also leftovers. Bridges that share it do this only once in `every_s`.
         """
 
         def work() -> int:
-            removed = len(self.purge_now(older_than_s))
+            removed = len(self.purge_now(older_than_s, guard))
             if self.is_remote:
                 self._store.clean()
             return removed
@@ -233,11 +236,14 @@ class Quarantine:
             self._store.remove(mail_id)
         self._refresh_index(mail_id)
 
-    def purge_now(self, older_than_s: float) -> list[str]:
+    def purge_now(self, older_than_s: float, guard: PurgeGuard | None = None) -> list[str]:
         """Remove mail older than this, unless it is being released; return the ids. Raises StoreError."""
         oldest = time.time() - older_than_s
         removed: list[str] = []
-        for mail_id in [mail_id for mail_id, listed in self._store.listing().items() if listed.kept_at < oldest]:
+        listing = self._store.listing()
+        if guard is not None:
+            guard.check([listed.kept_at for listed in listing.values()], oldest)
+        for mail_id in [mail_id for mail_id, listed in listing.items() if listed.kept_at < oldest]:
             try:
                 with self.lock(mail_id):
                     self._store.remove(mail_id)

@@ -185,10 +185,7 @@ def _delivered(envelope: Envelope, exc: NextHopError) -> set[str]:
 
 def _unsure(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
     """The recipients for whom the next hop has the mail, and gave no answer."""
-    if not exc.may_be_delivered or not exc.replies:
-        return envelope.addresses if exc.may_be_delivered else ()
-    each = zip(envelope.addresses, exc.replies, strict=True)
-    return tuple(address for address, reply in each if not reply.is_foreign)
+    return tuple(address for position, address in enumerate(envelope.addresses) if position in exc.unsure)
 
 
 def _unreported(envelope: Envelope) -> Envelope:

@@ -271,6 +271,9 @@ class SmtpRelay:
             self._all_finished.set()
         try:
             return _carry_out(conn, received, answers.after_content(expected, received, _lost(conn)))
+        except NextHopError as exc:
+            exc.unsure = _without_answer(exc, expected.recipients)
+            raise
         finally:
             self.pool.give_back(conn)
 
@@ -281,25 +284,25 @@ def _carry_out(conn: NextHopConnection, received: list[Reply], decision: Content
             conn.errors = 0
             return decision
         case Lost():
-            raise _after_dot(decision.error())
+            raise decision.error()
         case RefusedForAll(reply, must_hang_up):
             if must_hang_up:
                 conn.abort()
-            raise _after_dot(NextHopError(reply))
+            raise NextHopError(reply)
         case AnsweredPerRecipient(each, must_hang_up):
             if must_hang_up:
                 conn.abort()
             if all(reply.is_success for reply in received):  # the refusals came at RCPT
                 conn.errors = 0
-            raise _after_dot(Mixed(each))
+            raise Mixed(each)
         case _:
             assert_never(decision)
 
 
-def _after_dot(error: NextHopError) -> NextHopError:
-    """Where a reply is ours, the next hop gave none, although it has the whole mail."""
-    error.may_be_delivered = any(not reply.is_foreign for reply in error.replies or (error.reply,))
-    return error
+def _without_answer(error: NextHopError, recipients: int) -> frozenset[int]:
+    """After the dot: where a reply is ours, the next hop gave none, although it has the whole mail."""
+    each = error.replies or (error.reply,) * recipients
+    return frozenset(position for position, reply in enumerate(each) if not reply.is_foreign)
 
 
 def _check_lines(tx: Transaction, head: bytes) -> None:

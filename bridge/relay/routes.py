@@ -130,6 +130,7 @@ class Routes:
             try:
                 delivered = await relay.deliver(_part(tx, numbers), head, deadline)
             except NextHopError as exc:
+                exc.unsure = _positions(numbers, exc.unsure)
                 if done:
                     log.warning("%s: delivered to %d recipients before a next hop failed: %s", tx.id, len(each), exc)
                 raise
@@ -171,23 +172,40 @@ async def _to_all(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, 
         ]
     each: dict[int, Reply] = {}
     ids = []
+    unsure: frozenset[int] = frozenset()
     for numbers, task in running:
-        own, queue_id = task.result()
-        each.update(zip(numbers, own, strict=True))
-        ids += [queue_id] if queue_id else []
+        answer = task.result()
+        each.update(zip(numbers, answer.replies, strict=True))
+        ids += [answer.queue_id] if answer.queue_id else []
+        unsure |= _positions(numbers, answer.unsure)
     own = tuple(each[number] for number in sorted(each))
     if all(reply.is_success for reply in own):
         return Delivered(own[0], ",".join(ids), own)
-    raise Mixed(own, ",".join(ids))
+    error = Mixed(own, ",".join(ids))
+    error.unsure = unsure
+    raise error
 
 
-async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float) -> tuple[tuple[Reply, ...], str]:
-    """The reply for each recipient of this part, and the next hop's queue id."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of one next hop, about its recipients."""
+
+    replies: tuple[Reply, ...]
+    queue_id: str = ""
+    unsure: frozenset[int] = frozenset()  # see NextHopError
+
+
+async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float) -> _Answer:
     try:
         delivered = await relay.deliver(part, head, deadline)
     except Mixed as exc:
-        return exc.replies, exc.queue_id
+        return _Answer(exc.replies, exc.queue_id, exc.unsure)
     except NextHopError as exc:
         log.warning("%s: not delivered to %d recipients: %s", part.id, len(part.envelope.recipients), exc)
-        return (exc.reply,) * len(part.envelope.recipients), ""
-    return delivered.replies, delivered.queue_id
+        return _Answer((exc.reply,) * len(part.envelope.recipients), unsure=exc.unsure)
+    return _Answer(delivered.replies, delivered.queue_id)
+
+
+def _positions(numbers: list[int], of_part: frozenset[int]) -> frozenset[int]:
+    """Positions within a part, as positions in the whole mail."""
+    return frozenset(numbers[position] for position in of_part)

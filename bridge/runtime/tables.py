@@ -108,7 +108,7 @@ class Tables:
         try:
             yield
         except (SQLAlchemyError, OSError) as exc:
-            if not _has_waited(exc):
+            if not has_waited(exc):
                 self.close()
             raise self._failed(database.reason(exc)) from exc
         except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
@@ -119,7 +119,7 @@ class Tables:
         return self._schema.error(f"{self._schema.name}: {why}" if self._schema.name else why)
 
 
-def _has_waited(exc: Exception) -> bool:
+def has_waited(exc: Exception) -> bool:
     """Whether it only waited too long. Opening the tables again could wait for the same lock, even to read."""
     cause = getattr(exc, "orig", None)
     is_busy = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

@@ -19,7 +19,7 @@ from tests.recipients import recipients_kit
 ANNA, BEN, CLEO = "anna@example.org", "ben@example.org", "cleo@example.org"
 SENDER = "news@shop.example"
 OFF: dict[str, Any] = {"late_decisions": {"store": "off"}}  # every test sends the same mail
-SPAM = answer(200, result("quarantine", verdict="spam", tags=["rspamd:add-header"]))
+SPAM = answer(200, result("quarantine", verdict="spam", tags=["rspamd:add-header", "auth:spf-pass"]))
 USERS: dict[str, Any] = {"personal_lists": {"allow_by": "users"}}
 
 
@@ -194,14 +194,14 @@ def test_allowed_sender_is_delivered_to_this_recipient_alone(bridge: RunningBrid
 def test_allow_delivers_nothing_dangerous(bridge: RunningBridge, personal: Personal, scan: dict[str, Any]) -> None:
     """Malware, phishing, hits of block lists, forged senders, incomplete scans, and verdicts that are not listed."""
     personal.add("allow", ANNA, SENDER)
-    bridge.scanner.reply = answer(200, result("quarantine", **scan))
+    bridge.scanner.reply = answer(200, result("quarantine", **scan | {"tags": [*scan["tags"], "auth:spf-pass"]}))
     assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("250 ")
     assert not recipients(bridge)
 
 
 def test_undecided_mail_is_deferred_whatever_is_allowed(bridge: RunningBridge, personal: Personal) -> None:
     personal.add("allow", ANNA, SENDER)
-    bridge.scanner.reply = answer(200, result("undecided", verdict="spam"))
+    bridge.scanner.reply = answer(200, result("undecided", verdict="spam", tags=["auth:spf-pass"]))
     assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("451 4.7.1")
 
 
@@ -217,10 +217,64 @@ def test_allow_does_not_believe_a_from_field(bridge: RunningBridge, personal: Pe
     assert recipients(bridge) == [[ANNA]]
 
 
+@pytest.mark.parametrize(
+    "tags, is_delivered",
+    [
+        ([], False),
+        (["auth:spf-softfail", "auth:dmarc-none"], False),
+        (["auth:spf-none"], False),
+        (["auth:dmarc-pass"], False),  # of the author, who is somebody else
+        (["auth:spf-pass"], True),
+        (["R_SPF_ALLOW", "DMARC_POLICY_ALLOW"], True),
+        (["R_SPF_SOFTFAIL"], False),
+    ],
+)
+def test_a_forged_envelope_sender_was_delivered_to_those_who_allow_it(
+    bridge: RunningBridge, personal: Personal, tags: list[str], is_delivered: bool
+) -> None:
+    """Most domains end their SPF record with ~all, so that only a pass is a proof."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=tags))
+    content = b"From: Your bank <x@evil.example>\r\n" + MAIL
+    assert send(bridge, content, sender=SENDER, recipients=(ANNA,)).startswith("250 ")
+    assert recipients(bridge) == ([[ANNA]] if is_delivered else [])
+
+
+@pytest.mark.parametrize(
+    "allow, block, is_allowed",
+    [
+        ("first.last@mail.friend.example", "troll@evil.example", False),
+        ("mail.friend.example", "evil.example", False),
+        ("mail.friend.example", "friend.example", False),  # and evil.example, too, is blocked below
+        ("first.last@mail.friend.example", "evil.example", True),
+    ],
+)
+@pytest.mark.parametrize("is_spam", [False, True])
+def test_an_allow_with_more_dots_overrode_a_block(
+    bridge: RunningBridge, personal: Personal, allow: str, block: str, is_allowed: bool, is_spam: bool
+) -> None:
+    """Only an address before a domain, and a subdomain before the domain above it; dots of other names do not count."""
+    personal.add_all([(ANNA, "allow", allow), (ANNA, "block", block)])
+    if block == "friend.example":
+        personal.add("block", ANNA, "evil.example")
+    if is_spam:
+        bridge.scanner.reply = SPAM
+    content = b"From: troll@evil.example\r\n" + MAIL
+    assert send(bridge, content, sender="first.last@mail.friend.example", recipients=(ANNA,)).startswith("250 ")
+    assert recipients(bridge) == ([[ANNA]] if is_allowed else [])
+
+
+def test_a_subdomain_is_allowed_below_a_blocked_domain(bridge: RunningBridge, personal: Personal) -> None:
+    personal.add_all([(ANNA, "allow", "mail.shop.example"), (ANNA, "block", "shop.example")])
+    for sender in ("a@mail.shop.example", "a@other.shop.example", "a@shop.example"):
+        assert send(bridge, sender=sender, recipients=(ANNA,)).startswith("250 ")
+    assert recipients(bridge) == [[ANNA]]
+
+
 def test_refused_spam_is_kept_for_those_who_did_not_allow_it(bridge: RunningBridge, personal: Personal) -> None:
     """One reply for all: a 550 would tell the sender that Anna did not get it, so the others' copy is quarantined."""
     personal.add("allow", ANNA, SENDER)
-    bridge.scanner.reply = answer(200, result("bounce", verdict="spam"))
+    bridge.scanner.reply = answer(200, result("bounce", verdict="spam", tags=["auth:spf-pass"]))
     before = set(bridge.quarantined)
     assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("250 2.0.0 Ok: queued as NEXT1")
     assert recipients(bridge) == [[ANNA]]
@@ -261,7 +315,7 @@ def test_lmtp_client_reads_each_recipients_own_reply(lmtp: RunningBridge) -> Non
     lmtp.forget()
     lists = Personal(lmtp)
     lists.add("allow", ANNA, "a@client.example")
-    lmtp.scanner.reply = answer(200, result("bounce", verdict="spam"))
+    lmtp.scanner.reply = answer(200, result("bounce", verdict="spam", tags=["auth:spf-pass"]))
     replies = recipients_kit.send(lmtp, "lmtp", BEN, ANNA, CLEO)
     assert [reply[:3] for reply in replies] == [b"550", b"250", b"550"]
     assert recipients(lmtp) == [[ANNA]]

@@ -35,7 +35,7 @@ def test_postfix_delivers_to_the_others_alone(tmp_path: Path) -> None:
             (kept,) = bridge.quarantined
             record = json.loads(kept.with_suffix(".json").read_text())
             assert record["recipients"] == ["Anna@Example.NET"] and record["facts"]["rule"] == "personal_lists.block"
-            bridge.scanner.reply = answer(200, result("quarantine", verdict="spam"))
+            bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["auth:spf-pass"]))
             send(port, "friend@example.org", "allowed", ANNA, BEN)
             assert arrivals.arrived("allowed").recipients == [ANNA.encode()]
             other = next(path for path in bridge.quarantined if path != kept)

@@ -11,6 +11,8 @@ import pytest
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
+from bridge.quarantine.quarantine import Quarantine
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
 from bridge.testing import eventually
@@ -191,6 +193,56 @@ async def test_each_next_hop_answers_for_its_own_recipients(script: dict[str, st
         told = await answers(relay, each(*ROUTED))
         assert all(said.startswith(start) for said, start in zip(told, expected, strict=True)), told
         assert len(routed.contents) == 1
+        await relay.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "unsure"),
+    [
+        ({"DOT": DROP}, ["b@other.example"]),
+        ({"DOT": "451 4.3.0 Later"}, []),  # its own answer
+        ({"GREETING": DROP}, []),  # our words, but it never had the mail
+        ({"MAIL": DROP}, []),
+    ],
+)
+async def test_a_lost_answer_of_one_route_counted_as_a_refusal_and_the_next_release_delivered_twice(
+    tmp_path: Path, script: dict[str, str], unsure: list[str]
+) -> None:
+    """The recipients of that route may have the mail; the others have it."""
+    quarantine = Quarantine(tmp_path)
+    kept = each(*ROUTED)
+    await quarantine.keep(kept, b"", {})
+    async with ScriptedHop(dict(script)) as default, ScriptedHop() as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
+        request = ReleaseRequest("anna", only_certain=True)
+        with pytest.raises(Mixed) as failed:
+            await release(quarantine, kept.id, relay, request)
+        assert failed.value.may_be_delivered is bool(unsure)
+        (attempt,) = quarantine.read(kept.id).releases
+        assert list(attempt.unsure) == unsure and attempt.delivered == ("a@one.example", "c@one.example")
+        with pytest.raises(ReleaseUncertain if unsure else NextHopError):
+            await release(quarantine, kept.id, relay, request)
+        assert len(routed.contents) == 1 and len(default.contents) <= (1 if unsure else 2)
+        await relay.close()
+    await quarantine.close()
+
+
+async def test_a_lost_answer_was_about_another_recipient_if_routes_follow_one_another() -> None:
+    """Positions count within the whole mail, not within the part of one next hop."""
+    async with ScriptedHop({"DOT": DROP}) as default, ScriptedHop() as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
+        with pytest.raises(NextHopError) as failed:
+            await relay.deliver(replace(each(*ROUTED), is_per_recipient=False), HEAD, soon())
+        assert failed.value.unsure == {1}
+        await relay.close()
+
+
+async def test_an_lmtp_route_that_answers_for_one_recipient_only_leaves_the_other_unsure() -> None:
+    async with ScriptedHop() as default, ScriptedHop({"DOT": ["250 2.0.0 Ok", DROP]}, lmtp=True) as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
+        with pytest.raises(Mixed) as failed:
+            await relay.deliver(each(*ROUTED), HEAD, soon())
+        assert failed.value.unsure == {2} and failed.value.accepted == 2
         await relay.close()
 
 

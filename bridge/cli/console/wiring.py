@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +39,7 @@ the console is off: the configuration has no key `console`. Turn it on with
 
 and see docs/operate/console.md for a reverse proxy and for single sign-on"""
 _PATIENCE_S = 10.0
+_STATEMENT_S = 8.0  # less than the patience, so that whoever waits for a slow search gets an answer
 _LISTS_PATIENCE_S = 5.0
 
 
@@ -83,7 +85,8 @@ def sources(conf: Config, path: Path | None) -> Sources:
     try:
         state = resources.make_directory(state_directory(conf, path), "state_directory")
         place = wiring.quarantine_place(conf, state)
-        quarantine = Quarantine(place)
+        # People wait longer than a mail's reply, and for the searches of others: they share a connection.
+        quarantine = Quarantine(replace(place, patience_s=_PATIENCE_S, statement_s=_STATEMENT_S))
         session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
 
         def list_settings() -> ListSettings:

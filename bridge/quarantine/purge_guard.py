@@ -1,0 +1,68 @@
+"""Purge guard: may old mail be removed by this clock?
+
+Quarantined mail is the only copy, and its age is known only by the clock. A machine that starts or resumes with a clock
+that is a month ahead would remove everything at its first purge. So the automatic purge waits for a day, in which
+somebody can set the clock, if it has moved against the monotonic clock since the last purge; or if the first purge of
+a process would take most of the mail, including the newest that was there when the process started. Mail that has
+arrived since then proves nothing: it has its time from the same clock.
+
+Then the clock counts as right: the machine was suspended, or the daemon was stopped for longer than the retention.
+What an operator orders (`scanbridge quarantine purge`) does not pass through here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from bridge.errors import StoreError
+
+_JUMP_S = 3600.0  # mail goes at most this much too early, as long as purges are apart; short pauses are common
+_WAIT_S = 86400.0
+_COARSE_S = 1.0  # the kernel gives files a time that is some milliseconds old
+
+
+class ClockInDoubt(StoreError):
+    """No mail is removed for now."""
+
+
+class PurgeGuard:
+    """For one process."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._started_at = clock()
+        self._offset = clock() - monotonic()  # at the start, or at the last purge
+        self._is_confirmed = False  # a purge of this process was not in doubt
+        self._wait_until: float | None = None  # by the monotonic clock
+
+    def check(self, kept_at: Collection[float], oldest: float) -> None:
+        """Before mail from before `oldest` is removed from a store with mail of these times. Raises ClockInDoubt."""
+        now = self._monotonic()
+        doubt = self._jump(now) or self._emptying(kept_at, oldest)
+        if doubt:
+            if self._wait_until is None:
+                self._wait_until = now + _WAIT_S
+            if now < self._wait_until:
+                hours = (self._wait_until - now) / 3600
+                raise ClockInDoubt(
+                    f"{doubt}; check the time of this machine: mail is removed by it in {hours:.0f} hours, "
+                    "or now by `scanbridge quarantine purge`"
+                )
+        self._wait_until = None
+        self._is_confirmed = True
+        self._offset = self._clock() - now
+
+    def _jump(self, now: float) -> str:
+        ahead_s = self._clock() - now - self._offset
+        return f"the clock has moved ahead by {ahead_s:.0f} seconds" if ahead_s > _JUMP_S else ""
+
+    def _emptying(self, kept_at: Collection[float], oldest: float) -> str:
+        if self._is_confirmed:
+            return ""
+        before = [at for at in kept_at if at < self._started_at - _COARSE_S]
+        old = sum(at < oldest for at in kept_at)
+        if not before or max(before) >= oldest or old * 2 <= len(kept_at):
+            return ""
+        return f"{old} of {len(kept_at)} mails would be removed at once, even the newest from before the start"
