@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -42,21 +43,25 @@ Data = bytes | mmap.mmap
 
 @dataclass(slots=True)
 class Changes:
-    """What the console changed since the list was read, or while it is being read."""
+    """What the console changed since the list was read, or while it is being read. Threads share it."""
 
     added: dict[str, str] = field(default_factory=dict)  # with their comments
     deleted: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def note(self, added: Iterable[ListEntry], deleted: Iterable[str]) -> None:
-        for entry in added:
-            self.added[entry.entry] = entry.comment
-            self.deleted.discard(entry.entry)
-        for gone in deleted:
-            self.added.pop(gone, None)
-            self.deleted.add(gone)
+        with self.lock:
+            for entry in added:
+                self.added[entry.entry] = entry.comment
+                self.deleted.discard(entry.entry)
+            for gone in deleted:
+                self.added.pop(gone, None)
+                self.deleted.add(gone)
 
     def found(self, wanted: str) -> list[ListEntry]:
-        return [ListEntry(*pair) for pair in sorted(self.added.items()) if wanted.lower() in pair[0].lower()]
+        with self.lock:
+            added = sorted(self.added.items())
+        return [ListEntry(*pair) for pair in added if wanted.lower() in pair[0].lower()]
 
     def has(self, entry: str) -> bool:
         return entry in self.deleted or entry in self.added
@@ -93,6 +98,42 @@ class Copy:
             if len(found) >= limit or size > _PAGE_BYTES:
                 return found, following if following < len(self.names) else 0
         return found, 0
+
+    def change(self, added: Iterable[ListEntry], deleted: Iterable[str]) -> None:
+        """Note what was changed, and correct the count."""
+        comments = {entry.entry: entry for entry in added}
+        gone = set(deleted)
+        with self.changes.lock:
+            self.count += sum(not self.has(name) for name in comments)
+            self.count -= sum(self.has(name) for name in gone)
+            self.changes.note(comments.values(), gone)
+
+    def has(self, name: str) -> bool:
+        """Whether this entry is in the list, in this letter case."""
+        if self.changes.has(name):
+            return name in self.changes.added
+        wanted = _bytes(_plain(name).lower()) + b"\x1f"
+        at = self._first(wanted)
+        while (line := self._line(at)).startswith(wanted):  # one for each spelling
+            if self._entry(line).entry == name:
+                return True
+            at += len(line) + 1
+        return False
+
+    def _first(self, wanted: bytes) -> int:
+        """Where the first line begins that is not before this text in the order: by bisection."""
+        low, high = 0, len(self.names)
+        while low < high:
+            middle = self.names.rfind(b"\n", low, (low + high) // 2) + 1 or low
+            line = self._line(middle)
+            if line < wanted:
+                low = middle + len(line) + 1
+            else:
+                high = middle
+        return low
+
+    def _line(self, at: int) -> bytes:
+        return self.names[at : max(self.names.find(b"\n", at), at)]
 
     def _whole(self, start: int) -> int:
         """Where a line begins: the place comes out of a link, and the list may have been read again since."""
@@ -224,17 +265,15 @@ class ListCopies:
             await asyncio.wait([running], timeout=_WAIT_S)
         return running.result() if running.done() else reading
 
-    def changed(
+    async def changed(
         self, name: str, tenant: str | None, added: Iterable[ListEntry] = (), deleted: Iterable[str] = ()
     ) -> None:
         """The service has made these changes. A copy that is being made may lack them, too."""
         added, deleted = list(added), list(deleted)
+        if (reading := self._reading.get((name, tenant))) is not None:
+            reading.changes.note(added, deleted)
         if (known := self._copies.get((name, tenant))) is not None:
-            known.count += sum(not _has(known, entry.entry) for entry in added)
-            known.count -= sum(_has(known, gone) for gone in deleted)
-        for one in (known, self._reading.get((name, tenant))):
-            if one is not None:
-                one.changes.note(added, deleted)
+            await asyncio.to_thread(known.change, added, deleted)
 
     async def infos(self, tenant: str | None) -> list[ListFileInfo]:
         """The lists of a tenant: kept for a while, because the service may be busy. Raises BridgeError."""
@@ -303,10 +342,6 @@ async def _read(client: ListClient, key: Key, reading: Reading) -> Maker:
 def _directory() -> Path | None:
     place = os.environ.get("RUNTIME_DIRECTORY") or os.environ.get("CACHE_DIRECTORY")
     return Path(place) if place else None
-
-
-def _has(copy: Copy, name: str) -> bool:
-    return any(entry.entry == name for entry in copy.page(name, 0, 100)[0])
 
 
 def _noted(task: asyncio.Task[Copy]) -> None:
