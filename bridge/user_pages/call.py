@@ -63,6 +63,8 @@ class Pages:
         self.static = StaticFiles()
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
+        # Who learns from a report may take minutes, and each report has a mail in memory.
+        self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.opened = OpenedLinks()
         self._jinja = Environment(
@@ -145,6 +147,13 @@ class Call:
         queue = self.pages.readers
         with queue.place():
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+
+    async def send_report(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In threads that nothing else waits for; the caller has a place in the queue of reports."""
+        limiter = self.pages.reports.limiter
+        return await to_thread.run_sync(
+            functools.partial(work, *args, **kwargs), limiter=limiter, abandon_on_cancel=True
+        )
 
     async def choose_language(self) -> None:
         """What the person chose."""

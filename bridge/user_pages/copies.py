@@ -196,14 +196,14 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     if kind == "ham" and not may_be_ham(copy):
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
-    try:
-        async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
-            await call.run(call.sources.feedback, kind, copy.mail, copy.person)
-    except BridgeError as exc:
-        log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
-        raise Refused(
-            503, call.speak("Not done"), call.speak("This cannot be done at the moment. Try again later.")
-        ) from exc
+    with call.pages.reports.place(copy.person):
+        try:
+            async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
+                await call.send_report(call.sources.feedback, kind, copy.mail, copy.person)
+        except BridgeError as exc:
+            log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
+            text = call.speak("This cannot be done at the moment. Try again later.")
+            raise Refused(503, call.speak("Not done"), text) from exc
     return "reported"
 
 
