@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _FRESH_S = 60.0
 _WAIT_S = 0.05  # a page waits this long, which is enough for a short list
 _INFOS_S = 30.0
+_UNREAD_S, _UNCOPIED_S = 5.0, 60.0  # a list that could not be read, or not copied, is not tried again for as long
 _MAX_COPIES = 20
 _TURN_S = 0.005
 _BLOCK = 1 << 20  # bytes that are searched at once
@@ -246,6 +247,7 @@ class ListCopies:
         self._running: dict[Key, asyncio.Task[Copy]] = {}
         self._reading: dict[Key, Reading] = {}
         self._infos: dict[str | None, tuple[float, list[ListFileInfo]]] = {}
+        self._failed: dict[Key, tuple[float, str]] = {}  # until when, and why
 
     async def get(self, name: str, tenant: str | None) -> Copy | Reading:
         """Raises BridgeError, if there is no copy yet and none can be fetched."""
@@ -254,10 +256,14 @@ class ListCopies:
         if known is not None and time.time() - known.at < max(_FRESH_S, 20 * known.took_s):
             return known
         is_new = key not in self._running
+        if is_new and (why := self._failure(key)):
+            if known is None:
+                raise BridgeError(why)
+            return known
         if is_new:
             self._reading[key] = Reading()
             self._running[key] = asyncio.create_task(self._fetch(key))
-            self._running[key].add_done_callback(_noted)
+            self._running[key].add_done_callback(_seen)
         if known is not None:
             return known
         running, reading = self._running[key], self._reading[key]
@@ -285,14 +291,20 @@ class ListCopies:
 
     def forget(self, name: str, tenant: str | None) -> None:
         """Much has changed: fetch it again."""
+        self._failed.pop((name, tenant), None)
         self._copies.pop((name, tenant), None)
         if (reading := self._reading.get((name, tenant))) is not None:
             reading.is_outdated = True
 
+    def _failure(self, key: Key) -> str:
+        """Why it could not be copied a moment ago, or ""."""
+        until, why = self._failed.get(key, (0.0, ""))
+        return why if time.monotonic() < until else ""
+
     async def _fetch(self, key: Key) -> Copy:
         reading = self._reading[key]
         try:
-            copy = await asyncio.to_thread(self._copied, key, reading)
+            copy = await self._copied_or_failed(key, reading)
             copy.changes = reading.changes
             self._copies.pop(key, None)
             while len(self._copies) >= _MAX_COPIES:
@@ -301,6 +313,26 @@ class ListCopies:
             return copy
         finally:
             del self._running[key], self._reading[key]
+
+    async def _copied_or_failed(self, key: Key, reading: Reading) -> Copy:
+        """Raises BridgeError, whatever went wrong: the disk may be full, or the answer broken."""
+        self._failed.pop(key, None)
+        try:
+            return await asyncio.to_thread(self._copied, key, reading)
+        except BridgeError as exc:
+            log.warning("console: a list cannot be read: %s", exc)
+            self._note_failure(key, str(exc), _UNREAD_S)
+            raise
+        except Exception as exc:
+            log.exception("console: a list cannot be copied")
+            why = f"the list cannot be copied ({type(exc).__name__}): the console's log has the details"
+            self._note_failure(key, why, _UNCOPIED_S)
+            raise BridgeError(why) from exc
+
+    def _note_failure(self, key: Key, why: str, lasts_s: float) -> None:
+        while len(self._failed) >= _MAX_COPIES:
+            del self._failed[next(iter(self._failed))]
+        self._failed[key] = (time.monotonic() + lasts_s, why)
 
     def _copied(self, key: Key, reading: Reading) -> Copy:
         """Runs in a thread with its own event loop, so that pages do not wait for it."""
@@ -344,7 +376,7 @@ def _directory() -> Path | None:
     return Path(place) if place else None
 
 
-def _noted(task: asyncio.Task[Copy]) -> None:
-    """The older copy is shown meanwhile."""
-    if not task.cancelled() and isinstance(exc := task.exception(), BridgeError):
-        log.warning("console: a list cannot be read: %s", exc)
+def _seen(task: asyncio.Task[Copy]) -> None:
+    """It is logged; the older copy is shown meanwhile."""
+    if not task.cancelled():
+        task.exception()

@@ -21,6 +21,7 @@ from bridge.console.list_copies import Copy, ListCopies
 from bridge.console.pages.lists import PER_PAGE
 from bridge.console.roles import Role
 from bridge.console.url_part import from_part, to_part
+from bridge.errors import BridgeError
 from bridge.testing import until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, world
 from tests.console.held_kit import hold, send_file
@@ -423,6 +424,34 @@ def test_the_console_goes_on_while_it_looks_added_entries_up() -> None:
         assert copy.count == 2
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("problem", [OSError(28, "No space left"), BridgeError("the service does not answer")])
+def test_a_list_that_cannot_be_copied_is_not_said_to_be_read(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was being read for ever, nothing was logged, and each view of the page began the download again."""
+    attempts, go_on = [], threading.Event()
+
+    def failing(copies: ListCopies, key: object, reading: object) -> Copy:
+        attempts.append(key)
+        go_on.wait()
+        raise problem
+
+    async def work() -> None:
+        monkeypatch.setattr(ListCopies, "_copied", failing)
+        copies = ListCopies(lambda: pytest.fail("nothing is read"))
+        assert not (await copies.get("notes", None)).is_complete
+        running = copies._running["notes", None]
+        go_on.set()
+        await asyncio.wait([running])
+        for _ in range(3):
+            with pytest.raises(BridgeError, match=r"cannot be copied|does not answer"):
+                await copies.get("notes", None)
+        assert len(attempts) == 1
+
+    asyncio.run(work())
+    assert str(problem) in caplog.text
 
 
 def test_a_page_of_long_entries_stays_small() -> None:
