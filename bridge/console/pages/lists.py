@@ -132,7 +132,8 @@ class ListNote:
     async def write(self, problem: str, done: str = "") -> None:
         call, result = self.call, audit_log.FAILED if problem else audit_log.DONE
         detail = ": ".join(filter(None, (problem, self.about, done)))
-        await call.run(call.sources.audit.write, call.person, call.address, self.action, detail=detail, result=result)
+        write = call.sources.audit.write
+        await pending.patiently(lambda: write(call.person, call.address, self.action, detail=detail, result=result))
 
 
 # What a person may see
