@@ -111,13 +111,7 @@ async def release(call: Call, copy: Copy) -> str:
     if call.pages.releasing.locked():
         text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
-    detail = f"to {', '.join(copy.missing)}"
-    async with (
-        call.pages.releasing,
-        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
-    ):
-        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
-        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
+    outcome = await call.pages.carry_out(_release(call, copy))
     if not outcome.is_known:
         text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
@@ -125,6 +119,17 @@ async def release(call: Call, copy: Copy) -> str:
         text = call.speak("The mail could not be released. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 60)
     return "released"
+
+
+async def _release(call: Call, copy: Copy) -> ActionResult:
+    detail = f"to {', '.join(copy.missing)}"
+    async with (
+        call.pages.releasing,
+        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
+    ):
+        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
+        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
+    return outcome
 
 
 async def delete(call: Call, copy: Copy) -> str:
