@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import dns.message
@@ -56,6 +56,18 @@ class NameServer:
         self._hosts.write_text("".join(lines))
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
+            until(lambda: all(self._has(*one) for one in addresses.items()), "dnsmasq to have read its file")
+
+    def _has(self, name: str, addresses: list[str]) -> bool:
+        import dns.query
+
+        found = set()
+        for kind in ("A", "AAAA"):
+            query = dns.message.make_query(f"{name}.example", kind)
+            with suppress(OSError, dns.exception.DNSException):
+                answer = dns.query.udp(query, "127.0.0.1", timeout=1.0, port=self.port)
+                found |= {record.address for records in answer.answer for record in records}
+        return found == set(addresses)
 
     def stop(self) -> None:
         if self._process is not None:

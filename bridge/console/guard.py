@@ -192,7 +192,7 @@ class Guard:
             call.audit_detail = call.audit_detail or str(exc)
             raise
         finally:
-            await call.run(audit.finish, seq, result, call.audit_detail)
+            await _finish(call, seq, result)
         return response
 
     def _with_headers(self, response: Response) -> Response:
@@ -205,6 +205,14 @@ class Guard:
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+async def _finish(call: Call, seq: int, result: str) -> None:
+    """What was done is done: if the result cannot be recorded, the entry says that it was started."""
+    try:
+        await call.run(call.sources.audit.finish, seq, result, call.audit_detail)
+    except TablesFailed as exc:
+        log.warning("console: the result of audit entry %d cannot be recorded: %s", seq, exc)
 
 
 def _entries(history: TenantHistory, mail_id: str) -> list[MailEntry]:

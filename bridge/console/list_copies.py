@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _FRESH_S = 60.0
 _WAIT_S = 0.05  # a page waits this long, which is enough for a short list
 _INFOS_S = 30.0
+_UNREAD_S, _UNCOPIED_S = 5.0, 60.0  # a list that could not be read, or not copied, is not tried again for as long
 _MAX_COPIES = 20
 _TURN_S = 0.005
 _BLOCK = 1 << 20  # bytes that are searched at once
@@ -42,21 +44,25 @@ Data = bytes | mmap.mmap
 
 @dataclass(slots=True)
 class Changes:
-    """What the console changed since the list was read, or while it is being read."""
+    """What the console changed since the list was read, or while it is being read. Threads share it."""
 
     added: dict[str, str] = field(default_factory=dict)  # with their comments
     deleted: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def note(self, added: Iterable[ListEntry], deleted: Iterable[str]) -> None:
-        for entry in added:
-            self.added[entry.entry] = entry.comment
-            self.deleted.discard(entry.entry)
-        for gone in deleted:
-            self.added.pop(gone, None)
-            self.deleted.add(gone)
+        with self.lock:
+            for entry in added:
+                self.added[entry.entry] = entry.comment
+                self.deleted.discard(entry.entry)
+            for gone in deleted:
+                self.added.pop(gone, None)
+                self.deleted.add(gone)
 
     def found(self, wanted: str) -> list[ListEntry]:
-        return [ListEntry(*pair) for pair in sorted(self.added.items()) if wanted.lower() in pair[0].lower()]
+        with self.lock:
+            added = sorted(self.added.items())
+        return [ListEntry(*pair) for pair in added if wanted.lower() in pair[0].lower()]
 
     def has(self, entry: str) -> bool:
         return entry in self.deleted or entry in self.added
@@ -93,6 +99,42 @@ class Copy:
             if len(found) >= limit or size > _PAGE_BYTES:
                 return found, following if following < len(self.names) else 0
         return found, 0
+
+    def change(self, added: Iterable[ListEntry], deleted: Iterable[str]) -> None:
+        """Note what was changed, and correct the count."""
+        comments = {entry.entry: entry for entry in added}
+        gone = set(deleted)
+        with self.changes.lock:
+            self.count += sum(not self.has(name) for name in comments)
+            self.count -= sum(self.has(name) for name in gone)
+            self.changes.note(comments.values(), gone)
+
+    def has(self, name: str) -> bool:
+        """Whether this entry is in the list, in this letter case."""
+        if self.changes.has(name):
+            return name in self.changes.added
+        wanted = _bytes(_plain(name).lower()) + b"\x1f"
+        at = self._first(wanted)
+        while (line := self._line(at)).startswith(wanted):  # one for each spelling
+            if self._entry(line).entry == name:
+                return True
+            at += len(line) + 1
+        return False
+
+    def _first(self, wanted: bytes) -> int:
+        """Where the first line begins that is not before this text in the order: by bisection."""
+        low, high = 0, len(self.names)
+        while low < high:
+            middle = self.names.rfind(b"\n", low, (low + high) // 2) + 1 or low
+            line = self._line(middle)
+            if line < wanted:
+                low = middle + len(line) + 1
+            else:
+                high = middle
+        return low
+
+    def _line(self, at: int) -> bytes:
+        return self.names[at : max(self.names.find(b"\n", at), at)]
 
     def _whole(self, start: int) -> int:
         """Where a line begins: the place comes out of a link, and the list may have been read again since."""
@@ -205,6 +247,7 @@ class ListCopies:
         self._running: dict[Key, asyncio.Task[Copy]] = {}
         self._reading: dict[Key, Reading] = {}
         self._infos: dict[str | None, tuple[float, list[ListFileInfo]]] = {}
+        self._failed: dict[Key, tuple[float, str]] = {}  # until when, and why
 
     async def get(self, name: str, tenant: str | None) -> Copy | Reading:
         """Raises BridgeError, if there is no copy yet and none can be fetched."""
@@ -213,10 +256,14 @@ class ListCopies:
         if known is not None and time.time() - known.at < max(_FRESH_S, 20 * known.took_s):
             return known
         is_new = key not in self._running
+        if is_new and (why := self._failure(key)):
+            if known is None:
+                raise BridgeError(why)
+            return known
         if is_new:
             self._reading[key] = Reading()
             self._running[key] = asyncio.create_task(self._fetch(key))
-            self._running[key].add_done_callback(_noted)
+            self._running[key].add_done_callback(_seen)
         if known is not None:
             return known
         running, reading = self._running[key], self._reading[key]
@@ -224,17 +271,15 @@ class ListCopies:
             await asyncio.wait([running], timeout=_WAIT_S)
         return running.result() if running.done() else reading
 
-    def changed(
+    async def changed(
         self, name: str, tenant: str | None, added: Iterable[ListEntry] = (), deleted: Iterable[str] = ()
     ) -> None:
         """The service has made these changes. A copy that is being made may lack them, too."""
         added, deleted = list(added), list(deleted)
+        if (reading := self._reading.get((name, tenant))) is not None:
+            reading.changes.note(added, deleted)
         if (known := self._copies.get((name, tenant))) is not None:
-            known.count += sum(not _has(known, entry.entry) for entry in added)
-            known.count -= sum(_has(known, gone) for gone in deleted)
-        for one in (known, self._reading.get((name, tenant))):
-            if one is not None:
-                one.changes.note(added, deleted)
+            await asyncio.to_thread(known.change, added, deleted)
 
     async def infos(self, tenant: str | None) -> list[ListFileInfo]:
         """The lists of a tenant: kept for a while, because the service may be busy. Raises BridgeError."""
@@ -246,14 +291,20 @@ class ListCopies:
 
     def forget(self, name: str, tenant: str | None) -> None:
         """Much has changed: fetch it again."""
+        self._failed.pop((name, tenant), None)
         self._copies.pop((name, tenant), None)
         if (reading := self._reading.get((name, tenant))) is not None:
             reading.is_outdated = True
 
+    def _failure(self, key: Key) -> str:
+        """Why it could not be copied a moment ago, or ""."""
+        until, why = self._failed.get(key, (0.0, ""))
+        return why if time.monotonic() < until else ""
+
     async def _fetch(self, key: Key) -> Copy:
         reading = self._reading[key]
         try:
-            copy = await asyncio.to_thread(self._copied, key, reading)
+            copy = await self._copied_or_failed(key, reading)
             copy.changes = reading.changes
             self._copies.pop(key, None)
             while len(self._copies) >= _MAX_COPIES:
@@ -262,6 +313,26 @@ class ListCopies:
             return copy
         finally:
             del self._running[key], self._reading[key]
+
+    async def _copied_or_failed(self, key: Key, reading: Reading) -> Copy:
+        """Raises BridgeError, whatever went wrong: the disk may be full, or the answer broken."""
+        self._failed.pop(key, None)
+        try:
+            return await asyncio.to_thread(self._copied, key, reading)
+        except BridgeError as exc:
+            log.warning("console: a list cannot be read: %s", exc)
+            self._note_failure(key, str(exc), _UNREAD_S)
+            raise
+        except Exception as exc:
+            log.exception("console: a list cannot be copied")
+            why = f"the list cannot be copied ({type(exc).__name__}): the console's log has the details"
+            self._note_failure(key, why, _UNCOPIED_S)
+            raise BridgeError(why) from exc
+
+    def _note_failure(self, key: Key, why: str, lasts_s: float) -> None:
+        while len(self._failed) >= _MAX_COPIES:
+            del self._failed[next(iter(self._failed))]
+        self._failed[key] = (time.monotonic() + lasts_s, why)
 
     def _copied(self, key: Key, reading: Reading) -> Copy:
         """Runs in a thread with its own event loop, so that pages do not wait for it."""
@@ -305,11 +376,7 @@ def _directory() -> Path | None:
     return Path(place) if place else None
 
 
-def _has(copy: Copy, name: str) -> bool:
-    return any(entry.entry == name for entry in copy.page(name, 0, 100)[0])
-
-
-def _noted(task: asyncio.Task[Copy]) -> None:
-    """The older copy is shown meanwhile."""
-    if not task.cancelled() and isinstance(exc := task.exception(), BridgeError):
-        log.warning("console: a list cannot be read: %s", exc)
+def _seen(task: asyncio.Task[Copy]) -> None:
+    """It is logged; the older copy is shown meanwhile."""
+    if not task.cancelled():
+        task.exception()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter
 
@@ -18,18 +19,26 @@ class Queue:
 
     limiter: CapacityLimiter
     max_waiting: int  # including those that are running
+    max_per_person: int | None = None
     waiting: int = 0
+    persons: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Raises Refused if too many are already waiting."""
+    def place(self, person: str = "") -> Iterator[None]:
+        """Raises Refused if too many are already waiting, or too many of this person."""
         if self.waiting >= self.max_waiting:
             raise Refused(503, N_("Busy"), N_("Too many people are using this at the moment. Try again."), 5)
+        if self.max_per_person is not None and self.persons[person] >= self.max_per_person:
+            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 5)
         self.waiting += 1
+        self.persons[person] += 1
         try:
             yield
         finally:
             self.waiting -= 1
+            self.persons[person] -= 1
+            if not self.persons[person]:
+                del self.persons[person]
 
 
 class Queues:

@@ -17,9 +17,10 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, or_
 from bridge.console import database
 from bridge.console.database import ConsoleStore
 from bridge.console.roles import Person, Role, tenants_from_text, tenants_to_text
-from bridge.console.tokens import hash_of, is_token, new_token
+from bridge.console.tokens import AHEAD_S, hash_of, is_recent, is_token, new_token
 
 LINK_S = 900.0  # how long a sign-in link may be used
+MAX_LINK_S = 3600.0  # at most
 PASSWORD_LINK_S = 86_400.0  # a link with which a user chooses a password
 _TOUCH_S = 30.0  # the time of the last use is written no more often than this
 _MAX_PER_PERSON = 50  # the oldest is ended
@@ -84,7 +85,7 @@ class Sessions:
             row = connection.execute(select(database.sessions).where(_s.hash == hashed)).first()
         if row is None or (row.provider and not row.subject):  # of an older version, which went by the name
             return None
-        if now - row.used_at > self._limits.idle_s or now - row.begun_at > self._limits.max_s:
+        if not (is_recent(row.used_at, now, self._limits.idle_s) and is_recent(row.begun_at, now, self._limits.max_s)):
             return None
         if is_use and now - row.used_at > min(_TOUCH_S, self._limits.idle_s / 4):
             with self._store.writing() as connection:
@@ -116,7 +117,9 @@ class Sessions:
             return [_session(row) for row in connection.execute(wanted)]
 
     def _is_over(self, now: float) -> ColumnElement[bool]:
-        return or_(_s.used_at < now - self._limits.idle_s, _s.begun_at < now - self._limits.max_s)
+        """As `find` says it."""
+        old = or_(_s.used_at < now - self._limits.idle_s, _s.begun_at < now - self._limits.max_s)
+        return or_(old, _s.used_at > now + AHEAD_S, _s.begun_at > now + AHEAD_S)
 
 
 class SignInLinks:
@@ -127,7 +130,7 @@ class SignInLinks:
 
     def make(self, name: str, lasts_s: float = LINK_S) -> str:
         token = new_token()
-        self._add(hash_of(token), name, lasts_s)
+        self._add(hash_of(token), name, min(lasts_s, MAX_LINK_S))
         return token
 
     def make_for_password(self, name: str) -> str:
@@ -138,7 +141,7 @@ class SignInLinks:
     def _add(self, hashed: str, name: str, lasts_s: float) -> None:
         now = time.time()
         with self._store.writing() as connection:
-            connection.execute(delete(database.links).where(_l.until < now))
+            connection.execute(delete(database.links).where(~_is_valid(now, PASSWORD_LINK_S)))
             connection.execute(insert(database.links).values(hash=hashed, name=name, until=now + lasts_s))
 
     def use(self, token: str) -> Person | None:
@@ -147,7 +150,8 @@ class SignInLinks:
             return None
         users = database.users
         with self._store.writing() as connection:
-            used = delete(database.links).where(_l.hash == hash_of(token), _l.until >= time.time()).returning(_l.name)
+            mine = _l.hash == hash_of(token)
+            used = delete(database.links).where(mine, _is_valid(time.time(), MAX_LINK_S)).returning(_l.name)
             row = connection.execute(used).first()
             found = None if row is None else connection.execute(select(users).where(users.c.name == row.name)).first()
         return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
@@ -161,9 +165,14 @@ def find_password_link(connection: Connection, token: str) -> str:
     found = (
         select(users.c.name)
         .join(database.links, _l.name == users.c.name)
-        .where(_l.hash == _password_hash(token), _l.until >= time.time())
+        .where(_l.hash == _password_hash(token), _is_valid(time.time(), PASSWORD_LINK_S))
     )
     return str(connection.execute(found).scalar() or "")
+
+
+def _is_valid(now: float, max_s: float) -> ColumnElement[bool]:
+    """A link that seems to last for longer than such links do is from a clock that was ahead."""
+    return _l.until.between(now, now + max_s + AHEAD_S)
 
 
 def _password_hash(token: str) -> str:

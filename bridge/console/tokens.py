@@ -7,6 +7,7 @@ import hmac
 import re
 import secrets
 
+AHEAD_S = 300.0  # by which the clocks of several machines may differ
 _SHAPE = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes
 
 
@@ -30,3 +31,8 @@ def form_token(secret: str) -> str:
 
 def is_form_token(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), form_token(secret).encode())
+
+
+def is_recent(moment: float, now: float, lasts_s: float) -> bool:
+    """Not too old, and not in the future: then a clock was ahead, and nothing lasts until that time has come."""
+    return -AHEAD_S <= now - moment <= lasts_s

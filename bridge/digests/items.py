@@ -9,6 +9,7 @@ person's next digest, at the earliest a day later. A clock that was wrong and is
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Items:
         self._store = store
         self._place = place
         self._applied = ""  # fingerprint of the address owners that this process has stored
+        self._refreshing = threading.Lock()
 
     # From the quarantine
 
@@ -102,8 +104,19 @@ class Items:
     ) -> int:
         """Read what came into the quarantine; return how many items are new. Raises BridgeError.
 
-        `is_quick`: only what followed the last reading, for a page that somebody waits for.
+        `is_quick`: only what followed the last reading, for a page that somebody waits for; nothing if another thread
+        reads it.
         """
+        if not self._refreshing.acquire(blocking=not is_quick):
+            return 0
+        try:
+            return self._refresh(quarantine, people, on_page, is_quick=is_quick)
+        finally:
+            self._refreshing.release()
+
+    def _refresh(
+        self, quarantine: Quarantine, people: People, on_page: Callable[[int], None], *, is_quick: bool
+    ) -> int:
         now, count, whose = time.time(), 0, people.fingerprint()
         at, mail = min(self._state("cursor"), (now, ""))  # a mail may be from a time when the clock was wrong
         is_whole = not is_quick and (self._is_moved(whose) or not 0 <= now - self._state("whole")[0] <= _WHOLE_S)

@@ -16,6 +16,8 @@ from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord
 
+MAX_GONE = 100
+
 
 @dataclass(slots=True)
 class Listing:
@@ -25,11 +27,11 @@ class Listing:
 
 def gather(pages: Iterable[list[Item]], quarantine: Quarantine, keys: LinkKeys, limit: int) -> Listing:
     """Page by page: a person may have any number of items. Raises BridgeError."""
-    found = Listing()
+    found, unindexed = Listing(), Unindexed(quarantine)
     for page in pages:
         records = {record.id: record for record in quarantine.records([item.mail for item in page])}
         for item in page:
-            mail = records.get(item.mail) or _read(quarantine, item.mail)
+            mail = records.get(item.mail) or unindexed.read(item.mail)
             if mail is None or not is_held_for(item.recipient, mail) or keys.has_made(mail.unsubscribe):
                 continue
             if len(found.held) < limit:
@@ -46,9 +48,22 @@ def is_held_for(recipient: str, mail: MailRecord) -> bool:
     return any(comparable_address(each.address) == recipient for each in mail.lacking(mail.envelope.recipients))
 
 
-def _read(quarantine: Quarantine, mail: str) -> MailRecord | None:
-    """The index may be incomplete for a while, and mail left out of a digest is never announced."""
-    try:
-        return quarantine.read(mail)
-    except MailNotFound:
-        return None
+@dataclass(slots=True)
+class Unindexed:
+    """Mail that is not in the index: the index may be incomplete for a while, and mail left out of a digest is never
+    announced. But after many that are not in the store either, the others were deleted with them: each is a request to
+    object storage, and a person may have had thousands."""
+
+    quarantine: Quarantine
+    gone: int = 0  # one after the other
+
+    def read(self, mail: str) -> MailRecord | None:
+        if self.gone >= MAX_GONE:
+            return None
+        try:
+            found = self.quarantine.read(mail)
+        except MailNotFound:
+            self.gone += 1
+            return None
+        self.gone = 0
+        return found

@@ -60,6 +60,7 @@ AWAY_S = 5.0  # a database server that failed is not tried again for this long
 VERSION_TABLE = "quarantine_schema"
 _BATCH = 200  # ids in one statement
 _FEW = 500  # ids in a search
+_FEW_ARRIVALS, _MAX_ADDRESSES = 20, 5000  # read at a time: a mail may have a thousand recipients
 _LOCK = 0x5CA7B12E  # an advisory lock that serialises migrations in PostgreSQL, as SQLite does by itself
 _SINCE_3 = ("client", "tags")  # columns of version 3
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -265,20 +266,26 @@ class Index:
         return found
 
     def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
-        """The mails that follow this time and id, the oldest first. Raises IndexFailed."""
+        """The mails that follow this time and id, the oldest first; fewer if they have many recipients.
+
+        Raises IndexFailed.
+        """
         at, mail_id = after
         later = or_(mails.c.kept_at > at, (mails.c.kept_at == at) & (mails.c.id > mail_id))
         place = func.coalesce(mails.c.place, "") == self._place  # in the order of time, as in `search`
         sql = select(mails.c.id, mails.c.kept_at).where(place, mails.c.kept_at >= at, later)
         with self._transaction() as connection:
             rows = connection.execute(sql.order_by(mails.c.kept_at, mails.c.id).limit(limit)).all()
-            found = {row.id: Arrival(row.id, row.kept_at, []) for row in rows}
-            for start in range(0, len(rows), _BATCH):
-                some = [row.id for row in rows[start : start + _BATCH]]
-                wanted = select(recipients.c.id, recipients.c.address)
-                wanted = wanted.where(recipients.c.place == self._place, recipients.c.id.in_(some))
+            found: dict[str, Arrival] = {}
+            number = 0  # of addresses
+            while len(found) < len(rows) and number < _MAX_ADDRESSES:
+                some = rows[len(found) : len(found) + _FEW_ARRIVALS]
+                found |= {row.id: Arrival(row.id, row.kept_at, []) for row in some}
+                chosen = recipients.c.id.in_([row.id for row in some])
+                wanted = select(recipients.c.id, recipients.c.address).where(recipients.c.place == self._place, chosen)
                 for row in connection.execute(wanted):
                     found[row.id].addresses.append(row.address)
+                    number += 1
         return list(found.values())
 
     def check(self) -> None:

@@ -79,8 +79,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-def create_app(sources: UserSources) -> ASGIApp:
-    pages = Pages(sources.page.root_path)
+def create_app(sources: UserSources, pages: Pages) -> ASGIApp:
     paths: dict[str, list[Route]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, []).append(route)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -63,7 +63,10 @@ class Pages:
         self.static = StaticFiles()
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
+        # Who learns from a report may take minutes, and each report has a mail in memory.
+        self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
+        self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
         self.opened = OpenedLinks()
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -71,6 +74,18 @@ class Pages:
         )  # fmt: skip
         self._jinja.filters |= {"visible": visible, "visible_lines": visible_lines, "bytes": show_bytes}
         self._jinja.globals |= {"url": self.url, "static": self._static, "LANGUAGES": NAMES}
+
+    async def carry_out(self, release: Coroutine[Any, Any, T]) -> T:
+        """To its end, even if the request that asked for it is cancelled: mail that is sent cannot be called back."""
+        task = asyncio.create_task(release)
+        self.releases.add(task)
+        task.add_done_callback(self.releases.discard)
+        return await asyncio.shield(task)
+
+    async def finish(self, patience_s: float) -> None:
+        """Wait for releases, so that their results are recorded."""
+        if self.releases:
+            await asyncio.wait(self.releases, timeout=patience_s)
 
     def url(self, path: str) -> str:
         return f"{self.root_path}{path}"
@@ -146,6 +161,13 @@ class Call:
         with queue.place():
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
+    async def send_report(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In threads that nothing else waits for; the caller has a place in the queue of reports."""
+        limiter = self.pages.reports.limiter
+        return await to_thread.run_sync(
+            functools.partial(work, *args, **kwargs), limiter=limiter, abandon_on_cancel=True
+        )
+
     async def choose_language(self) -> None:
         """What the person chose."""
         if self.person_or_none is not None:
@@ -204,7 +226,8 @@ class Call:
     async def audited(self, action: str, *, mail: str = "", detail: str = "", name: str = "") -> AsyncIterator[Note]:
         """An action that changes something: recorded in the audit log before it is done, with its result afterwards.
 
-        If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started.
+        If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started. So it does
+        if the process stops meanwhile: the work may go on in its thread.
         """
         self.has_audited = True
         audit, note, started = self.sources.audit, Note(detail), audit_log.STARTED
@@ -212,15 +235,18 @@ class Call:
         seq = await self.run(audit.write, None, self.address, action, result=started, **about)
         try:
             yield note
-        except BaseException as exc:
+        except Exception as exc:
             note.result = audit_log.FAILED
             note.detail = f"{note.detail}: {exc}" if note.detail else str(exc)
+            await self._finish(seq, note)
             raise
-        finally:
-            try:
-                await self.run(audit.finish, seq, note.result, note.detail)
-            except TablesFailed as exc:
-                log.warning("user pages: the result of audit entry %d cannot be recorded: %s", seq, exc)
+        await self._finish(seq, note)
+
+    async def _finish(self, seq: int, note: Note) -> None:
+        try:
+            await self.run(self.sources.audit.finish, seq, note.result, note.detail)
+        except TablesFailed as exc:
+            log.warning("user pages: the result of audit entry %d cannot be recorded: %s", seq, exc)
 
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -111,13 +111,7 @@ async def release(call: Call, copy: Copy) -> str:
     if call.pages.releasing.locked():
         text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 10)
-    detail = f"to {', '.join(copy.missing)}"
-    async with (
-        call.pages.releasing,
-        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
-    ):
-        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
-        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
+    outcome = await call.pages.carry_out(_release(call, copy))
     if not outcome.is_known:
         text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
@@ -125,6 +119,17 @@ async def release(call: Call, copy: Copy) -> str:
         text = call.speak("The mail could not be released. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 60)
     return "released"
+
+
+async def _release(call: Call, copy: Copy) -> ActionResult:
+    detail = f"to {', '.join(copy.missing)}"
+    async with (
+        call.pages.releasing,
+        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
+    ):
+        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
+        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
+    return outcome
 
 
 async def delete(call: Call, copy: Copy) -> str:
@@ -196,14 +201,14 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     if kind == "ham" and not may_be_ham(copy):
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
-    try:
-        async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
-            await call.run(call.sources.feedback, kind, copy.mail, copy.person)
-    except BridgeError as exc:
-        log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
-        raise Refused(
-            503, call.speak("Not done"), call.speak("This cannot be done at the moment. Try again later.")
-        ) from exc
+    with call.pages.reports.place(copy.person):
+        try:
+            async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
+                await call.send_report(call.sources.feedback, kind, copy.mail, copy.person)
+        except BridgeError as exc:
+            log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
+            text = call.speak("This cannot be done at the moment. Try again later.")
+            raise Refused(503, call.speak("Not done"), text) from exc
     return "reported"
 
 

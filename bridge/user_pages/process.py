@@ -17,6 +17,7 @@ from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.lasting import lasting
 from bridge.user_pages import notices
 from bridge.user_pages.app import create_app
+from bridge.user_pages.call import Pages
 from bridge.user_pages.sources import UserSources
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _LIMITS = HttpLimits(max_head_bytes=16 * 1024, head_timeout_s=15.0, max_connecti
 _ROUND_S = 30.0
 _UPKEEP_S = 3600.0
 _DRAIN_S = 5.0
+_RELEASES_S = 15.0  # for releases that are being carried out, after that
 
 SendDue = Callable[[], Awaitable[Progress]]
 
@@ -42,7 +44,8 @@ async def run(
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
-    server = HttpServer(create_app(sources), sockets, limits=_LIMITS)
+    pages = Pages(sources.page.root_path)
+    server = HttpServer(create_app(sources, pages), sockets, limits=_LIMITS)
     await server.start()
     tasks = [
         asyncio.create_task(lasting(partial(_rounds, send_due), "digests", _ROUND_S)),
@@ -55,6 +58,7 @@ async def run(
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await server.stop(_DRAIN_S)
+    await pages.finish(_RELEASES_S)
     await asyncio.to_thread(sources.store.close)
     await asyncio.to_thread(sources.console_store.close)
 

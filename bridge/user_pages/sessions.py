@@ -13,7 +13,7 @@ import time
 
 from sqlalchemy import delete, insert, select, update
 
-from bridge.console.tokens import hash_of, is_token, new_token
+from bridge.console.tokens import AHEAD_S, hash_of, is_recent, is_token, new_token
 from bridge.digests import database
 from bridge.digests.database import DigestStore
 
@@ -33,6 +33,7 @@ class UserSessions:
         """The id for the browser, always a new one."""
         token, now = new_token(), time.time()
         over = (_s.used_at < now - self._idle_s) | (_s.begun_at < now - self._max_s)
+        over |= (_s.used_at > now + AHEAD_S) | (_s.begun_at > now + AHEAD_S)
         with self._store.writing() as connection:
             connection.execute(delete(database.sessions).where(over))
             row = {"hash": hash_of(token), "person": person, "begun_at": now, "used_at": now}
@@ -46,7 +47,9 @@ class UserSessions:
         now, mine = time.time(), _s.hash == hash_of(token)
         with self._store.reading() as connection:
             row = connection.execute(select(database.sessions).where(mine)).first()
-        if row is None or now - row.used_at > self._idle_s or now - row.begun_at > self._max_s:
+        if row is None:
+            return None
+        if not (is_recent(row.used_at, now, self._idle_s) and is_recent(row.begun_at, now, self._max_s)):
             return None
         if now - row.used_at > min(_TOUCH_S, self._idle_s / 4):
             with self._store.writing() as connection:
@@ -67,7 +70,8 @@ class SignInCodes:
         code, now = f"{secrets.randbelow(10**_DIGITS):0{_DIGITS}d}", time.time()
         row = {"hash": _key(person, browser), "code": _hashed(code, browser), "person": person, "until": now + CODE_S}
         with self._store.writing(_LOCK) as connection:
-            connection.execute(delete(database.codes).where((_c.until < now) | (_c.hash == row["hash"])))
+            over = (_c.until < now) | (_c.until > now + CODE_S + AHEAD_S)
+            connection.execute(delete(database.codes).where(over | (_c.hash == row["hash"])))
             connection.execute(insert(database.codes).values(**row, tries=0))
         return code
 
@@ -76,7 +80,7 @@ class SignInCodes:
         mine = _c.hash == _key(person, browser)
         with self._store.writing(_LOCK) as connection:
             row = connection.execute(select(database.codes).where(mine)).first()
-            if row is None or row.until < time.time() or row.tries >= _MAX_TRIES:
+            if row is None or row.tries >= _MAX_TRIES or not is_recent(row.until - CODE_S, time.time(), CODE_S):
                 return False
             if not hmac.compare_digest(row.code, _hashed(code, browser)):
                 connection.execute(update(database.codes).where(mine).values(tries=row.tries + 1))

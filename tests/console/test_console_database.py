@@ -19,7 +19,7 @@ from bridge.console.attempts import MAX_PER_USER, Attempts
 from bridge.console.audit import DONE, MAX_STRANGERS, OTHERS, STRANGERS_S, Audit
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.roles import Person, Role
-from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
+from bridge.console.sessions import SessionLimits, Sessions, SignInLinks, find_password_link
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
@@ -171,6 +171,32 @@ def test_many_attempts_at_the_same_time_are_counted(store: ConsoleStore) -> None
     assert sum(wait == 0 for wait in waits) == MAX_PER_USER
     attempts.succeeded("ann", "192.0.2.1")
     assert attempts.admit("ann", "192.0.2.1") == 0
+
+
+def test_a_clock_that_was_ahead_locks_nobody_out_and_keeps_nobody_in(
+    store: ConsoleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts of next year had to be waited for, and sessions and links lasted until then."""
+    attempts, sessions, links = Attempts(store), Sessions(store, SessionLimits(60, 600)), SignInLinks(store)
+    Users(store).add("ann", "a long password", Role.RELEASER, ANN.tenants)
+    right = time.time
+
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: right() + 365 * 86_400)
+        waits = [attempts.admit("ann", "192.0.2.1") for _ in range(MAX_PER_USER + 1)]
+        assert waits[0] == 0 and waits[-1] > 0
+        token, link, chosen = sessions.begin(ANN, "192.0.2.1", "x"), links.make("ann"), links.make_for_password("ann")
+        assert sessions.find(token) is not None
+    assert attempts.admit("ann", "192.0.2.1") == 0
+    assert sessions.find(token) is None and sessions.listed() == []
+    assert links.use(link) is None
+    with store.reading() as connection:
+        assert find_password_link(connection, chosen) == ""
+
+    with monkeypatch.context() as ahead:  # the clock of another machine
+        ahead.setattr(time, "time", lambda: right() + 60)
+        token, link = sessions.begin(ANN, "192.0.2.1", "x"), links.make("ann")
+    assert sessions.find(token) is not None and links.use(link) is not None
 
 
 def test_the_audit_log_is_read_in_pages_and_ends(store: ConsoleStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 import socket
 import threading
@@ -181,6 +182,26 @@ def test_text_of_a_mail_stays_text(shared: World, text: str) -> None:
         assert "<script>alert" not in page and "<img src=x" not in page and "<svg onload" not in page
         assert "\u202e" not in page and 'href="javascript:' not in page
     assert "{{ 7*7 }}" in page or text != HOSTILE[3]
+
+
+def test_people_of_a_tenant_do_not_see_the_machines_in_a_story(shared: World) -> None:
+    """It showed them addresses of scanners and next hops, entries of others' lists, and commands for a shell."""
+    history = shared.console.history
+    why = {"why": "connect to 10.9.8.7 failed", "entry": "secret-entry.example"}
+    more = {"scanner": "http://10.9.8.7:8080", "more": json.dumps(why), "list": "partners"}
+    remember(history, ("MACHINE1", TENANT_A), **more, action="relay", decision="deliver", next_id="4bXyZ")
+    remember(history, ("MACHINE2", TENANT_A), **more, action="tempfail", decision="", error="next_hop")
+    history.close()
+    own = shared.console.signed_in(Role.VIEWER, frozenset({TENANT_A}))
+    everything = "".join(shared.console.signed_in().get(f"/mail/MACHINE{number}").text for number in (1, 2))
+    pages = [own.get(f"/mail/MACHINE{number}") for number in (1, 2)]
+    hop = f"127.0.0.1:{shared.next_hop.port}"
+    hidden = ("10.9.8.7", "secret-entry.example", hop, "On the command line", "scanbridge lists entries")
+    assert not [word for word in hidden if word not in everything], "administrators see all of it"
+    for page in pages:
+        assert page.status == 200 and not [word for word in hidden if word in page.text]
+    assert "The scanner scanned it" in pages[0].text and "4bXyZ" in pages[0].text
+    assert "The next hop did not accept it." in pages[1].text
 
 
 def test_pages_of_a_search_do_not_overlap(shared: World) -> None:

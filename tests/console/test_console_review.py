@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -280,10 +281,12 @@ def test_a_copy_of_a_list_counts_what_was_changed(service: Service) -> None:
 
     async def work() -> None:
         copies = ListCopies(service.settings)
+        while not (await copies.get("notes", None)).is_complete:
+            await asyncio.sleep(0.01)
         numbers.append((await copies.get("notes", None)).count)
-        copies.changed("notes", None, [ListEntry("two", "again"), ListEntry("three", "")], ["one", "nothing"])
+        await copies.changed("notes", None, [ListEntry("two", "again"), ListEntry("three", "")], ["one", "nothing"])
         numbers.append((await copies.get("notes", None)).count)
-        copies.changed("notes", None, deleted=["two"])
+        await copies.changed("notes", None, deleted=["two"])
         numbers.append((await copies.get("notes", None)).count)
 
     run(work())

@@ -182,6 +182,21 @@ def test_records_and_arrivals_of_the_index(tmp_path: Path) -> None:
         index.close()
 
 
+def test_a_page_of_arrivals_is_bounded_by_its_recipients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand mails with a thousand recipients each took two gigabytes of memory."""
+    fill(tmp_path, 50, 2)
+    monkeypatch.setattr("bridge.quarantine.index._FEW_ARRIVALS", 4)
+    monkeypatch.setattr("bridge.quarantine.index._MAX_ADDRESSES", 10)
+    sizes, ids, after = [], [], (0.0, "")
+    with closing(Index(Database.file(tmp_path / "state.sqlite"))) as index:
+        while found := index.arrivals(after, 1000):
+            sizes.append(sum(len(arrival.addresses) for arrival in found))
+            ids += [arrival.id for arrival in found]
+            after = (found[-1].kept_at, found[-1].id)
+    assert ids == [f"MAIL{number:09d}" for number in range(50)]
+    assert max(sizes) < 10 + 4 and sum(sizes) == 50
+
+
 def test_runs_are_counted_for_the_metrics(store: DigestStore) -> None:
     """Several runs add up, and another place counts its own."""
     counts, other = DigestCounts(store, "one"), DigestCounts(store, "two")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +23,13 @@ from bridge.quarantine.content import beginning, header_section
 from bridge.quarantine.record import KEPT, MailRecord
 from bridge.quarantine.severity import worst_first
 
+log = logging.getLogger(__name__)
+
 _MAX_READ = 64 * 1024 * 1024  # bytes; no mail is larger
 _SOURCE_BYTES = 64 * 1024  # of one page of the source
 _HEAD_SHOWN = 32 * 1024
 _CHUNK = 64 * 1024
+UNREADABLE = "the quarantine cannot be read at the moment"
 # The usual password for malware samples: not a secret, but it keeps programs from opening them.
 PASSWORD = "infected"  # noqa: S105
 
@@ -44,7 +48,7 @@ async def held(call: Call) -> Response:
     try:
         content = await call.run_among_few(call.queues.readers, _content, call, mail)
     except (BridgeError, OSError) as exc:
-        problem = str(exc)
+        problem = _problem(call, exc)
     scores = call.sources.tag_scores
     jobs = call.console.jobs.of(call.person.key)
     return call.page(
@@ -93,7 +97,13 @@ async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
     except Refused:
         raise
     except (BridgeError, OSError) as exc:
-        raise Refused(503, "The mail cannot be read", f"{exc}. Try again in a moment.", 5) from exc
+        raise Refused(503, "The mail cannot be read", f"{_problem(call, exc)}. Try again in a moment.", 5) from exc
+
+
+def _problem(call: Call, exc: Exception) -> str:
+    """The reason may name machines and paths, which people of named tenants do not see."""
+    log.warning("console: the quarantined mail %s cannot be read: %s", call.held.id, exc)
+    return str(exc) if call.person.sees_everything else UNREADABLE
 
 
 def _all(call: Call, mail: MailRecord) -> bytes:

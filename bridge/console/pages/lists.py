@@ -70,7 +70,7 @@ async def add(call: Call) -> Response:
 
     async def work(client: ListClient, tally: Tally) -> None:
         await client.add(name, made, tenant, keep_going=True, tally=tally)
-        copies_of(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
+        await copies_of(call).changed(name, tenant, [entry for entry in made if entry.entry not in tally.refused])
 
     return _begin(call, name, tenant, ("Add", "added", f"to {name}"), wanted, work)
 
@@ -84,7 +84,7 @@ async def delete(call: Call) -> Response:
 
     async def work(client: ListClient, tally: Tally) -> None:
         await client.delete(name, unwanted, tenant, tally=tally)
-        copies_of(call).changed(name, tenant, deleted=unwanted)
+        await copies_of(call).changed(name, tenant, deleted=unwanted)
 
     return _begin(call, name, tenant, ("Delete", "deleted", f"from {name}"), unwanted, work)
 
@@ -132,7 +132,8 @@ class ListNote:
     async def write(self, problem: str, done: str = "") -> None:
         call, result = self.call, audit_log.FAILED if problem else audit_log.DONE
         detail = ": ".join(filter(None, (problem, self.about, done)))
-        await call.run(call.sources.audit.write, call.person, call.address, self.action, detail=detail, result=result)
+        write = call.sources.audit.write
+        await pending.patiently(lambda: write(call.person, call.address, self.action, detail=detail, result=result))
 
 
 # What a person may see

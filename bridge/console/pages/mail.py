@@ -10,10 +10,12 @@ from typing import Any
 from starlette.responses import Response
 
 from bridge.console.call import Call
+from bridge.console.pages.held_mail import UNREADABLE
 from bridge.console.search import DECISIONS, Search, reader_zone
 from bridge.console.tenant_history import TenantHistory
 from bridge.explain.kept import kept
 from bridge.explain.surroundings import surroundings
+from bridge.history.entry import MailEntry
 from bridge.history.hidden import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
 from bridge.history.parameters import FILTERS, value_of
@@ -54,6 +56,7 @@ async def search(call: Call) -> Response:
 
 async def story(call: Call) -> Response:
     mail = await call.run(_whole, call)
+    mail = mail if call.person.sees_everything else _for_tenant(mail)
     found, told = await call.run(_told, call, mail)
     is_held = found is not None and found.state not in (GONE, NOT_HERE, UNKNOWN)
     return call.page("mail_story.html", mail=mail, entry=mail.last, story=told, is_held=is_held)
@@ -111,4 +114,21 @@ def _told(call: Call, mail: Mail) -> tuple[Kept | None, Any]:
 
     found = kept(sources.config, sources.redaction, mail.last, mail.later, record, sources.is_shared)
     scores = sources.tag_scores if mail.last.tags else {}
-    return found, tell(mail, surroundings(sources.config, mail.last, scores), found)
+    around = surroundings(sources.config, mail.last, scores)
+    if call.person.sees_everything:
+        return found, tell(mail, around, found)
+    found = replace(found, problem=UNREADABLE) if found is not None and found.problem else found
+    return found, replace(tell(mail, replace(around, next_hop=""), found), commands=())
+
+
+def _for_tenant(mail: Mail) -> Mail:
+    """For people of named tenants: without the machines, and the entries of lists that they may not see."""
+    entries = (tuple(map(_entry_for_tenant, some)) for some in (mail.attempts, mail.others, mail.before))
+    attempts, others, before = entries
+    return replace(mail, attempts=attempts, others=others, before=before)
+
+
+def _entry_for_tenant(entry: MailEntry) -> MailEntry:
+    kind = entry.kind._replace(scanner="the scanner" if entry.kind.scanner else "")
+    more = {name: value for name, value in entry.more.items() if name not in ("why", "entry")}
+    return replace(entry, kind=kind, more=more)

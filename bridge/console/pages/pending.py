@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from math import ceil
+from typing import TypeVar
 
 from starlette.responses import Response
 
@@ -11,9 +14,15 @@ from bridge.console.call import Call, Refused
 from bridge.console.jobs import Action, Job, OnDropped, TooManyJobs, Work
 from bridge.console.search import held_query, list_query
 from bridge.console.url_part import from_part
+from bridge.runtime.tables import TablesFailed
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 _LIST = "/lists/"
+_PAUSES_S = (0.5, 2.0, 5.0)  # a database that is locked, or that starts again
 STOPPED = "the console stopped"
+NO_DATABASE = "the console's database cannot be used"
 
 
 async def shown(call: Call) -> Response:
@@ -47,8 +56,25 @@ def begin(call: Call, action: Action, work: Work, dropped: OnDropped) -> Job:
     return job
 
 
+async def patiently(ask: Callable[[], T]) -> T:
+    """Use the console's database in a thread, several times if need be: a job is not to end halfway.
+
+    Raises TablesFailed.
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return await asyncio.to_thread(ask)
+        except TablesFailed as exc:
+            log.warning("console: %s; an action waits for it", exc)
+        await asyncio.sleep(pause_s)
+    return await asyncio.to_thread(ask)
+
+
 async def hindrance(call: Call, job: Job) -> str:
-    return await asyncio.to_thread(hindered, call, job)
+    try:
+        return await patiently(lambda: hindered(call, job))
+    except TablesFailed:
+        return NO_DATABASE
 
 
 def hindered(call: Call, job: Job) -> str:

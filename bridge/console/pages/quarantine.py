@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import Response
 
-from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
 from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.console.pages import pending
+from bridge.console.pages.mail_jobs import MailJob, some_ids
 from bridge.console.quarantine_groups import group
 from bridge.console.route import is_mail_id
 from bridge.console.search import DECISIONS, HELD_FIELDS, Search, held_query, reader_zone
@@ -207,40 +206,13 @@ async def _begin(
     mails = mails or await chosen(call)
     if _is_unconfirmed(call, mails):
         return _confirmation(call, words[0], mails)
-    person, address, who, audit = call.person, call.address, by(call), call.sources.audit
-
-    def write(mail_id: str, detail: str, result: str) -> None:
-        audit.write(person, address, words[1], mail=mail_id, detail=detail, result=result)
-
-    async def run(job: Job) -> None:
-        # One by one: a page of a mail shows its state, and a failure concerns one mail. Senders are listed together:
-        # the mails of a campaign have one entry.
-        turns = [mails] if see else [[mail] for mail in mails]
-        for number, some in enumerate(turns):
-            why = await pending.hindrance(call, job)
-            if why:
-                left = [mail.id for turn in turns[number:] for mail in turn]
-                job.fail(f"{_mails(left)}: {why}", len(left))
-                await asyncio.to_thread(write, "", f"not done, {why}: {_mails(left)}", audit_log.FAILED)
-                return
-            try:
-                results = await asyncio.to_thread(work, some, who)
-            except BridgeError as exc:
-                results = [Result(mail.id, str(exc), is_done=False) for mail in some]
-            for result in results:
-                state = audit_log.DONE if result.is_done else audit_log.FAILED
-                await asyncio.to_thread(write, result.mail_id, result.text, state)
-                if result.is_done:
-                    job.succeeded(result.text if see or len(mails) == 1 else "")
-                else:
-                    job.fail(f"{result.mail_id}: {result.text}")
-
-    async def dropped(job: Job) -> None:
-        await asyncio.to_thread(write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)
-
+    # One by one: a page of a mail shows its state, and a failure concerns one mail. Senders are listed together: the
+    # mails of a campaign have one entry.
+    turns = [mails] if see else [[mail] for mail in mails]
+    made = MailJob(call, words[1], turns, lambda some: work(some, by(call)), has_notes=bool(see) or len(mails) == 1)
     ids = tuple(mail.id for mail in mails)
-    action = Action(words, _mails(ids), len(ids), mails=ids, see=see, can_be_cancelled=not see and len(ids) > 1)
-    pending.begin(call, action, run, dropped)
+    action = Action(words, some_ids(ids), len(ids), mails=ids, see=see, can_be_cancelled=not see and len(ids) > 1)
+    pending.begin(call, action, made.run, made.dropped)
     return pending.back(call)
 
 
@@ -289,7 +261,7 @@ def _is_unconfirmed(call: Call, mails: Sequence[MailRecord]) -> bool:
 
 
 def _confirmation(call: Call, verb: str, mails: Sequence[MailRecord]) -> Response:
-    call.audit_failed, call.audit_detail = True, f"not confirmed: {_mails(mail.id for mail in mails)}"
+    call.audit_failed, call.audit_detail = True, f"not confirmed: {some_ids(mail.id for mail in mails)}"
     asked = read(dict(parse_qsl(held_query(call.form.get("matching", "")))))
     return call.page(
         "quarantine_matching.html", 409, verb=verb, mails=mails, is_limited=len(mails) >= MAX_MATCHING,
@@ -365,9 +337,3 @@ def _next(call: Call, asked: HeldSearch, found: list[MailRecord]) -> str:
     """The page after this one."""
     typed, last = asked.for_next_page(asked.parameters), found[-1]
     return call.renderer.url("/quarantine", **typed, before=f"{last.time.timestamp()!r}:{last.id}")
-
-
-def _mails(ids: Iterable[str]) -> str:
-    all_ids = list(ids)
-    more = f" and {len(all_ids) - 20} more" if len(all_ids) > 20 else ""
-    return f"{len(all_ids)} {'mail' if len(all_ids) == 1 else 'mails'}: {', '.join(all_ids[:20])}{more}"

@@ -50,7 +50,7 @@ async def _scan(call: Call) -> Response:
     typed = {name: call.form.get(name, "").strip()[:_MAX_TEXT] for name in ("sender", "client", "helo", "tenant")}
     typed["recipients"] = call.form.get("recipients", "").strip()[:8000]
     file = call.files.get("file")
-    content = as_mail(await file.read()) if file is not None else b""
+    content = await call.run(as_mail, await file.read()) if file is not None else b""
     mistake = _mistake(call, typed, content)
     if mistake:
         call.audit_failed, call.audit_detail = True, mistake

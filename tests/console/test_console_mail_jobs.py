@@ -1,0 +1,117 @@
+"""Actions, also on many mails, while the console's database cannot be used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from bridge.console.audit import STARTED, Audit
+from bridge.console.database import ConsoleStore, ConsoleStoreError
+from bridge.console.guard import Guard
+from bridge.console.jobs import Action, Job
+from bridge.console.mail_actions import Result
+from bridge.console.pages import pending
+from bridge.console.pages.mail_jobs import MailJob
+from bridge.console.roles import Person, Role
+from bridge.console.route import Route
+from bridge.runtime.database import Database
+
+IDS = [f"MAIL{number}" for number in range(5)]
+
+
+class SometimesLocked(Audit):
+    """Fails at these calls."""
+
+    def __init__(self, store: ConsoleStore, failing: range) -> None:
+        super().__init__(store)
+        self.failing, self.calls = failing, 0
+
+    def write(self, *args: Any, **kwargs: Any) -> int:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise ConsoleStoreError("the database is locked")
+        return super().write(*args, **kwargs)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleStore]:
+    monkeypatch.setattr(pending, "_PAUSES_S", (0.0, 0.0))
+    with closing(ConsoleStore(Database.file(tmp_path / "console.sqlite"))) as made:
+        yield made
+
+
+def made_job(audit: Audit, done: list[str]) -> MailJob:
+    jobs = SimpleNamespace(is_stopping=False)
+    sources = SimpleNamespace(audit=audit)
+    person = Person("rita", Role.RELEASER, None)
+    call: Any = SimpleNamespace(console=SimpleNamespace(jobs=jobs), sources=sources, person=person, address="192.0.2.1")
+
+    def work(mails: Any) -> list[Result]:
+        done.extend(mail.id for mail in mails)
+        return [Result(mail.id, "delivered", is_done=True) for mail in mails]
+
+    turns: Any = [[SimpleNamespace(id=mail_id)] for mail_id in IDS]
+    return MailJob(call, "released", turns, work, has_notes=False)
+
+
+def new_job() -> Job:
+    return Job("1", "rita", Action(("Release", "released"), "mails", len(IDS)), 0.0)
+
+
+async def test_a_job_goes_on_after_the_audit_log_could_not_be_written_once(store: ConsoleStore) -> None:
+    """The mails behind it were neither released nor counted, and the one before had no entry."""
+    done: list[str] = []
+    job, audit = new_job(), SometimesLocked(store, range(3, 4))
+    await made_job(audit, done).run(job)
+    assert done == IDS and (job.done, job.failed) == (5, 0)
+    assert [entry.mail for entry in reversed(audit.find())] == IDS
+
+
+async def test_a_job_says_what_it_left_alone_without_an_audit_log(
+    store: ConsoleStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is done that cannot be recorded; what was done is in the log."""
+    done: list[str] = []
+    job, audit = new_job(), SometimesLocked(store, range(3, 100))
+    with caplog.at_level(logging.ERROR):
+        await made_job(audit, done).run(job)
+    assert done == IDS[:3] and (job.done, job.failed) == (3, 2)
+    assert job.problems == ["2 mails: MAIL3, MAIL4: the console's database cannot be used"]
+    assert "it lacks: released by rita: MAIL2: done: delivered" in caplog.text
+
+
+async def test_a_change_that_was_made_does_not_look_undone_without_its_audit_entry(
+    store: ConsoleStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader got 503 and made the change again: a file was applied twice."""
+
+    class Unfinished(Audit):
+        def finish(self, seq: int, result: str, detail: str) -> None:
+            raise ConsoleStoreError("the database is locked")
+
+    async def change(call: Any) -> Response:
+        made.append(call)
+        return Response("made")
+
+    async def run(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return work(*args, **kwargs)
+
+    made: list[Any] = []
+    audit = Unfinished(store)
+    call: Any = SimpleNamespace(
+        run=run, sources=SimpleNamespace(audit=audit), person=Person("rita", Role.RELEASER, None), address="192.0.2.1",
+        path={}, audit_detail="", audit_failed=False,
+    )  # fmt: skip
+    nothing: Any = None
+    route = Route("/changes", change, Role.RELEASER, changes=True, audit="changed something")
+    response = await Guard(nothing, route)._audited(call)
+    assert response.status_code == 200 and len(made) == 1
+    assert [entry.result for entry in audit.find()] == [STARTED]
+    assert "the result of audit entry 1 cannot be recorded" in caplog.text

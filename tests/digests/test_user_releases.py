@@ -1,0 +1,85 @@
+"""What becomes of a user's release when its request is cancelled, because the process stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridge.console.audit import DONE, STARTED, Audit
+from bridge.console.database import ConsoleStore
+from bridge.runtime.database import Database
+from bridge.testing import eventually
+from bridge.user_pages import copies
+from bridge.user_pages.actions import ActionResult
+from bridge.user_pages.call import Call, Pages
+
+JANE = "jane@a.example"
+
+
+class SlowNextHop:
+    """Takes the mail, and answers later."""
+
+    def __init__(self) -> None:
+        self.has_it, self.may_answer = threading.Event(), threading.Event()
+
+    def release(self, mail: object, to: tuple[str, ...], by: str) -> ActionResult:
+        self.has_it.set()
+        self.may_answer.wait()
+        return ActionResult(is_done=True, text="delivered")
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Iterator[Audit]:
+    with closing(ConsoleStore(Database.file(tmp_path / "console.sqlite"))) as store:
+        yield Audit(store)
+
+
+def call_for(audit: Audit, actions: SlowNextHop) -> Call:
+    settings = SimpleNamespace(
+        config=SimpleNamespace(languages=["en"]), of=lambda recipient: SimpleNamespace(may=lambda reason: "release")
+    )
+    request: Any = SimpleNamespace(headers={})
+    sources: Any = SimpleNamespace(settings=settings, audit=audit, actions=actions)
+    return Call(request, sources, Pages(""), "192.0.2.1")
+
+
+async def test_a_release_is_recorded_although_its_request_was_cancelled(audit: Audit) -> None:
+    """The audit log said that it had failed, and the mail arrived."""
+    actions = SlowNextHop()
+    call = call_for(audit, actions)
+    mail: Any = SimpleNamespace(
+        mail=SimpleNamespace(id="MAIL1"), missing=(JANE,), recipients=(JANE,), person=JANE, reason=None
+    )
+    request = asyncio.create_task(copies.release(call, mail))
+    await eventually(actions.has_it.is_set, "the next hop to have the mail")
+    request.cancel()
+    await asyncio.wait([request])
+    assert request.cancelled() and [entry.result for entry in audit.find()] == [STARTED]
+    stopping = asyncio.create_task(call.pages.finish(60))
+    actions.may_answer.set()
+    await stopping
+    (entry,) = audit.find()
+    assert (entry.result, entry.detail) == (DONE, f"to {JANE}: delivered") and not call.pages.releases
+
+
+async def test_an_action_that_is_cancelled_stays_started_in_the_audit_log(audit: Audit) -> None:
+    """Its work may go on in a thread: nobody knows that it has failed."""
+    call, begun = call_for(audit, SlowNextHop()), asyncio.Event()
+
+    async def act() -> None:
+        async with call.audited("did something"):
+            begun.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(act())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert [entry.result for entry in audit.find()] == [STARTED]
