@@ -77,7 +77,7 @@ def reset(path: Path | None, own: Path | None, scope: str) -> None:
 def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
     """Print all votes, one JSON object per line, for `import`.
 
-    A vote contains digests of the mail and of the person, the sender's domain, and the signals: no content.
+    A vote contains hashes of the mail and of the person, the sender's domain, and the signals, but no content.
     """
     from bridge.service.learning.store import VoteStore
 

@@ -154,7 +154,7 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     if parts.query or parts.fragment:
         raise ValueError("a base URL must not have a query or a fragment")
     if _OPERATION.search(parts.path):
-        raise ValueError("a base URL must end before /v1 or /api: write https://host:port, the rest is added")
+        raise ValueError("a base URL must end before /v1 or /api: write https://host:port; the rest is added")
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
         raise ValueError(
             "http:// to a host other than loopback sends the secret unencrypted; "

@@ -143,7 +143,7 @@ class Scanner(Section):
         found = [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
         for url in found if operation is not None else ():
             if operation is not None and (end := operation.search(url)):
-                raise ValueError(f"a base URL must end before {end[0]}: write https://host:port, the rest is added")
+                raise ValueError(f"a base URL must end before {end[0]}: write https://host:port; the rest is added")
         return found
 
     @field_validator("discovery")

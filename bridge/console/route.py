@@ -44,7 +44,7 @@ class Route:
         if (self.about is not About.NOTHING) != ("{id}" in self.path):
             raise ValueError(f"{self.path}: {{id}} and `about` belong together")
         if self.about is not About.NOTHING and self.role is None:
-            raise ValueError(f"{self.path}: mail is for people who have signed in")
+            raise ValueError(f"{self.path}: only people who have signed in may see mail")
 
     @property
     def method(self) -> str:

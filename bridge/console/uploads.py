@@ -125,10 +125,10 @@ class Upload:
         except BridgeError as exc:
             self.problem, self.stage = str(exc), Stage.FAILED
         except (sqlite3.Error, OSError) as exc:
-            log.warning("console: an uploaded file cannot be compared: %s", exc)
+            log.warning("console: an uploaded file cannot be compared with the list: %s", exc)
             self.problem, self.stage = "there is no room for the comparison; the console's log says why", Stage.FAILED
         except Exception:
-            log.exception("console: an uploaded file cannot be compared")
+            log.exception("console: an uploaded file cannot be compared with the list")
             self.problem = "an unexpected error occurred; the console's log has the details"
             self.stage = Stage.FAILED
         finally:
@@ -146,7 +146,9 @@ class Upload:
                 self.percent = min(100, self.sent.file.tell() * 100 // size)
                 _rest(began)
                 continue
-            raise InputError(f"the file:{rows[0][0]}: an entry has a character that is not text, here or soon after")
+            raise InputError(
+                f"the file:{rows[0][0]}: an entry contains a character that is not text, on this line or a few lines below"
+            )
         if not self.file_entries:
             raise InputError("the file has no entries")
 

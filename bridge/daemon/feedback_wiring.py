@@ -36,9 +36,9 @@ def _scanner(conf: Config) -> ScannerLearning | None:
     if conf.scanner.dialect != DEFAULT_DIALECT:
         raise ConfigError(f"feedback.scanner: needs `dialect: {DEFAULT_DIALECT}`, the dialect of the included service")
     if (discovery := conf.scanner.discovery) is not None and discovery.records == "srv":  # the names have no addresses
-        raise ConfigError("feedback.scanner: cannot find the service by SRV records: use `records: addresses`")
+        raise ConfigError("feedback.scanner: SRV records are not supported; use `records: addresses`")
     if discovery is not None and discovery.nameservers:
-        raise ConfigError("feedback.scanner: does not ask scanner.discovery.nameservers: use the system's resolver")
+        raise ConfigError("feedback.scanner: cannot use scanner.discovery.nameservers; use the system's resolver")
     known = wiring.scanner_settings(conf, wiring.token(conf))
     settings = ScannerLearningSettings(known.urls, known.token, known.tls, tenant_uid=known.tenant_uid)
     return ScannerLearning(settings)

@@ -77,7 +77,7 @@ async def _started(process: asyncio.subprocess.Process, job: dict[str, object]) 
     except TimeoutError:
         said = {"error": f"it was not ready within {_START_S:.0f} s"}
     if "error" in said:
-        raise BridgeError(f"the service of {job['path']} could not be started: {said['error']}")
+        raise BridgeError(f"the service for {job['path']} could not be started: {said['error']}")
     return str(said["note"])
 
 

@@ -137,7 +137,7 @@ class LinkKeys:
         except ValueError:
             raise LinkRefused("not one of our links") from None
         if not hmac.compare_digest(code, _code(key, payload)):
-            raise LinkRefused("the code of the link is wrong")
+            raise LinkRefused("the code in the link is wrong")
         act, expires_at, mail, recipient = payload.decode("utf-8", "surrogatepass").split("\n")
         if int(expires_at) < now:
             raise LinkRefused("the link has expired", is_expired=True)

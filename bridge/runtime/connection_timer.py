@@ -59,7 +59,7 @@ class ConnectionTimer:
         try:
             connection.cut()
         except Exception:
-            log.exception("connection: it cannot be closed")
+            log.exception("connection: cannot be closed")
 
     def _schedule(self) -> None:
         self.next_tick_at = self._loop.time() + self._interval_s

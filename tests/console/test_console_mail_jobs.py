@@ -84,7 +84,7 @@ async def test_a_job_says_what_it_left_alone_without_an_audit_log(
         await made_job(audit, done).run(job)
     assert done == IDS[:3] and (job.done, job.failed) == (3, 2)
     assert job.problems == ["2 mails: MAIL3, MAIL4: the console's database cannot be used"]
-    assert "it lacks: released by rita: MAIL2: done: delivered" in caplog.text
+    assert "not recorded: released by rita: MAIL2: done: delivered" in caplog.text
 
 
 async def test_a_change_that_was_made_does_not_look_undone_without_its_audit_entry(

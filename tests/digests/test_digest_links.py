@@ -166,7 +166,7 @@ def test_forged_and_expired_links_do_nothing_and_are_logged(shared: Users) -> No
         assert browser.get(f"/u/{token}").status in (status, 404), name
     assert len(shared.next_hop.mails) == before
     log, audit = shared.served.log, shared.audit()
-    for why in ("the link has expired", "the code of the link is wrong", "not one of our links"):
+    for why in ("the link has expired", "the code in the link is wrong", "not one of our links"):
         assert f"link refused: from=127.0.0.1 why='{why}'" in log
         assert any(line.startswith("used a link||refused|") and why in line for line in audit)
     assert shared.served.browser().press(release).status == 200  # the real one works

@@ -240,7 +240,7 @@ def test_placeholders_are_the_same_in_every_language() -> None:
         ("es", "a QR code leads to evil.example", "un código QR lleva a evil.example"),
         (
             "es",
-            "shows X as the sender, sent from an unknown domain",
+            "shows X as the sender, but was sent from an unknown domain",
             "muestra X como remitente, enviado desde un dominio desconocido",
         ),
         ("de", "claims to be A, sent from b.c, sent from d.e", "gibt sich als A, sent from b.c aus, gesendet von d.e"),

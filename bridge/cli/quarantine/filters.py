@@ -44,7 +44,7 @@ _OPTIONS = (
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
     click.option("--decision", type=DecisionWord(), metavar="WORD",
-                 help="The scanner's decision, or the error if there was none (such as `unreachable`)."),
+                 help="The scanner's decision or, if there was none, the error (such as `unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),

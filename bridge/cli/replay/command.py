@@ -38,8 +38,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @config_option
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")
-@click.option("--token-file", type=_FILE, help="File with the token of --scanner.")
-@click.option("--ca-file", type=_FILE, help="CA certificates of --scanner and --baseline. Default: scanner.ca_file.")
+@click.option("--token-file", type=_FILE, help="File with the token for --scanner.")
+@click.option("--ca-file", type=_FILE, help="CA certificates for --scanner and --baseline. Default: scanner.ca_file.")
 @click.option(
     "--service",
     metavar="FILE",
@@ -80,7 +80,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "recipients",
     metavar="ADDRESS",
     multiple=True,
-    help="Files: envelope recipient; repeatable. Default: Delivered-To, else X-Original-To, else postmaster.",
+    help="Envelope recipient of mail from files; repeatable. Default: Delivered-To, else X-Original-To, else postmaster.",
 )
 @click.option(
     "--remote-address",
@@ -103,7 +103,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--timeout", "timeout_s", default="5m", show_default=True, callback=duration, help="Maximum time for one mail."
 )
 @click.option("--all", "everything", is_flag=True, help="Also list mail for which nothing changed.")
-@click.option("--plot", type=_FILE, metavar="FILE.svg", help="Write a drawing of the confusion matrix to this file.")
+@click.option("--plot", type=_FILE, metavar="FILE.svg", help="Write the confusion matrix to this file, as a picture.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all mails as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, with all mails.")
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:

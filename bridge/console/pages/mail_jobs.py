@@ -68,7 +68,7 @@ class MailJob:
             await pending.patiently(lambda: self._write(mail_id, detail, result))
         except TablesFailed as exc:
             entry = f"{self.action} by {self.call.person.name}: {mail_id or '-'}: {result}: {detail}"
-            log.error("console: the audit log cannot be written (%s); it lacks: %s", exc, entry)
+            log.error("console: the audit log cannot be written (%s); not recorded: %s", exc, entry)
             return False
         return True
 

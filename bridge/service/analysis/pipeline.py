@@ -259,7 +259,7 @@ class Pipeline:
             assessment = self._table.decide(tags, _engine_score(answers), points)
             why = self._phishing.reasons(inspection.phishing, tags) if self._phishing else ()
         except Exception as exc:
-            log.error("ggrid=%s could not be decided: %s", job.ggrid, _place(exc))
+            log.error("ggrid=%s no decision could be made: %s", job.ggrid, _place(exc))
             tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
         result = AnalysisResult(
             decision=assessment.decision,

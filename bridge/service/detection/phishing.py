@@ -61,7 +61,7 @@ def assess(material: Material, search: Search, tags: set[str]) -> Suspicion:
         found = found_in(material, search, tags)
         margin = round(model_at(search.model, search.stamp).margin(found), 3)
     except Exception as exc:
-        log.error("phishing: the mail was not searched: %s", type(exc).__name__)  # its text may quote the mail
+        log.error("phishing: the mail was not checked: %s", type(exc).__name__)  # its text may quote the mail
         tags.add("failed:phishing")
         return Suspicion()
     tags |= set(filter(signals.is_tag, found.tags))
