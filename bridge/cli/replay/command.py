@@ -80,7 +80,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "recipients",
     metavar="ADDRESS",
     multiple=True,
-    help="Envelope recipient of mail from files; repeatable. Default: Delivered-To, else X-Original-To, else postmaster.",
+    help="Envelope recipient of mail files; repeatable. Default: Delivered-To, else X-Original-To, else postmaster.",
 )
 @click.option(
     "--remote-address",
