@@ -6,7 +6,7 @@ grammar defines it: after folding and comments, as a token or a quoted string, i
 version number; and as readers find it that remove comments, quotes and white space before they look. A field in which
 no name can be read (a comment or quoted string that does not end) counts as ours if it contains our name, and so does
 one with an encoded word (RFC 2047) before the first semicolon, which is not allowed there: some readers decode before
-they look. So does every field after the first hundred. The time is linear. If this is wrong, senders can vouch for
+they look. So do odd fields after the first hundred of them. The time is linear. If this is wrong, senders can vouch for
 themselves.
 """
 
@@ -34,7 +34,8 @@ _AS_ONE_WORD = bytes.maketrans(_SPACE, b"*" * len(_SPACE))  # quoted text is one
 _NO_NAME = _SPACE + b"\"'\\<>(),*"  # what some reader may leave out of a name
 _INVISIBLE = re.compile("[\\s\x80-\x9f\u200b-\u200f\u2060\ufeff\ufffd]+")
 _MAX_MARKS = 20  # parentheses, quotes and escapes before the results
-_MAX_FIELDS = 100  # of one mail; 30,000 short ones fit into a header section and took a second to read
+_MAX_ODD = 100  # fields of one mail; 30,000 short ones fit into a header section, and took a second to read
+_ODD = re.compile(rb"[\x80-\xff\"()\\?]")  # in comments, quotes, encoded words, and names that are not ASCII
 
 # RFC 8601 section 2.7, in the words of IANA's registry.
 _RESULTS = {
@@ -89,9 +90,9 @@ class OwnResults:
         return _FIELDS.remove(head, self.reader())
 
     def reader(self) -> Callable[[bytes], bool]:
-        """`is_own` for the fields of one mail: beyond a number that no honest mail has, all count as ours."""
+        """`is_own` for the fields of one mail. Beyond a number that no honest mail has, odd ones count as ours."""
         numbers = count()
-        return lambda value: next(numbers) >= _MAX_FIELDS or self.is_own(value)
+        return lambda value: (_ODD.search(value) is not None and next(numbers) >= _MAX_ODD) or self.is_own(value)
 
     def value(self, tags: Iterable[str], sender_domain: str, helo: str) -> str:
         """Our own field, from the scanner's tags. `helo` stands for the sender of a bounce (RFC 7208 2.4)."""

@@ -272,12 +272,17 @@ NOT_RUN = {
     ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
     ("docs/operate/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
     ("deploy/ansible/README.md", "make packages"),
+    ("deploy/cluster/compose/README.md", "cd deploy/cluster/compose"),
     ("deploy/compose/README.md", "cd deploy/compose"),
     (
         "deploy/kubernetes/README.md",
         'kubectl -n mail create secret generic scanbridge-token --from-literal=token="$(openssl rand -hex 32)"',
     ),
-    ("docs/operate/install.md", "podman build --format docker -f deploy/container/Containerfile -t scanbridge ."),
+    (
+        "docs/operate/install.md",
+        "podman build --format docker -f deploy/container/Containerfile -t scanbridge "
+        "--build-arg COMMIT=$(git rev-parse HEAD) .",
+    ),
     ("docs/operate/install.md", "pipx install dist/scanbridge-*.whl"),
     ("docs/operate/systemd.md", "python3 -m venv /opt/scanbridge && /opt/scanbridge/bin/pip install scanbridge"),
     ("docs/operate/systemd.md", "mkdir -p /etc/scanbridge/lab"),

@@ -153,7 +153,8 @@ def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
         finally:
             end_tracer(tracer)
     steps = [word for line in trace.read_text().splitlines() if (word := _step(line))]
-    assert steps[-6:] == ["fsync", "fsync", "rename", "rename", "fsync", "250"], steps
+    before = iter(steps[: steps.index("250")])  # among others: the thread of the history may sync its file meanwhile
+    assert all(step in before for step in ("fsync", "fsync", "rename", "rename", "fsync")), steps
 
 
 def _step(line: str) -> str:

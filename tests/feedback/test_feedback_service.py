@@ -137,4 +137,4 @@ def test_the_service_learns_while_rspamd_is_away(tmp_path: Path) -> None:
             learners.learn(
                 ReportKind.SPAM, LearnableMail(MAIL, "ann", "b@shop.example", ("ann@example.net",), "192.0.2.9")
             )
-        assert [vote.sender for vote in votes_in(running.config, "")] == [SENDER]
+        assert [vote.kind for vote in votes_in(running.config, "")] == ["spam"]

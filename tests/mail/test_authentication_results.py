@@ -183,11 +183,10 @@ def test_perl_reads_our_field() -> None:
 
 @pytest.mark.parametrize("value", ["\u4e00\u4e01.a;", "(" * 19, '"a'])
 def test_a_header_section_of_short_fields_took_a_second(value: str) -> None:
-    """All other mail of the worker waited. Beyond a hundred, fields are removed without being read."""
+    """All other mail of the worker waited. Beyond a hundred, odd fields are removed without being read."""
     field = f"Authentication-Results:{value}\r\n".encode()
     head = field * ((1 << 20) // len(field))
     assert cpu_s(lambda: OURS.remove(head)) < 0.5
     other = b"Authentication-Results: other.example; none\r\n"
-    assert OURS.remove(other * 100) == other * 100
-    assert OURS.remove(other * 100 + b"Subject: x\r\n" + other * 9) == other * 100 + b"Subject: x\r\n"
-    assert list(OURS.own_of(other * 101)) == [False] * 100 + [True]
+    assert OURS.remove(field * 100 + other * 9 + field * 9) == field * 100 + other * 9
+    assert list(OURS.own_of(other * 101 + field * 101)) == [False] * 201 + [True]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from contextlib import suppress
 
 
 class LyingServer:
-    """Reads a little, sends `reply`, then `endless` again and again until the client closes."""
+    """Reads a little, sends `reply`, then `endless` again and again until the client closes.
+
+    With `is_patient`, it reads the whole request first.
+    """
 
     def __init__(self) -> None:
         self.reply = self.endless = b""
+        self.is_patient = False
         self.requests: list[bytes] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -30,6 +35,8 @@ class LyingServer:
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError):
             while request := client.recv(1 << 20):
+                while self.is_patient and not _is_whole(request):
+                    request += client.recv(1 << 20)
                 self.requests.append(request)
                 reply = self.answer_to(request)
                 client.sendall(reply)
@@ -42,3 +49,9 @@ class LyingServer:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+def _is_whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    return bool(end) and (length is None or len(body) >= int(length[1]))

@@ -77,7 +77,7 @@ def liar(tmp_path_factory):
 
 def test_what_a_hook_gets(liar):
     """Envelope, header fields and decoded parts, as JSON of the announced length, with the token."""
-    liar.reply, liar.endless = http(b"{}"), b""
+    liar.reply, liar.endless, liar.is_patient = http(b"{}"), b"", True
     liar.requests.clear()
     content = attached(zipped(("a", b"x")), "ä.zip", "application/zip")
     more = {
@@ -86,6 +86,7 @@ def test_what_a_hook_gets(liar):
         "tenantUid": "123e4567-e89b-12d3-a456-426614174000",
     }
     assert liar.running.submit(content, **more).json["tags"] == []
+    liar.is_patient = False
     head, _, body = b"".join(liar.requests).partition(b"\r\n\r\n")
     assert f"Bearer {TOKEN}".encode() in head and f"Content-Length: {len(body)}".encode() in head
     asked = json.loads(body)
