@@ -394,7 +394,7 @@ state_directory: {place}/state
 
 HEAD = """\
 <!-- written by make bench-console -->
-# How fast the console is, and how it affects mail
+# Speed of the console, and its effect on mail
 
 {day:%Y-%m-%d}, Python {python}, on a machine with two cores that was used for other work at the same time.
 """

@@ -80,7 +80,7 @@ class Audit:
     def write_stranger(
         self, address: str, action: str, *, name: str = "", detail: str = "", result: str = REFUSED
     ) -> None:
-        """What somebody did who has not signed in; of too many, the number. `name`: the name that was typed."""
+        """Record what a person did without signing in; too many are only counted. `name`: the name that was typed."""
         if self._is_one_of_few():
             self.write(None, address, action, name=name, detail=detail, result=result)
 

@@ -149,7 +149,7 @@ class Requests:
             old = and_(_r.place == self._place, _r.asked_at < older_than)
             return connection.execute(delete(database.requests).where(old)).rowcount
 
-    # Who has to be told
+    # Notices to the releasers
 
     def told(self, seq: int) -> None:
         """All releasers were told of this request, or cannot be."""

@@ -1,7 +1,7 @@
 """Upkeep of a store that several bridges share: one of them at a time lists it, and the others use its count.
 
 Listing a bucket costs a request for each thousand objects, and each bridge did it on its own timer. The turns are in
-the state database; if that is away, each bridge works for itself, as it does with a store of its own.
+the state database; if it cannot be reached, each bridge does the work itself, as for a store that it does not share.
 """
 
 from __future__ import annotations

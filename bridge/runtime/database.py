@@ -198,7 +198,7 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
 
 
 def prepare(engine: Engine, lock: int, steps: Sequence[Step], table: str = "schema_version") -> None:
-    """`migrate` in a transaction of its own. If that fails, nobody gets the engine, so its connections are closed."""
+    """`migrate` in a separate transaction. If that fails, the engine is not used, so its connections are closed."""
     try:
         with writing(engine, lock) as connection:
             migrate(connection, steps, table)

@@ -1,8 +1,8 @@
 """Work that goes on until it is cancelled, whatever happens in one of its rounds.
 
 A task whose coroutine raises is gone, and nobody notices until what it did is missing: a poll, a clean-up, a sign of
-life. An error that nobody thought of is logged here, and the work begins anew after a pause. Errors that can be
-expected are the work's own business.
+life. An unexpected error is logged here, and the work starts again after a pause. The work itself handles the errors
+that it expects.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def tell_again(sources: UserSources, now: float) -> None:
 
 
 async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
-    """Whoever cannot be reached now is told later. Raises TablesFailed, if nobody can note who was told."""
+    """Releasers who cannot be reached now are told later. Raises TablesFailed if this cannot be recorded."""
     seq, told = notice.request.seq, list(notice.told)
     wanted = sources.settings.of(notice.request.recipient).notify
     for address in wanted:
@@ -50,7 +50,7 @@ async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
 
 
 async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, address: str) -> bool:
-    """Also if it never can be."""
+    """True also if the address will never accept it."""
     try:
         content = await asyncio.to_thread(_content, sources, notice, mail, address)
         async with asyncio.timeout(_SEND_S):

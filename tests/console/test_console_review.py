@@ -281,8 +281,9 @@ def test_a_copy_of_a_list_counts_what_was_changed(service: Service) -> None:
 
     async def work() -> None:
         copies = ListCopies(service.settings)
-        while not (await copies.get("notes", None)).is_complete:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not (await copies.get("notes", None)).is_complete:
+                await asyncio.sleep(0.01)
         numbers.append((await copies.get("notes", None)).count)
         await copies.changed("notes", None, [ListEntry("two", "again"), ListEntry("three", "")], ["one", "nothing"])
         numbers.append((await copies.get("notes", None)).count)

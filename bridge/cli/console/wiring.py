@@ -39,7 +39,7 @@ the console is off: the configuration has no key `console`. Turn it on with
 
 and see docs/operate/console.md for a reverse proxy and for single sign-on"""
 _PATIENCE_S = 10.0
-_STATEMENT_S = 8.0  # less than the patience, so that whoever waits for a slow search gets an answer
+_STATEMENT_S = 8.0  # shorter than the patience, so that a slow search ends before those who wait for it give up
 _LISTS_PATIENCE_S = 5.0
 
 

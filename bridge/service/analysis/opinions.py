@@ -25,4 +25,4 @@ def opinion_of(score: float, threshold: float, worth: float) -> float:
 def together(opinions: Iterable[float]) -> float:
     """The worst opinion, less what others say in favour of the mail."""
     found = list(opinions)
-    return max(0.0, *found, 0.0) + sum(opinion for opinion in found if opinion < 0)
+    return max([0.0, *found]) + sum(opinion for opinion in found if opinion < 0)
