@@ -18,7 +18,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import certificates, event_wiring, history_place, resources, wiring
+from bridge.daemon import certificates, event_wiring, history_place, list_wiring, resources, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -208,9 +208,9 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
 async def check_lists(conf: Config) -> list[Finding]:
     """Checks the API key, and every list that a listener names."""
     assert conf.lists is not None
-    what, wanted = f"lists {conf.lists.url}", wiring.wanted_lists(conf) or [Wanted("")]
+    what, wanted = f"lists {conf.lists.url}", list_wiring.wanted_lists(conf) or [Wanted("")]
     try:
-        async with ListClient(wiring.list_settings(conf, patience_s=0.0)) as client:
+        async with ListClient(list_wiring.list_settings(conf, patience_s=0.0)) as client:
             scopes = await scopes_of(client, wanted)
     except (ConfigError, ssl.SSLError) as exc:
         return [Finding(what, str(exc))]
@@ -218,7 +218,7 @@ async def check_lists(conf: Config) -> list[Finding]:
     if failed:
         return [Finding(what, problem) for problem in failed]
     findings = [Finding(what, detail="the API key is accepted")]
-    for named in wanted if wiring.wanted_lists(conf) else []:
+    for named in wanted if list_wiring.wanted_lists(conf) else []:
         try:
             kind = kind_of(named, scopes)
         except ListsError as exc:
