@@ -30,6 +30,7 @@ from bridge.quarantine import s3_store
 from bridge.relay.replies import UNTRUSTED
 from bridge.runtime import database
 from bridge.runtime.endpoints import NextHop
+from bridge.runtime.shown_url import shown_url
 from bridge.scanner.client import Host, Scanner
 
 _TIMEOUT_S = 10.0
@@ -248,4 +249,4 @@ async def check_tracing(conf: Config, endpoint: str) -> Finding:
         return Finding("tracing", str(exc))
     if tracing is not None:
         await tracing.close()
-    return Finding("tracing", detail=endpoint)
+    return Finding("tracing", detail=shown_url(endpoint))
