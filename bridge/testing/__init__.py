@@ -6,10 +6,10 @@ tests need them to misbehave. Nothing in the daemon imports this package.
 
 from bridge.testing.background import Background
 from bridge.testing.daemon import TOKEN, RunningBridge, configuration, running_bridge
-from bridge.testing.next_hop import NextHop, Received
+from bridge.testing.next_hop import NextHop, Received, WaitingHop
 from bridge.testing.ports import free_port
 from bridge.testing.scanner import FakeScanner, Submission, answer, result
-from bridge.testing.smtp_client import SmtpClient
+from bridge.testing.smtp_client import SmtpClient, is_cut
 from bridge.testing.waiting import eventually, until, whole_lines
 
 __all__ = [
@@ -21,10 +21,12 @@ __all__ = [
     "RunningBridge",
     "SmtpClient",
     "Submission",
+    "WaitingHop",
     "answer",
     "configuration",
     "eventually",
     "free_port",
+    "is_cut",
     "result",
     "running_bridge",
     "until",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -108,6 +109,26 @@ class NextHop(LoopbackServer):
             return False
         writer.write(text + b"\r\n")
         return True
+
+
+@dataclass
+class WaitingHop(NextHop):
+    """Receives the whole mail, and holds back its answer."""
+
+    heard: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
+        if verb != b"." or self.go_on.is_set():
+            return super()._say(writer, verb, text)
+        self.heard.release()
+        self._later = asyncio.get_running_loop().create_task(self._answer(writer, text))
+        return True
+
+    async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
+        await self.go_on.wait()
+        if not writer.is_closing():  # a killed client does not read it
+            writer.write(text + b"\r\n")
 
 
 async def _read_content(reader: asyncio.StreamReader) -> bytes:

@@ -59,14 +59,7 @@ class SmtpClient:
 
     def is_cut(self) -> bool:
         """Wait for the bridge to close or reset the connection; False if it does not. Discards what it still sends."""
-        try:
-            while self.sock.recv(65536):
-                pass
-        except TimeoutError:
-            return False
-        except OSError:
-            pass
-        return True
+        return is_cut(self.sock)
 
     def close(self) -> None:
         self.sock.close()
@@ -76,3 +69,15 @@ class SmtpClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_cut(sock: socket.socket) -> bool:
+    """Whether the other end closes or resets the connection within the socket's timeout. Discards what it sends."""
+    try:
+        while sock.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
