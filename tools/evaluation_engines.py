@@ -33,7 +33,7 @@ _RSPAMD = {
     "rbl.conf": "enabled = false;",
     "fuzzy_check.conf": "enabled = false;",
     "surbl.conf": "enabled = false;",
-    "logging.inc": 'type = "console"; level = "error";',
+    "logging.inc": 'type = "console"; level = "notice";',
 }
 _SPAMD_SCORE = re.compile(rb"^Spam: (\S+ ; (-?[0-9.]+) / [0-9.]+)", re.MULTILINE)
 
@@ -102,6 +102,12 @@ def spamassassin() -> Iterator[SpamAssassin | None]:
 @contextmanager
 def _started(program: str, directory: Path) -> Iterator[int]:
     port = _free_port()
+    with _process(rspamd_command(program, directory, port), port, directory / "log"):
+        yield port
+
+
+def rspamd_command(program: str, directory: Path, port: int) -> list[str]:
+    """Starts an rspamd of its own, without DNS, on this port; its files are in the directory."""
     (directory / "local.d").mkdir()
     for name, settings in _RSPAMD.items():
         (directory / "local.d" / name).write_text(settings.replace("PORT", str(port)))
@@ -110,8 +116,7 @@ def _started(program: str, directory: Path) -> Iterator[int]:
         command += ["-u", "_rspamd", "-g", "_rspamd"]
         for path in (directory, *directory.rglob("*")):
             shutil.chown(path, "_rspamd")
-    with _process(command, port, directory / "log"):
-        yield port
+    return command
 
 
 @contextmanager

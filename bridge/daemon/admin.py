@@ -18,12 +18,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from bridge.daemon.admin_hosts import WRONG_HOST, has_known_host
 from bridge.daemon.admin_page import HEADERS, page
 from bridge.daemon.health import Health, recent_of
 from bridge.daemon.mail_counts import mail_counts
 from bridge.observe.metrics import Metrics
 from bridge.observe.recent import LAST
+from bridge.runtime.known_hosts import has_known_host, wrong_host
 
 _SILENT_S = 2.0  # a worker publishes its numbers once a second
 
@@ -111,7 +111,7 @@ def create_admin(view: AdminView, api: ASGIApp, hosts: Callable[[], Collection[s
     def private(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             if not has_known_host(request.scope, hosts()):
-                return PlainTextResponse(f"{WRONG_HOST}\n", HTTPStatus.MISDIRECTED_REQUEST)
+                return PlainTextResponse(f"{wrong_host('admin.hosts')}\n", HTTPStatus.MISDIRECTED_REQUEST)
             return await answer(request)
 
         return checked

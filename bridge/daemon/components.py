@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.config.listener import Listener
 from bridge.config.model import Config
-from bridge.daemon import certificates, feedback_wiring, hooks_wiring, wiring
+from bridge.daemon import certificates, feedback_wiring, hooks_wiring, list_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
@@ -52,8 +52,8 @@ class Components:
         self._used_tokens = wiring.used_tokens(conf, core.state)
         self._released_mail = ReleasedMail(wiring.release_tokens(conf, core.state), self._used_tokens)
         self._headers = wiring.header_editor(conf)
-        if wiring.wanted_lists(conf):
-            wiring.list_settings(conf)  # raises now if the API key cannot be read
+        if list_wiring.wanted_lists(conf):
+            list_wiring.list_settings(conf)  # raises now if the API key cannot be read
         self.event_plans = event_plans(conf, core.state)
         if (learning := feedback_wiring.learners(conf)) is not None:  # raises now if its password cannot be read
             learning.close()
@@ -100,7 +100,7 @@ class Components:
             released_mail=self._released_mail,
             late=core.late,
             limit=self.limit,
-            envelope_lists=wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
+            envelope_lists=list_wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
             personal=personal_filter(self.config, core.personal),
         )
 

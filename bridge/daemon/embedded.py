@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import list_wiring, resources, wiring
 from bridge.service import settings
 from bridge.service.keys import KeyRing, NoSuchKey
 from bridge.service.server import ServiceServer
@@ -41,7 +41,7 @@ def _adopt_key(conf: Config, database: str) -> None:
     store = Store(database)
     try:
         store.open()
-        KeyRing(store).adopt(KEY_NAME, wiring.list_settings(conf).api_key)
+        KeyRing(store).adopt(KEY_NAME, list_wiring.list_settings(conf).api_key)
     except NoSuchKey as exc:
         log.warning("lists.api_key_file: %s; to create a new key, remove the file and restart", exc)
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.config.model import Config
-from bridge.daemon import wiring
+from bridge.daemon import list_wiring
 from bridge.daemon.systemd import environment_for_child
 from bridge.lists import fetch
 from bridge.lists.copies import Copies, Copy, Wanted
@@ -55,7 +55,7 @@ class ListRefresh:
         self._conf = conf
         self._interval_s = _jittered(conf.lists.refresh) if conf.lists is not None else 0.0
         self._not_before = 0.0
-        self.copies.want(wiring.wanted_lists(conf))
+        self.copies.want(list_wiring.wanted_lists(conf))
         for listener in conf.listeners:
             self._metrics.start_lists(listener.name, listener.lists.names if listener.lists else [])
 
@@ -103,7 +103,7 @@ class ListRefresh:
         assert self._conf.lists is not None
         refresh_s = self._conf.lists.refresh
         try:
-            problem = await self._run(fetch.dump(wiring.list_job(self._conf, self.copies.directory, due)))
+            problem = await self._run(fetch.dump(list_wiring.list_job(self._conf, self.copies.directory, due)))
         except Exception as exc:  # the next refresh may succeed
             log.exception("lists: could not start a refresh")
             problem = type(exc).__name__

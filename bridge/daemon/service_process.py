@@ -43,7 +43,6 @@ class EarlySignals:
 async def run(process: Process, say: Callable[[str], None], early: EarlySignals) -> None:
     """Run it until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
     set_up_plain_log()
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to a core node
     show_stack_on_abort()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

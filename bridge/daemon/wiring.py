@@ -1,4 +1,4 @@
-"""From configuration to components: every settings object is filled in here, and nowhere else.
+"""From configuration to components: every settings object is filled in here and in the files named `*_wiring`.
 
 The components below `daemon/` know their own settings and nothing of the configuration. A key that is
 forgotten here has no effect, whatever the documentation says.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,6 @@ from bridge.errors import ConfigError
 from bridge.filter import rule_names
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
-from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
@@ -39,10 +38,6 @@ from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.server import Kinds, SmtpSettings
-from bridge.lists.client import ListSettings
-from bridge.lists.copies import Copies, Wanted
-from bridge.lists.fetch import Job
-from bridge.lists.retry import RetrySettings
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import Redaction
@@ -337,22 +332,6 @@ def _keeps_refused(conf: Config, listener: Listener) -> bool:
     return PROFILES[listener.profile].is_after_queue and not rejects
 
 
-def envelope_lists(conf: Config, listener: Listener, copies: Copies) -> EnvelopeLists | None:
-    """The lists that this listener enforces; None if it names none."""
-    lists = listener.lists
-    if lists is None or conf.lists is None or not lists.names:
-        return None
-    settings = EnvelopeListsSettings(
-        block=tuple(lists.block),
-        block_recipients=tuple(lists.block_recipients),
-        skip_scan=tuple(lists.skip_scan),
-        allow_wins=lists.allow_wins,
-        needs_copies=conf.lists.without_copy == "tempfail",
-        text=lists.text,
-    )
-    return EnvelopeLists(settings, copies.get)
-
-
 def tracing(conf: Config) -> Tracing | None:
     """None when tracing is off; then its libraries are not loaded either."""
     if conf.tracing is None:
@@ -472,37 +451,3 @@ def milter_settings(conf: Config, listener: Listener) -> MilterSettings:
         tenant_by_domain=tenants_by_domain(conf),
         body_is_whole=PROFILES[listener.profile].body_is_whole,
     )
-
-
-# Lists
-
-
-def wanted_lists(conf: Config) -> list[Wanted]:
-    """Every list that a listener names, for the deployment and for every tenant."""
-    if conf.lists is None:
-        return []
-    kinds = conf.lists.kinds
-    names = dict.fromkeys(name for listener in conf.listeners if listener.lists for name in listener.lists.names)
-    tenants = dict.fromkeys([None, conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)])
-    return [Wanted(name, tenant, kinds.get(name)) for name in names for tenant in tenants]
-
-
-def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
-    """Raises ConfigError."""
-    lists = conf.lists
-    assert lists is not None
-    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
-    encrypted = lists.url.startswith("https:")
-    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
-    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
-
-
-def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
-    """For `bridge.lists.fetch`. The API key is read each time: it may have been replaced."""
-    assert conf.lists is not None
-    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
-    made = resources.make_directory(directory, "state_directory")
-    if os.geteuid() == 0:  # created by root, used by the daemon's user
-        owner = made.parent.stat()
-        os.chown(made, owner.st_uid, owner.st_gid)
-    return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))

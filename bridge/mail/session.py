@@ -37,6 +37,9 @@ class Client:
     source: str | None = None  # LOCAL or REMOTE
 
 
+NOBODY = Client()  # nothing is known of it
+
+
 @value
 class Session:
     """One connection to one of our listeners."""
@@ -44,7 +47,7 @@ class Session:
     id: str
     listener: str
     peer: str  # the other end of the connection, for the log: an address, or "unix"
-    client: Client = Client()
+    client: Client = NOBODY
     tls: str | None = None  # the TLS version between the peer and us
     helo: str | None = None  # the peer's own HELO
     esmtp: bool = True

@@ -104,3 +104,11 @@ def set_up_plain_log(*, is_throttled: bool = False) -> None:
         handler.addFilter(LogThrottle())
     handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Only what they warn of is logged. HTTP clients log the URL of each request, which may contain a token."""
+    aiosmtpd, http_clients = ("mail.log", "mail.error"), ("httpx2", "httpcore2", "urllib3")
+    for noisy in (*aiosmtpd, *http_clients, "asyncio", "uvicorn", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

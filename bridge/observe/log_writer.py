@@ -34,7 +34,7 @@ _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.C
 def set_up(
     format_: str, level: str, shared: bool = False, redaction: Redaction = FULL, timestamp: bool = False
 ) -> LineWriter:
-    """Send all log lines to standard error in one format. aiosmtpd's own lines below warning are left out.
+    """Send all log lines to standard error in one format. Libraries' own lines below warning are left out.
 
     When several processes share it, only short writes keep their lines whole, unless it is a file. Long
     writes are cheaper: each write makes the thread and the event loop wait for each other.
@@ -57,8 +57,7 @@ def _install(handler: logging.Handler, format_: str, level: str, redaction: Reda
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    for noisy in ("mail.log", "mail.error", "asyncio", "uvicorn", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_format.quiet_libraries()
 
 
 class LineWriter(logging.Handler):

@@ -28,6 +28,7 @@ from bridge import __version__
 from bridge.filter.outcome import Record
 from bridge.mail.trace import Trace, new_trace
 from bridge.observe.metrics import reason_of
+from bridge.runtime.shown_url import without_queries
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,17 @@ _CLOSE_S = 2.0  # to send the remaining spans at exit
 
 _random = random.Random()  # noqa: S311 - chooses a sample, protects nothing
 _SCOPE = InstrumentationScope("scanbridge", __version__)
+
+
+class _WithoutQueries(logging.Filter):
+    """The exporter logs the URL of a collector that it cannot reach, with a token that may be in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = without_queries(record.getMessage()), None
+        return True
+
+
+logging.getLogger(OTLPSpanExporter.__module__).addFilter(_WithoutQueries())
 
 
 class Tracing:

@@ -12,7 +12,6 @@ their ids, so that two processes never wait for each other in a circle.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sqlite3
 import threading
@@ -25,31 +24,31 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
-    Double,
     Engine,
-    LargeBinary,
-    MetaData,
     Table,
-    Text,
-    bindparam,
     delete,
     func,
-    inspect,
     or_,
     select,
     text,
-    tuple_,
-    update,
 )
-from sqlalchemy import Index as TableIndex
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import StoreError
-from bridge.mail.address import comparable_address, comparable_domain
 from bridge.quarantine import record
+from bridge.quarantine.index_search import Query, conditions, is_address
+from bridge.quarantine.index_tables import (
+    MIGRATIONS,
+    VERSION_TABLE,
+    address_text,
+    columns_of,
+    mails,
+    recipients,
+    search_text,
+    tags,
+)
 from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
@@ -57,121 +56,15 @@ from bridge.runtime.tables import has_waited
 
 BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are added later
 AWAY_S = 5.0  # a database server that failed is not tried again for this long
-VERSION_TABLE = "quarantine_schema"
 _BATCH = 200  # ids in one statement
 _FEW = 500  # ids in a search
 _FEW_ARRIVALS, _MAX_ADDRESSES = 20, 5000  # read at a time: a mail may have a thousand recipients
 _LOCK = 0x5CA7B12E  # an advisory lock that serialises migrations in PostgreSQL, as SQLite does by itself
-_SINCE_3 = ("client", "tags")  # columns of version 3
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-metadata = MetaData()
-mails = Table(
-    "quarantine",
-    metadata,
-    Column("place", Text, primary_key=True),
-    Column("id", Text, primary_key=True),
-    Column("kept_at", Double, nullable=False),
-    *(Column(name, Text, nullable=False) for name in ("sender", "subject", "listener", "tenant", "decision", "state")),
-    Column("about", LargeBinary, nullable=False),
-    Column("releases", LargeBinary, nullable=False),
-    *(Column(name, Text, nullable=False, server_default="") for name in _SINCE_3),
-    TableIndex("quarantine_kept_at", "kept_at"),
-)
-# Everything that a search compares, in the order of a page: what is read of 100,000 mails is then a tenth.
-TableIndex(
-    "quarantine_search",
-    *(mails.c[name] for name in ("place", "kept_at", "id", "tenant", "state", "decision", "listener", *_SINCE_3)),
-    *(mails.c.sender, mails.c.subject),
-).ddl_if(dialect="sqlite")  # a row of PostgreSQL's indexes has at most 2,700 bytes
-recipients = Table(
-    "quarantine_recipient",
-    metadata,
-    *(Column(name, Text, primary_key=True) for name in ("place", "id", "address")),
-    TableIndex("quarantine_recipient_address", "address"),
-)
-tags = Table("quarantine_tag", metadata, *(Column(name, Text, primary_key=True) for name in ("place", "id", "tag")))
-
-
-def _create(connection: Connection) -> None:
-    """Version 2 adds `place`. Version 1 had SQLite files only; their rows are copied."""
-    old = [table.name for table in metadata.sorted_tables if connection.dialect.has_table(connection, table.name)]
-    for name in old:
-        connection.execute(text(f"ALTER TABLE {name} RENAME TO {name}_1"))
-    for index in ("quarantine_kept_at", "quarantine_recipient_address"):
-        connection.execute(text(f"DROP INDEX IF EXISTS {index}"))
-    metadata.create_all(connection)
-    for name in old:
-        copied = [column.name for column in metadata.tables[name].columns if column.name not in ("place", *_SINCE_3)]
-        columns = ", ".join(copied)
-        connection.execute(text(f"INSERT INTO {name} (place, {columns}) SELECT '', {columns} FROM {name}_1"))  # noqa: S608  fixed names
-        connection.execute(text(f"DROP TABLE {name}_1"))
-    if connection.dialect.name == "sqlite":
-        connection.execute(text("PRAGMA user_version=2"))  # version 1 checks this, and then leaves the file alone
-
-
-def _add_columns(connection: Connection) -> None:
-    """Version 3 adds `client` and `tags`, which are read from each record, and an index for searching."""
-    known = {column["name"] for column in inspect(connection).get_columns(mails.name)}
-    for name in _SINCE_3:
-        if name not in known:  # a new database has them from the beginning
-            connection.execute(text(f"ALTER TABLE {mails.name} ADD COLUMN {name} TEXT DEFAULT '' NOT NULL"))
-    own = (tags.c.place == mails.c.place, tags.c.id == mails.c.id)
-    joined = select(func.aggregate_strings("\n" + tags.c.tag, "")).where(*own).scalar_subquery()
-    connection.execute(update(mails).values(tags=func.coalesce(joined + "\n", "")))
-    own_key = (mails.c.place == bindparam("own_place"), mails.c.id == bindparam("own_id"))
-    set_client = update(mails).where(*own_key).values(client=bindparam("client"))
-    for rows in _all_records(connection):
-        values = []
-        for place, *stored in rows:
-            mail = record.read(StoredRecord(*stored))
-            values.append({"own_place": place, "own_id": mail.id, "client": _client_text(mail.client.address)})
-        connection.execute(set_client, values)
-    for index in mails.indexes:
-        if index.name == "quarantine_search" and connection.dialect.name == "sqlite":
-            index.create(connection, checkfirst=True)
-
-
-def _all_records(connection: Connection) -> Iterator[Sequence[Any]]:
-    """Of all places, some at a time."""
-    key = tuple_(mails.c.place, mails.c.id)
-    sql = select(mails.c.place, mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
-    sql = sql.order_by(mails.c.place, mails.c.id).limit(_BATCH)
-    rows: Sequence[Any] = connection.execute(sql).all()
-    while rows:
-        yield rows
-        rows = connection.execute(sql.where(key > tuple_(*rows[-1][:2]))).all()
-
-
-# Step n migrates a database from version n to n + 1. Never change a released step; add one.
-MIGRATIONS: list[database.Step] = [_create, _add_columns]
 
 
 class IndexFailed(StoreError):
     """The index cannot be used now. Stored mail is not affected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A search; all given fields must match. `*` matches anything, and a pattern with it the whole value.
-
-    Without `*`, an address and a tag match as a whole, `@example.org` the domain; other text matches anywhere.
-    """
-
-    recipient: str = ""
-    sender: str | None = None  # "": the null sender
-    subject: str = ""
-    tag: str = ""
-    tenant: str = ""
-    decision: str = ""
-    listener: str = ""
-    state: str = ""
-    client: str = ""  # an IP address or network
-    since: float | None = None  # Unix time
-    until: float | None = None
-    tenants: frozenset[str] | None = None  # one of these; None: all mail
-    before: tuple[float, str] | None = None  # time and id of the last mail of the page before
-    limit: int = 0  # 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +123,7 @@ class Index:
 
     def search(self, query: Query) -> list[MailRecord]:
         """Newest first. Raises IndexFailed."""
-        found = select(mails.c.id).where(mails.c.place == self._place, *_conditions(query))
+        found = select(mails.c.id).where(mails.c.place == self._place, *conditions(query))
         found = found.order_by(mails.c.kept_at.desc(), mails.c.id.desc()).limit(query.limit or None)
         # Rows are wide: only those of the page are read. In no order, because SQLite would look for them in that order.
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at).where(mails.c.place == self._place)
@@ -244,13 +137,13 @@ class Index:
     def _has_recipient(self, connection: Connection, wanted: str) -> ColumnElement[bool]:
         """If few mails have it, they are looked up. If many, mails are read in their order until the page is full."""
         ids = select(recipients.c.id).where(recipients.c.place == self._place)
-        ids = ids.where(_is_address(recipients.c.address, wanted))
+        ids = ids.where(is_address(recipients.c.address, wanted))
         some = connection.execute(ids.distinct().limit(_FEW + 1)).scalars().all()
         return mails.c.id.in_(some) if len(some) <= _FEW else func.coalesce(mails.c.id, "").in_(ids)
 
     def count(self, tenants: frozenset[str] | None = None) -> int:
         """How many mails there are. Raises IndexFailed."""
-        sql = select(func.count()).where(mails.c.place == self._place, *_conditions(Query(tenants=tenants)))
+        sql = select(func.count()).where(mails.c.place == self._place, *conditions(Query(tenants=tenants)))
         with self._transaction() as connection:
             return int(connection.execute(sql).scalar_one())
 
@@ -378,10 +271,10 @@ class Index:
         for stored in stored_records:
             mail = record.read(stored)
             key = {"place": self._place, "id": stored.id}
-            rows[mails].append({**key, **_columns(mail), "about": stored.metadata, "releases": stored.releases})
-            addresses = dict.fromkeys(map(_address_text, mail.envelope.addresses))
+            rows[mails].append({**key, **columns_of(mail), "about": stored.metadata, "releases": stored.releases})
+            addresses = dict.fromkeys(map(address_text, mail.envelope.addresses))
             rows[recipients] += [{**key, "address": address} for address in addresses]
-            rows[tags] += [{**key, "tag": tag} for tag in dict.fromkeys(map(_text, mail.tags))]
+            rows[tags] += [{**key, "tag": tag} for tag in dict.fromkeys(map(search_text, mail.tags))]
         connection.execute(database.replace_in(connection, mails), rows[mails])
         ids = [stored.id for stored in stored_records]
         for start in range(0, len(ids), _BATCH):
@@ -391,111 +284,9 @@ class Index:
                 connection.execute(database.replace_in(connection, table), rows[table])
 
 
-def _columns(mail: MailRecord) -> dict[str, Any]:
-    texts = {"subject": mail.subject, "listener": mail.listener, "tenant": mail.tenant, "decision": mail.decision}
-    return {
-        "kept_at": mail.time.timestamp(),
-        "sender": _address_text(mail.envelope.sender),
-        "state": mail.state,
-        "client": _client_text(mail.client.address),
-        "tags": _tags_text(mail),
-        **{name: _text(value) for name, value in texts.items()},
-    }
-
-
 def _file_identity(path: Path | None) -> tuple[int, ...]:
     try:
         status = path.stat() if path is not None else None
     except OSError:
         status = None
     return (status.st_dev, status.st_ino) if status is not None else ()
-
-
-def _text(value: str) -> str:
-    """Normalised for searching: lower case, without NUL and lone surrogates, which databases refuse."""
-    return value.lower().replace("\0", "").encode("utf-8", "replace").decode()
-
-
-def _address_text(address: str) -> str:
-    """The address as it came and, if it differs, as it is compared: a search finds either."""
-    return " ".join(dict.fromkeys((_text(address), _text(comparable_address(address)))))
-
-
-def _tags_text(mail: MailRecord) -> str:
-    """Each tag on a separate line."""
-    return "".join(f"\n{tag}" for tag in dict.fromkeys(map(_text, mail.tags))) + "\n" if mail.tags else ""
-
-
-def _client_text(address: str | None) -> str:
-    """In the order of networks: 32 hexadecimal digits, those of IPv4 as IPv6 writes them. "" if it is unknown."""
-    try:
-        ip = ipaddress.ip_address(address or "")
-    except ValueError:
-        return ""
-    return f"{_number(ip):032x}"
-
-
-def _number(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
-    return int(ip) + (0xFFFF << 32 if ip.version == 4 else 0)
-
-
-def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
-    """What takes the least time comes first: SQLite compares in this order."""
-    if query.tenants is not None:
-        yield mails.c.tenant.in_(sorted(map(_text, query.tenants - {""})))
-    for name in ("tenant", "decision", "listener", "state"):
-        if wanted := getattr(query, name):
-            yield mails.c[name] == _text(wanted)
-    if query.since is not None:
-        yield mails.c.kept_at >= query.since
-    if query.until is not None:
-        yield mails.c.kept_at < query.until
-    if query.before is not None:
-        at, mail_id = query.before
-        yield mails.c.kept_at <= at
-        yield or_(mails.c.kept_at < at, mails.c.id < mail_id)
-    if query.client:
-        network = ipaddress.ip_network(query.client, strict=False)
-        first, last = (f"{_number(ip):032x}" for ip in (network.network_address, network.broadcast_address))
-        yield mails.c.client.between(first, last)
-    if query.sender is not None:
-        yield _is_address(mails.c.sender, query.sender) if query.sender else mails.c.sender == ""
-    if query.subject:
-        yield mails.c.subject.like(_pattern(query.subject), escape="\\")
-    if query.tag:
-        yield from _of_tag(query.tag)
-
-
-def _of_tag(wanted: str) -> Iterator[ColumnElement[bool]]:
-    pattern = _pattern(wanted, whole=True)
-    yield mails.c.tags.like(f"%\n{pattern}\n%", escape="\\")
-    if "*" in wanted:  # which may stand for the end of one tag and the beginning of another
-        is_tag = tags.c.tag.like(pattern, escape="\\")
-        yield select(tags.c.id).where(tags.c.place == mails.c.place, tags.c.id == mails.c.id, is_tag).exists()
-
-
-def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
-    """A whole address and `@domain` match exactly, as they are compared; other text as given, or as a domain."""
-    local, at, domain = wanted.rpartition("@")
-    if at and domain and "*" not in wanted:
-        # The column ends with the address as it is compared, after a space if it came in another spelling.
-        if not local:
-            return column.like(f"%@{_escaped(comparable_domain(domain))}", escape="\\")
-        address = _text(comparable_address(wanted))
-        return or_(column == address, column.like(f"% {_escaped(address)}", escape="\\"))
-    texts = dict.fromkeys((wanted, f"{local}{at}{comparable_domain(domain)}"))
-    return or_(*(column.like(_pattern(text), escape="\\") for text in texts))
-
-
-def _pattern(wanted: str, whole: bool = False) -> str:
-    """A LIKE pattern: `*` matches anything; text without `*` matches anywhere, unless `whole`."""
-    pattern = _escaped(wanted)
-    return pattern.replace("*", "%") if whole or "*" in pattern else f"%{pattern}%"
-
-
-def _escaped(wanted: str) -> str:
-    """Normalised, for LIKE with the escape character `\\`."""
-    pattern = _text(wanted)
-    for special in "\\%_":
-        pattern = pattern.replace(special, "\\" + special)
-    return pattern

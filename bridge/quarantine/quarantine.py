@@ -21,7 +21,8 @@ from bridge.errors import StoreError
 from bridge.mail.address import domain_of
 from bridge.mail.transaction import Transaction
 from bridge.quarantine import record
-from bridge.quarantine.index import BUSY_S, Arrival, Index, IndexFailed, Query
+from bridge.quarantine.index import BUSY_S, Arrival, Index, IndexFailed
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
 from bridge.quarantine.purge_guard import PurgeGuard

@@ -3,9 +3,9 @@
 uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it
 does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
 limits what uvicorn leaves unlimited: the size and duration of a request's head, and the number of
-connections; and a client that speaks HTTP/1.0 gets no chunks. Knows neither the scanning service nor the
-admin endpoint. If this is wrong, a client that sends half a request holds a connection forever, or the body
-of one request is read as the next one.
+connections, of all clients and of each; and a client that speaks HTTP/1.0 gets no chunks. Knows neither the
+scanning service nor the admin endpoint. If this is wrong, a client that sends half a request holds a connection
+forever, or the body of one request is read as the next one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from bridge.runtime.client_counts import ClientCounts, client_of
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import BACKLOG, CannotListen, address_of
@@ -37,6 +38,7 @@ DRAIN_S = 30.0
 _KEEP_ALIVE_S = 75
 _CHECK_EVERY_S = 1.0
 _CHECKS_PER_TIMEOUT = 4
+_FOR_OTHERS = 4  # a quarter of the connections is out of reach for a single client
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class HttpLimits:
     head_timeout_s: float = 30.0
     max_connections: int = 2000  # per process; the next one gets 503
     unread_timeout_s: float = 0.0  # an answer is cut off if the client reads nothing for this long; 0: never
+
+    @property
+    def max_per_client(self) -> int:
+        """Three quarters: the next one gets 503. A proxy in front of us has one address for all its clients."""
+        return self.max_connections - self.max_connections // _FOR_OTHERS
 
 
 class HttpServer:
@@ -61,9 +68,10 @@ class HttpServer:
     ) -> None:
         limits = limits or HttpLimits()
         self._sockets = list(sockets)
-        config = _config(app, partial(HttpConnection, limits=limits, timer=_timer(limits)))
+        clients = ClientCounts()
+        config = _config(app, partial(HttpConnection, limits=limits, timer=_timer(limits), clients=clients))
         config.ssl = tls
-        self._server = _Server(config, limits.max_connections)
+        self._server = _Server(config, limits, clients)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -111,6 +119,7 @@ class HttpApplication:
             "app_state": {},
             "limits": limits,
             "timer": _timer(limits),
+            "clients": ClientCounts(),
         }
 
 
@@ -140,9 +149,11 @@ def _timer(limits: HttpLimits) -> ConnectionTimer:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its control of the process."""
 
-    def __init__(self, config: uvicorn.Config, max_connections: int) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits, clients: ClientCounts) -> None:
         super().__init__(config)
-        self._max_connections = max_connections
+        self._limits = limits
+        self._clients = clients
+        self._handshakes = ClientCounts()
         self.ready = asyncio.Event()
         self._leaving = asyncio.Event()
 
@@ -169,7 +180,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets if tls is None else [])
         if tls is not None:
             for sock in sockets or ():
-                acceptor = TlsAcceptor(sock, self._make_connection, tls, self._may_begin)
+                acceptor = TlsAcceptor(sock, self._make_connection, tls, self._may_begin, on_end=self._handshake_ended)
                 self.servers.append(cast(asyncio.Server, acceptor))  # uvicorn only closes it
                 await acceptor.start()
         self.ready.set()
@@ -179,8 +190,18 @@ class _Server(uvicorn.Server):
         make: Any = self.config.http_protocol_class
         return cast(asyncio.Protocol, make(**options))
 
-    def _may_begin(self, _peer: Any, handshakes: int) -> bool:
-        return len(self.server_state.connections) + handshakes < self._max_connections
+    def _may_begin(self, peer: Any, handshakes: int) -> bool:
+        client = client_of(peer)
+        if len(self.server_state.connections) + handshakes >= self._limits.max_connections:
+            return False
+        if self._clients.of(client) + self._handshakes.of(client) >= self._limits.max_per_client:
+            return False
+        self._handshakes.add(client)
+        return True
+
+    def _handshake_ended(self, peer: Any) -> None:
+        """It failed, or the connection counts from now on."""
+        self._handshakes.remove(client_of(peer))
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -191,9 +212,13 @@ class HttpConnection(HttpToolsProtocol):
     a second time without the field. Java's HTTP client and `curl --http2` send it by default.
     """
 
-    def __init__(self, *args: Any, limits: HttpLimits, timer: ConnectionTimer, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: HttpLimits, timer: ConnectionTimer, clients: ClientCounts, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.logger = _log
+        self._clients = clients
+        self._client: str | None = None  # counted
         self._limits = limits
         self._timer = timer
         self._head_bytes = 0
@@ -210,11 +235,19 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.connections) > self._limits.max_connections:
             self.refuse(503, "saturated", "too many connections")
             return
+        client = client_of(transport.get_extra_info("peername"))
+        if self._clients.of(client) >= self._limits.max_per_client:
+            self.refuse(503, "saturated", "too many connections from your address")
+            return
+        self._clients.add(client)
+        self._client = client
         self._timer.add(self)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.discard(self)
+        self._clients.remove(self._client)
+        self._client = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

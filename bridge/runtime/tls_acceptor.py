@@ -12,6 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _AT_ONCE = 8
@@ -24,6 +25,10 @@ _YIELD_S = 0.003
 MayBegin = Callable[[Any, int], bool]
 
 
+def _ignore(*_: object) -> None:
+    """The default for callbacks."""
+
+
 class TlsAcceptor:
     """Accepts on one listening TCP or unix socket, and owns it."""
 
@@ -34,11 +39,14 @@ class TlsAcceptor:
         tls: ssl.SSLContext,
         may_begin: MayBegin,
         is_ahead: Callable[[], bool] | None = None,
+        on_end: Callable[[Any], None] = _ignore,
     ) -> None:
+        """`on_end`: called with the peer name when a handshake is over, whether it succeeded or not."""
         self._sock = sock
         self._spawn = spawn
         self._tls = tls
         self._may_begin = may_begin
+        self._on_end = on_end
         self._is_ahead = is_ahead  # then another worker should get the next connections
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -92,8 +100,12 @@ class TlsAcceptor:
                 handshake = self._loop.create_task(self._begin(connection))
                 self._handshakes.add(handshake)
                 handshake.add_done_callback(self._handshakes.discard)
+                handshake.add_done_callback(partial(self._end, peer))
             else:
                 connection.close()
+
+    def _end(self, peer: Any, _: asyncio.Task[None]) -> None:
+        self._on_end(peer)
 
     async def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)

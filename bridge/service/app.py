@@ -143,7 +143,8 @@ class Site:
         )
         scanning = enabled and bool(self.config.abby.staticApiTokens)
         database = self._store.identity
-        health = Health(tokens, self._follower, self._lasting.metrics, status, database, scanning=scanning)
+        hosts = self.config.metrics_host_names
+        health = Health(tokens, self._follower, self._lasting.metrics, status, database, scanning=scanning, hosts=hosts)
         app = Starlette(
             routes=[
                 Route(SUBMIT_PATH, submit, methods=["POST"]),

@@ -2,19 +2,20 @@
 
 /livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
 served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to
-clients on this machine; others need a token with the permission `metrics`.
+clients on this machine that use a host name of its own; clients elsewhere need a token with the permission `metrics`.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from bridge.api.scanning import QueueStatus
+from bridge.runtime.known_hosts import has_known_host, wrong_host
 from bridge.service.abby_settings import Permission
 from bridge.service.auth import StaticTokens
 from bridge.service.lists.follow import ListFollower
@@ -33,9 +34,11 @@ class Health:
         database: Callable[[], str],
         *,
         scanning: bool,
+        hosts: Collection[str] = (),
     ) -> None:
-        """`scanning`: whether the configuration allows scans at all."""
+        """`scanning`: whether the configuration allows scans at all. `hosts`: further names of this machine."""
         self._scanning = scanning
+        self._hosts = hosts
         self._tokens = tokens
         self._status = status
         self._database = database
@@ -60,6 +63,8 @@ class Health:
         try:
             if not _is_local(request.scope):
                 self._tokens.check(request.scope, Permission.METRICS)
+            elif not has_known_host(request.scope, self._hosts):
+                raise Refused(421, "wrong_host", wrong_host("metrics_hosts"))
         except Refused as refused:
             return JSONResponse(
                 refused.failure.to_dict(), refused.status, {k.decode(): v.decode() for k, v in refused.headers}

@@ -141,7 +141,17 @@ class ServiceConfig(Section):
     records: Records = Records()
     worker: Worker = Worker()
     log_scans: bool = Field(True, description="Log one line per analysis.")
+    metrics_hosts: list[str] = Field(
+        [],
+        description="Host names under which a client on this machine may read /metrics, besides addresses, names "
+        "without a dot and this machine's name.",
+    )
     _directory: Path = PrivateAttr(default=Path())
+
+    @property
+    def metrics_host_names(self) -> list[str]:
+        worker = [self.worker.listen.host] if self.worker.listen is not None else []
+        return [*self.metrics_hosts, self.listen.host, *worker]
 
     @field_validator("listen")
     @classmethod

@@ -160,9 +160,10 @@ class Plan:
         """`rclone serve s3` stands for any S3-compatible storage. Its buckets are directories."""
         (directory / "data" / "mail").mkdir(parents=True, exist_ok=True)
         keys = f"{self.secret('s3-access-key')},{self.secret('s3-secret-key')}"
-        command = [program("rclone"), "serve", "s3", "--addr", f"{address}:9000", "--auth-key", keys]
+        command = [program("rclone"), "serve", "s3", "--addr", f"{address}:9000"]
         command += ["--cert", "node.pem", "--key", "node.pem", "--vfs-cache-mode", "off", "data"]
-        environment = {"RCLONE_CONFIG": "/dev/null", "HOME": str(directory)}
+        # Not as --auth-key: everybody on the machine sees the arguments. The value is a list in CSV.
+        environment = {"RCLONE_CONFIG": "/dev/null", "HOME": str(directory), "RCLONE_AUTH_KEY": f'"{keys}"'}
         return command, lambda: self.answers(f"https://{address}:9000/", {200, 400, 403}), environment
 
     def _haproxy(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:

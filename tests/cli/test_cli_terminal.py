@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -23,6 +21,7 @@ import bridge
 from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, free_port, result, running_bridge
+from tests.terminal_kit import on_terminal
 
 # Markup that breaks and markup that works, a title, a link, a cleared screen, C1, direction overrides, zero width,
 # several line ends, and an emoji code.
@@ -238,23 +237,10 @@ def test_a_subject_is_shown_as_it_is_written(place: Place) -> None:
     assert r"\[/x]" in shown and "[red]tag[/red]" in shown and ":smile:" in shown
 
 
-def in_a_terminal(*command: str) -> bytes:
+def in_a_terminal(*command: str) -> str:
     """What a command writes to a real terminal."""
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "PYTHONIOENCODING": "utf-8"}
-    running = subprocess.Popen(
-        [sys.executable, "-m", "bridge", *command], stdin=slave, stdout=slave, stderr=slave, env=environment
-    )
-    os.close(slave)
-    output = b""
-    while select.select([master], [], [], 60)[0]:
-        try:
-            output += os.read(master, 65536)
-        except OSError:  # EIO: the command has ended
-            break
-    running.wait(60)
-    os.close(master)
-    return output
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    return on_terminal([sys.executable, "-m", "bridge", *command], environment, columns=200)[1]
 
 
 _OURS = re.compile(
@@ -267,7 +253,7 @@ def test_a_real_terminal_is_sent_no_foreign_sequence(place: Place, eml: str, nam
     """Of the characters that act on a terminal, only our own colours are left."""
     more = {"lists entries": ["lists", "entries", "senders"], "quarantine list": ["quarantine", "list", "--wide"]}
     words = {**COMMANDS, **more}[name]
-    shown = in_a_terminal(*place.command(*filled(place, eml, words))).decode()
+    shown = in_a_terminal(*place.command(*filled(place, eml, words)))
     assert "owned" in shown and "\x1b[31m" not in shown
     assert_harmless(_OURS.sub("", shown))
 
@@ -276,9 +262,9 @@ def test_a_real_terminal_is_sent_no_foreign_sequence(place: Place, eml: str, nam
 def test_a_raw_mail_is_not_written_to_a_terminal(place: Place, words: tuple[str, str]) -> None:
     verb, rest = words
     mail = place.daemon.quarantined[0].stem
-    shown = in_a_terminal(*place.command("quarantine", verb, mail, rest)).decode()
+    shown = in_a_terminal(*place.command("quarantine", verb, mail, rest))
     assert "redirect it to a file or a pager" in shown
-    assert_harmless(shown.replace("\r\n", "\n"))
+    assert_harmless(shown)
 
 
 def test_a_crash_quotes_its_cause_as_text() -> None:

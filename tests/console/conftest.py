@@ -1,14 +1,22 @@
-"""One daemon and one console for the tests of a file."""
+"""One daemon, one console and one browser for the tests of a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.console.browser_kit import chromium
 from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
 from tests.console.held_kit import hold
 from tests.requirements import unavailable
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

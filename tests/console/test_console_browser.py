@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
 from bridge.testing import until
-from tests.console.browser_kit import LOOKS, NARROW, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import LOOKS, NARROW, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import PASSWORD, TENANT_A, World, remember
 
 # With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
@@ -44,12 +43,6 @@ PAGES = {
 
 
 PICTURED = {"overview", "mail", "story", "audit"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,10 @@ import pytest
 from bridge.console.pages.quarantine import PER_PAGE
 from bridge.console.roles import Role
 from bridge.testing import until
-from tests.console.browser_kit import LOOKS, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import World, world
 from tests.console.held_kit import held_ids, hold
 from tests.lists.lists_kit import Service, running_service
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

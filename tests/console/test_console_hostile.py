@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bridge.console.preview import document, sanitised
-from tests.console.browser_kit import LOOKS, chromium, overflows, window
+from tests.console.browser_kit import LOOKS, overflows, window
 from tests.console.console_kit import World
 from tests.console.held_kit import hold
 from tests.console.hostile_mails import MARK, Hostile, corpus
@@ -19,12 +18,6 @@ from tests.processor_time import cpu_s
 MAILS = {mail.name: mail for mail in corpus()}
 ALLOWED = re.compile(r"</?([a-z0-9]+)((?: [a-z]+=\"[^\"]*\")*)>")
 ATTRIBUTES = {"class", "alt", "colspan", "rowspan"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

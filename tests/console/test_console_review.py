@@ -18,7 +18,7 @@ from bridge.console.audit import Audit
 from bridge.console.list_copies import ListCopies
 from bridge.console.render import show_browser
 from bridge.console.roles import Role
-from tests.console.browser_kit import NARROW, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import NARROW, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
 from tests.console.held_kit import CONTENT, held_ids, hold, run
 from tests.console.test_console_quarantine import audited, ids_on, wait_for_jobs
@@ -34,12 +34,6 @@ LINES = """cells => cells.filter((cell) => cell.textContent.trim()).map((cell) =
     range.selectNodeContents(node);
     return range.getClientRects().length;
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
 from bridge.console.users import UserMistake, Users
 from bridge.runtime.database import Database
-from tests.console.browser_kit import LOOKS, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import PASSWORD, TENANT_A, Answer, Browser, World
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 
@@ -186,12 +186,6 @@ def test_many_users_have_pages(console: World) -> None:
         following = re.search(r'<a href="([^"]+)" rel="next">', page.text)
         path = html.unescape(following[1]) if following else ""
     assert seen == ["root", *(f"u{number:03d}" for number in range(PER_PAGE + 10))]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.mark.parametrize("look", LOOKS)

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.console.roles import Role
 from bridge.testing import answer, result, until
-from tests.console.browser_kit import LOOKS, WIDE, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, World, remember, world
 from tests.console.held_kit import held_ids, hold
 from tests.lists.lists_kit import Service, running_service
@@ -52,12 +52,6 @@ PICTURES = {
     "scan-result": "light-wide",
     "statistics": "light-wide",
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

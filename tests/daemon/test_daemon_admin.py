@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.daemon.admin_hosts import has_known_host
+from bridge.runtime.known_hosts import has_known_host
 from bridge.testing import TOKEN, FakeScanner, SmtpClient, answer, result
 from tests.daemon.process_kit import MAIL, Bridge, get, running, scanbridge, until
 

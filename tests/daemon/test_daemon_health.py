@@ -5,13 +5,10 @@ Real daemons: with a scanner that is dead, refuses the token or hangs, and next 
 
 from __future__ import annotations
 
-import json
 import re
-import socket
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,55 +19,15 @@ from bridge.cli.status import table
 from bridge.daemon.health import _deferred
 from bridge.daemon.quarantine_upkeep import _not_writable
 from bridge.testing import Background, FakeScanner, answer, free_port, result
-from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
+from tests.daemon.health_kit import bridge_with, dead_hop, says, silent_server, state, status
+from tests.daemon.process_kit import get, parts, scanbridge, start, until, write_config
 from tests.recipients.recipients_kit import next_hop
 
 SECOND_TENANT = "0b8e0000-0000-4000-8000-000000000002"
 
 
-@contextmanager
-def bridge_with(
-    directory: Path, scanner: str = "", next_hop: str = "", more_scanners: list[str] | None = None, **sections: Any
-) -> Iterator[Bridge]:
-    """A daemon; a scanner or a next hop that is not given works."""
-    with parts() as (_, good_scanner, good_hop):
-        sections.setdefault("relay", {})
-        sections["relay"] = {"probe_interval": "500ms", "connect_timeout": "1s", **sections["relay"]}
-        urls = [scanner or good_scanner.url, *(more_scanners or [])]
-        file, port, admin = write_config(directory, urls[0], next_hop or good_hop.url, **sections)
-        file.write_text(file.read_text().replace(f"- {urls[0]}\n", "".join(f"- {url}\n  " for url in urls).rstrip(" ")))
-        bridge = start(file, port, admin)
-        try:
-            yield bridge
-        finally:
-            bridge.end()
-
-
-def state(bridge: Bridge) -> dict[str, Any]:
-    return dict(json.loads(get(bridge.admin, "/status")[1]))
-
-
-def says(bridge: Bridge, start_: str, end: str = "") -> Callable[[], bool]:
-    """Whether the first problem begins and ends like this."""
-
-    def is_said() -> bool:
-        problems = state(bridge)["problems"]
-        return bool(problems) and problems[0].startswith(start_) and problems[0].endswith(end)
-
-    return is_said
-
-
-def status(bridge: Bridge) -> tuple[int, list[str]]:
-    shown = scanbridge("status", "-c", bridge.directory / "bridge.yml")
-    return shown.returncode, shown.stdout.splitlines()
-
-
 def dead_url() -> str:
     return f"http://127.0.0.1:{free_port()}"
-
-
-def dead_hop() -> str:
-    return f"smtp://127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -85,30 +42,6 @@ def scanner_that(reply: bytes, status_reply: bytes | None = None) -> Iterator[st
     finally:
         background.run(scanner.stop())
         background.close()
-
-
-@contextmanager
-def silent_server() -> Iterator[int]:
-    """Accepts connections, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
-        ended = threading.Event()
-
-        def accept() -> None:
-            while not ended.is_set():
-                try:
-                    held.append(server.accept()[0])
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-        ended.set()
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
-        for connection in held:
-            connection.close()
 
 
 # The scanner
@@ -280,74 +213,6 @@ def test_a_next_hop_that_nobody_tried_is_probed(tmp_path: Path, workers: int) ->
         assert any(line.startswith(f"next hop       {hop}: down (") for line in lines)
         assert get(bridge.admin, "/readyz")[0] == 503
         assert f'scanbridge_next_hop_up{{next_hop="{hop}"}} 0.0' in get(bridge.admin, "/metrics")[1]
-
-
-@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
-def test_a_next_hop_that_hangs_is_down(tmp_path: Path, protocol: str) -> None:
-    """It accepts the connection and does not greet."""
-    with silent_server() as port, bridge_with(tmp_path, next_hop=f"{protocol}://127.0.0.1:{port}") as bridge:
-        until(says(bridge, f"NOT DELIVERING: next hop {protocol}://127.0.0.1:{port} "), "the problem")
-        code, lines = status(bridge)
-        assert code == 1 and lines[0].endswith("; all mail is being deferred")
-
-
-def test_a_next_hop_that_refuses_connections_with_554_is_down(tmp_path: Path) -> None:
-    with next_hop(CONNECT=b"554 no") as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
-        until(says(bridge, "NOT DELIVERING: "), "the problem")
-        assert "greeting: 554 no" in state(bridge)["problems"][0]
-
-
-def test_the_next_hop_of_a_route_is_probed_too(tmp_path: Path) -> None:
-    """Only the mail of that route is deferred, so the daemon stays ready."""
-    hop = dead_hop()
-    routes = [{"recipient_domains": ["b.example"], "next_hop": hop}]
-    with bridge_with(tmp_path, relay={"routes": routes}) as bridge:
-        until(says(bridge, f"NOT DELIVERING: next hop {hop} ", "; mail for b.example is being deferred"), "it")
-        code, text = get(bridge.admin, "/readyz")
-        assert code == 200 and text.startswith("NOT DELIVERING: ")
-        assert status(bridge)[0] == 1
-
-
-def test_one_of_two_next_hops_is_a_warning(tmp_path: Path) -> None:
-    dead = dead_hop()
-    with next_hop() as good:
-        config = {"next_hop": good.url, "next_hops": [good.url, dead]}
-        with bridge_with(tmp_path, next_hop=good.url, relay=config) as bridge:
-            until(lambda: state(bridge)["warnings"], "the warning")
-            found = state(bridge)
-            assert found["problems"] == [] and f"next hop {dead} cannot be used" in found["warnings"][0]
-
-
-def test_a_next_hop_is_not_probed_while_it_takes_mail(tmp_path: Path) -> None:
-    """One connection at the start; then the mails say enough, and they share a connection."""
-    with next_hop() as hop, bridge_with(tmp_path, next_hop=hop.url, relay={"probe_interval": "1h"}) as bridge:
-        until(lambda: state(bridge)["next_hops"][0]["up"], "the probe")
-        for _ in range(5):
-            assert bridge.send().startswith("250 ")
-        assert len(hop.mails) == 5
-        assert state(bridge)["next_hops"][0]["up"] is True
-
-
-def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> None:
-    with bridge_with(tmp_path, next_hop=dead_hop(), relay={"probe_interval": "0s"}) as bridge:
-        assert state(bridge)["next_hops"][0]["up"] is None
-        code, lines = status(bridge)
-        assert code == 0 and any(line.endswith(": not tried yet") for line in lines)
-        assert bridge.send().startswith("451 4.4.1 ")
-        assert state(bridge)["next_hops"][0]["up"] is False
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_next_hop_that_is_back_is_seen_within_seconds(tmp_path: Path, workers: int) -> None:
-    """Although one that is up would be tested only once an hour; and the age of the knowledge is shown."""
-    hop = dead_hop()
-    with bridge_with(tmp_path, next_hop=hop, relay={"probe_interval": "1h"}, workers=workers) as bridge:
-        until(says(bridge, "NOT DELIVERING: "), "the problem")
-        for _ in range(2):  # with one more, the deferred mails would be a problem of their own
-            assert bridge.send().startswith("451 ")
-        with next_hop(port=int(hop.rpartition(":")[2])):
-            until(lambda: not state(bridge)["problems"], "the recovery")
-            assert re.search(rf"(?m)^next hop       {hop}: up, as of [0-9] s ago$", "\n".join(status(bridge)[1]))
 
 
 # Mail

@@ -38,7 +38,7 @@ def serve(path: str) -> None:
     import bridge
 
     for module in pkgutil.walk_packages(bridge.__path__, "bridge."):
-        if module.name not in ("bridge.__main__", "bridge.testing"):
+        if module.name != "bridge.__main__" and not module.name.startswith("bridge.testing"):
             importlib.import_module(module.name)
     gc.freeze()  # so that garbage collection in a child does not copy the imported modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.cli.check.local import check_event_sinks
+from bridge.config.effective import effective
 from bridge.config.model import Config
 from bridge.daemon.event_wiring import event_plans
 from bridge.errors import ConfigError
@@ -111,3 +112,14 @@ def test_every_kind_can_be_configured(tmp_path: Path) -> None:
     assert "hunter2" not in repr(plans) and SECRET not in repr(plans)
     assert all(plan.limit.events == 1_000_000 for plan in plans.recorder.plans)
     assert event_plans(load(tmp_path), tmp_path) is None
+
+
+def test_the_parameters_of_a_url_are_hidden_and_not_lost_silently(tmp_path: Path) -> None:
+    """`config show` printed a token in a URL. What it shows instead is refused if somebody loads it."""
+    conf = load(tmp_path, {**HOOK, "url": "https://siem.example/hook?token=hunter2"})
+    (sink,) = effective(conf)["events"]
+    assert sink["url"] == "https://siem.example/hook?…"
+    with pytest.raises(ConfigError, match="a URL must be"):
+        load(tmp_path, {**HOOK, "url": sink["url"]})
+    assert effective(load(tmp_path, HOOK))["events"][0]["url"] == HOOK["url"]
+    assert effective(conf, hides_paths=True)["events"][0]["url"] == "https://siem.example/…?…"

@@ -320,3 +320,22 @@ def test_a_door_list_refusal_and_a_scan_have_one_shape(tmp_path: Path, scanner_r
     early = found[0]
     assert (early["type"], early["data"]["stage"], early["data"]["reply"]["code"]) == ("mail.refused", "mail", 552)
     assert found[1]["data"]["stage"] == "content" and set(early["data"]) <= set(found[1]["data"]) | {"error", "problem"}
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_the_url_of_a_webhook_is_not_shown(tmp_path: Path, receiver: Receiver, level: str) -> None:
+    """The HTTP client logged each request with its URL, and the URLs of some receivers contain a token."""
+    sink = {**hook(tmp_path, receiver), "url": receiver.url + "/open?token=sesame"}
+    with running(tmp_path, events=[sink], log={"level": level}) as (bridge, _, _):
+        bridge.send()
+        until(lambda: metric(bridge, "scanbridge_events_delivered_total", sink="hook") == 1, "the delivery")
+        shown = [get(bridge.admin, path)[1] for path in ("/status", "/metrics", "/")]
+        shown += [scanbridge(*command, "-c", tmp_path / "bridge.yml").stdout for command in SHOWING]
+        receiver.answer = lambda receiver, event: 500
+        bridge.send()
+        until(lambda: "it answered 500" in bridge.log, "a failure in the log")
+        assert not [text for text in (*shown, bridge.log) if "sesame" in text]
+        assert "/open" not in bridge.log, "a path may be a secret, too"
+
+
+SHOWING = (("config", "show"), ("config", "show", "--json"), ("check",), ("status",), ("events", "status"))

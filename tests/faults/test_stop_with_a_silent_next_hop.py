@@ -6,9 +6,7 @@ sends it again either way.
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,34 +15,14 @@ from typing import Any
 
 import pytest
 
-from bridge.testing import NextHop
+from bridge.testing import WaitingHop
 from tests.daemon.process_kit import MAIL, Bridge, get, parts, start, until, write_config
 
 
-class SilentHop(NextHop):
-    """Receives the mail, and holds back its answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard = threading.Semaphore(0)
-        self.go_on = asyncio.Event()
-
-    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
-        if verb != b"." or self.go_on.is_set():
-            return super()._say(writer, verb, text)
-        self.heard.release()
-        self._later = asyncio.get_running_loop().create_task(self._answer(writer, text))
-        return True
-
-    async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
-        await self.go_on.wait()
-        writer.write(text + b"\r\n")
-
-
 @contextmanager
-def silent(directory: Path, **sections: Any) -> Iterator[tuple[Bridge, SilentHop, Any]]:
+def silent(directory: Path, **sections: Any) -> Iterator[tuple[Bridge, WaitingHop, Any]]:
     with parts() as (background, scanner, _):
-        hop = SilentHop()
+        hop = WaitingHop()
         background.run(hop.start())
         config, port, admin = write_config(directory, scanner.url, hop.url, **sections)
         bridge = start(config, port, admin)

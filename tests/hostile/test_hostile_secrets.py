@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
+from tests.processes import command_line, descendants
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -34,6 +35,7 @@ SECRETS = {
     "helpdesk": "sechelpdesk/Kp3+7vBn5QzXcL",
     "access-key": "SECACCESSKEY4F7H2K9QWERT",
     "secret-key": "secbucket/Yu6+1pLo0IkJmN",
+    "trace-key": "sectrace/Gf8+4sDw1ReTyU",  # in a URL
 }
 
 
@@ -98,6 +100,7 @@ class World:
             "late_decisions": {"store": "database"},
             "log": {"level": "debug", "addresses": "hashed"},
             "drain_timeout": "2s",
+            "tracing": {"endpoint": f"http://127.0.0.1:{free_port()}/v1/traces?key={SECRETS['trace-key']}"},
         }
         self.config = directory / "bridge.yml"
         self.write()
@@ -173,7 +176,7 @@ def world(tmp_path: Path) -> Iterator[tuple[World, FakeScanner, Background]]:
 
 def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path: Path) -> None:
     daemon, scanner, background = world
-    cmdline = Path(f"/proc/{daemon.process.pid}/cmdline").read_text()
+    commands = command_lines(daemon)
     # Good mail, and a scanner that refuses and repeats the token.
     daemon.mail(b"250 ")
     assert scanner.submissions[0].authorization == f"Bearer {SECRETS['token']}", "the token is in use"
@@ -186,6 +189,7 @@ def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path:
     scanner.reply = answer(200, result("quarantine"))
     daemon.mail(b"451 ")
     until(lambda: "could not be quarantined" in daemon.log and "lists:" in daemon.log, "the troubles")
+    until(lambda: "Max retries exceeded" in daemon.log, "a collector that cannot be reached")
     # An aborted TLS handshake.
     with SmtpClient(daemon.port) as client:
         client.open()
@@ -214,13 +218,28 @@ def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path:
         daemon.command(*command.split())
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(30) == 0
-    search(daemon, cmdline, tmp_path)
+    search(daemon, commands, tmp_path)
 
 
-def search(daemon: World, cmdline: str, directory: Path) -> None:
+def command_lines(daemon: World) -> set[str]:
+    """Those of the daemon and of the programs that it starts, until one of them has fetched lists."""
+    found: set[str] = set()
+
+    def is_fetching() -> bool:
+        processes = {daemon.process.pid, *descendants(daemon.process.pid)}
+        found.update(map(command_line, processes))
+        return any("bridge.lists.fetch" in words for words in found)
+
+    until(is_fetching, "the program that fetches lists")
+    return found
+
+
+def search(daemon: World, commands: Iterable[str], directory: Path) -> None:
     keys = [(directory / "state" / name).read_text().strip() for name in ("release-key", "log-key")]
     lines = [line for line in (directory / "key.pem").read_text().splitlines() if "-----" not in line]
-    assert leaks([*daemon.everything(), ("ps", cmdline)], [*SECRETS.values(), *keys], lines) == []
+    assert (
+        leaks([*daemon.everything(), *(("ps", words) for words in commands)], [*SECRETS.values(), *keys], lines) == []
+    )
 
 
 def leaks(texts: Iterable[tuple[str, str]], secrets: Iterable[str], lines: Iterable[str] = ()) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from bridge.config.model import Config
 from bridge.errors import ConfigError
 from bridge.mail.trace import new_trace
 from bridge.runtime import yaml_file
-from bridge.testing import answer, running_bridge
+from bridge.testing import answer, free_port, running_bridge, until
 from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config
 
 
@@ -157,3 +157,19 @@ def test_ids_have_the_standard_format() -> None:
     first, second = new_trace(), new_trace()
     assert re.fullmatch(rb"traceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-01\r\n", first.header)
     assert len({first.trace_id, second.trace_id, first.mail_id, first.scan_id}) == 4
+
+
+def test_a_token_in_the_collectors_url_is_not_shown(tmp_path, caplog) -> None:
+    """An unreachable collector was logged with the whole URL, and `check` and `config show` printed it."""
+    caplog.set_level("DEBUG")
+    endpoint = f"http://user:sesame@127.0.0.1:{free_port()}/v1/traces?token=sesame"
+    with running_bridge(tmp_path, {"tracing": {"endpoint": endpoint}}) as bridge, bridge.client() as client:
+        client.open()
+        assert client.mail().startswith(b"250 ")
+        until(lambda: "Max retries exceeded" in caplog.text, "the exporter's warning")
+    tracing = {"endpoint": endpoint}
+    config, *_ = write_config(tmp_path, "http://127.0.0.1:9", "smtp://127.0.0.1:9", tracing=tracing)
+    commands = (("check",), ("config", "show"), ("config", "show", "--json"))
+    shown = [scanbridge(*command, "-c", config).stdout for command in commands]
+    assert not [text for text in (caplog.text, *shown) if "sesame" in text]
+    assert "/v1/traces?..." in caplog.text and "/v1/traces?…" in shown[1]

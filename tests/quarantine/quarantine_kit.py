@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import json
 import os
-import pty
-import select
-import struct
 import subprocess
 import sys
-import termios
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +16,6 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from bridge import testing
 from bridge.cli.quarantine.command import quarantine
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -32,7 +24,8 @@ from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.relay.answers import Delivered
 from bridge.runtime import yaml_file
-from bridge.testing import RunningBridge, answer, result, running_bridge
+from bridge.testing import RunningBridge, WaitingHop, answer, result, running_bridge
+from tests.terminal_kit import on_terminal
 
 
 def thread_is_in(function: Callable[..., object]) -> bool:
@@ -82,22 +75,7 @@ class Desk:
 
     def on_terminal(self, *args: str, answer: str = "", columns: int = 100) -> tuple[int, str]:
         """Run the command on a real terminal, and answer its question. Returns the exit code and all it wrote."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        with subprocess.Popen(self.command(*args), stdin=slave, stdout=slave, stderr=slave, env=environment) as running:
-            os.close(slave)
-            output = b""
-            while select.select([master], [], [], SOON_S)[0]:
-                try:
-                    output += os.read(master, 65536)
-                except OSError:  # EIO: the command has ended
-                    break
-                if answer and b"[y/N]" in output:
-                    os.write(master, answer.encode() + b"\n")
-                    answer = ""
-            os.close(master)
-        return running.returncode, output.decode().replace("\r\n", "\n")
+        return on_terminal(self.command(*args), {**os.environ, "TERM": "xterm"}, columns, answer)
 
     def call(self, *args: str) -> Result:
         """Run the command in this process, which is ten times as fast."""
@@ -140,26 +118,6 @@ def _config(bridge: RunningBridge, next_hop: str) -> dict[str, Any]:
         "relay": {"next_hop": next_hop, "connect_timeout": "5s"},
         "state_directory": str(bridge.directory / "state"),
     }
-
-
-@dataclass
-class WaitingHop(testing.NextHop):
-    """Receives the whole mail, and holds back its answer."""
-
-    heard: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
-        if verb != b"." or self.go_on.is_set():
-            return super()._say(writer, verb, text)
-        self.heard.release()
-        self._later = asyncio.get_running_loop().create_task(self._answer(writer, text))
-        return True
-
-    async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
-        await self.go_on.wait()
-        if not writer.is_closing():  # a killed client does not read it
-            writer.write(text + b"\r\n")
 
 
 @contextmanager

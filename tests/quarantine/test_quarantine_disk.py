@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import StoreError, StoreFull
-from bridge.quarantine.index import Query
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.quarantine.release import ReleaseRequest, log_action, release

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import StoreError
-from bridge.quarantine.index import Index, IndexFailed, Query
+from bridge.quarantine.index import Index, IndexFailed
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.quarantine.record import ReleaseAttempt, subject
 from bridge.runtime.database import Database

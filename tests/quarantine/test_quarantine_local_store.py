@@ -20,7 +20,7 @@ from bridge.errors import StoreError, StoreFull
 from bridge.mail.envelope import Recipient
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
-from bridge.quarantine.index import Query
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from tests.quarantine.small_disk import files, small_disk

@@ -24,7 +24,7 @@ from bridge.mail.message import Spool
 from bridge.matching import match, table
 from bridge.matching.table import Table, TableMaker
 from bridge.observe.redaction import Redaction
-from bridge.quarantine.index import Query
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime import yaml_file
 from bridge.service.analysis import headers

@@ -32,8 +32,8 @@ async def much_content(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(app: Any = no_content, **limits: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(app, [bind(Endpoint("127.0.0.1", 0))], limits=HttpLimits(**limits))
+async def serving(app: Any = no_content, tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(app, [bind(Endpoint("127.0.0.1", 0))], tls, HttpLimits(**limits))
     await server.start()
     try:
         yield server
@@ -41,15 +41,18 @@ async def serving(app: Any = no_content, **limits: Any) -> AsyncIterator[HttpSer
         await server.stop(1)
 
 
-async def connect(server: HttpServer, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses[0].port)
+async def connect(
+    server: HttpServer, data: bytes = b"", source: str = "127.0.0.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = server.addresses[0].port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     writer.write(data)
     return reader, writer
 
 
-async def answer_to(server: HttpServer, data: bytes) -> bytes:
+async def answer_to(server: HttpServer, data: bytes, source: str = "127.0.0.1") -> bytes:
     """The status line of the answer; b"" if the server just closes."""
-    reader, writer = await connect(server, data)
+    reader, writer = await connect(server, data, source)
     line = await reader.readline()
     writer.close()
     return line
@@ -184,12 +187,48 @@ async def test_a_body_that_two_servers_could_read_differently_is_refused(rest: b
     assert "/smuggled" not in asked
 
 
-async def test_connections_are_counted_before_their_handshake() -> None:
-    """With TLS, a client that sent nothing was not counted: strangers could take all descriptors."""
+async def test_one_client_cannot_take_all_connections() -> None:
+    """One address opened all of them and sent nothing: everybody else read 503 until the time for a head was over."""
+    async with serving(max_connections=8) as server:
+        held = [await connect(server) for _ in range(8)]
+        refused = [reader for reader, _ in held[6:]]
+        assert [(await reader.read()).split(b" ")[1] for reader in refused] == [b"503"] * 2
+        assert (await answer_to(server, REQUEST, "127.0.0.2")).startswith(b"HTTP/1.1 204 ")
+        assert (await answer_to(server, REQUEST)).startswith(b"HTTP/1.1 503 ")
+        held[0][1].close()
+        await eventually(lambda: server.connections == 5, "the first connection to end")
+        assert (await answer_to(server, REQUEST)).startswith(b"HTTP/1.1 204 ")
+        for _, writer in held[1:]:
+            writer.close()
+
+
+async def test_one_client_cannot_take_all_handshakes() -> None:
+    """The same with TLS, where a connection is counted before its handshake."""
+    tls, trusting = certified()
+    async with serving(tls=tls, max_connections=8) as server:
+        held = [await connect(server) for _ in range(8)]
+        for reader, _ in held[6:]:
+            assert await reader.read() == b""
+        options = {"ssl": trusting, "local_addr": ("127.0.0.2", 0)}
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses[0].port, **options)
+        writer.write(REQUEST)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 204 ")
+        for _, other in [*held, (reader, writer)]:
+            other.close()
+
+
+def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's context, and a client's that trusts it."""
     authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    return tls, trusting
+
+
+async def test_connections_are_counted_before_their_handshake() -> None:
+    """With TLS, a client that sent nothing was not counted: strangers could take all descriptors."""
+    tls, context = certified()
     server = HttpServer(no_content, [bind(Endpoint("127.0.0.1", 0))], tls, HttpLimits(max_connections=3))
     await server.start()
     port = server.addresses[0].port

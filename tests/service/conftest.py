@@ -16,6 +16,7 @@ from tests.postgresql import fresh_database
 from tests.requirements import find, need, unavailable
 from tests.server_program import ServerProgram
 from tests.service.service_kit import EICAR, free_port
+from tools.evaluation_engines import rspamd_command
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -62,33 +63,13 @@ def running_clamd() -> Iterator[ServerProgram]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-RSPAMD = {
-    "worker-normal.inc": 'bind_socket = "127.0.0.1:PORT"; count = 1;',
-    "worker-controller.inc": "enabled = false;",
-    "worker-proxy.inc": "enabled = false;",
-    "options.inc": 'dns { nameserver = ["127.0.0.1:1"]; timeout = 0.2s; retransmits = 1; }',
-    "rbl.conf": "enabled = false;",
-    "fuzzy_check.conf": "enabled = false;",
-    "surbl.conf": "enabled = false;",
-    "logging.inc": 'type = "console"; level = "notice";',
-}
-
-
 @pytest.fixture(scope="module")
 def rspamd():
     """A local rspamd without DNS."""
     need("rspamd")
     program = find("rspamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="rspamd-")), free_port()
-    (directory / "local.d").mkdir()
-    for name, settings in RSPAMD.items():
-        (directory / "local.d" / name).write_text(settings.replace("PORT", str(port)))
-    command = [program, "-f", *(f"--var={name}={directory}" for name in ("LOCAL_CONFDIR", "DBDIR", "RUNDIR"))]
-    if os.geteuid() == 0:
-        command += ["-u", "_rspamd", "-g", "_rspamd"]
-        for path in (directory, *directory.rglob("*")):
-            shutil.chown(path, "_rspamd")
-    daemon = ServerProgram(command, directory / "log", port)
+    daemon = ServerProgram(rspamd_command(program, directory, port), directory / "log", port)
     yield daemon
     daemon.kill()
     shutil.rmtree(directory, ignore_errors=True)

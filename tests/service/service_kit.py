@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,6 +276,24 @@ class Lists:
 
     def delete(self, name: str, *entries: str) -> Answer:
         return self.call("deleteEntries", {"listName": name, "entries": entries, **self.scope})
+
+    def fill(self, name: str) -> None:
+        """5000 entries with long comments: more than the buffers of a connection hold."""
+        for start in range(0, 5000, 500):
+            self.add(name, *(f"u{i:05}@example.org" for i in range(start, start + 500)), comment="x" * 2000)
+
+    @contextmanager
+    def slow_reader(self, name: str) -> Iterator[socket.socket]:
+        """Has asked for all entries, and reads only what the test reads."""
+        body = json.dumps({"listName": name, **self.scope}).encode()
+        with socket.create_connection(("127.0.0.1", self.running.port), timeout=DEADLINE_S) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
+            slow.sendall(
+                b"POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nAuthorization: apikey %s\r\nContent-Length: %d\r\n\r\n%s"
+                % (self.key.encode(), len(body), body)
+            )
+            yield slow
 
     def entries(self, name: str) -> list[dict[str, str]]:
         answer = self.call("listEntries", {"listName": name, **self.scope})

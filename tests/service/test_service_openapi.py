@@ -87,6 +87,20 @@ def test_every_error_in_the_code_is_documented():
     assert used <= openapi.ERRORS.keys()
 
 
+def test_a_site_whose_name_points_here_cannot_read_the_metrics(tmp_path):
+    """Any host name was accepted, so a site could make a browser on this machine read them (DNS rebinding)."""
+    with service(tmp_path, CONFIG + "metrics_hosts: [Scan.Example.org]\n") as running:
+
+        def metrics(host):
+            return running.request("GET", "/metrics", headers={"Host": host})
+
+        for host in ("127.0.0.1:9081", "localhost:9081", "[::1]", "prometheus", "scan.example.org"):
+            assert metrics(host).status == 200, host
+        for host in ("evil.example", "evil.example:9081", "localhost.evil.example"):
+            assert (metrics(host).status, metrics(host).json["error"]) == (421, "wrong_host"), host
+        assert running.request("GET", "/livez", headers={"Host": "evil.example"}).status == 200
+
+
 def test_health_and_metrics(tmp_path):
     """Operators see that the service is alive and ready, and what it has done."""
     with service(tmp_path) as running:

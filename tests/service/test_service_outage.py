@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 import stat
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -137,17 +135,8 @@ def test_a_stream_that_loses_its_database_is_cut_off(tmp_path, fragile_postgresq
     url = fresh_database(fragile_postgresql.url)
     with service(tmp_path, _config(url), with_key=True) as running:
         lists = Lists(running)
-        for start in range(0, 5000, 500):
-            names = (f"u{i:05}@example.org" for i in range(start, start + 500))
-            lists.add("blocked-senders", *names, comment="x" * 2000)
-        body = json.dumps({"listName": "blocked-senders"}).encode()
-        with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
-            slow.sendall(
-                b"POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                b"Content-Type: application/json\r\nAuthorization: apikey %s\r\nContent-Length: %d\r\n\r\n%s"
-                % (lists.key.encode(), len(body), body)
-            )
+        lists.fill("blocked-senders")
+        with lists.slow_reader("blocked-senders") as slow:
             received = slow.recv(20)
             with stopped(fragile_postgresql):
                 while piece := slow.recv(1 << 20):

@@ -18,7 +18,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import certificates, event_wiring, history_place, resources, wiring
+from bridge.daemon import certificates, event_wiring, history_place, list_wiring, resources, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -30,6 +30,7 @@ from bridge.quarantine import s3_store
 from bridge.relay.replies import UNTRUSTED
 from bridge.runtime import database
 from bridge.runtime.endpoints import NextHop
+from bridge.runtime.shown_url import shown_url
 from bridge.scanner.client import Host, Scanner
 
 _TIMEOUT_S = 10.0
@@ -208,9 +209,9 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
 async def check_lists(conf: Config) -> list[Finding]:
     """Checks the API key, and every list that a listener names."""
     assert conf.lists is not None
-    what, wanted = f"lists {conf.lists.url}", wiring.wanted_lists(conf) or [Wanted("")]
+    what, wanted = f"lists {conf.lists.url}", list_wiring.wanted_lists(conf) or [Wanted("")]
     try:
-        async with ListClient(wiring.list_settings(conf, patience_s=0.0)) as client:
+        async with ListClient(list_wiring.list_settings(conf, patience_s=0.0)) as client:
             scopes = await scopes_of(client, wanted)
     except (ConfigError, ssl.SSLError) as exc:
         return [Finding(what, str(exc))]
@@ -218,7 +219,7 @@ async def check_lists(conf: Config) -> list[Finding]:
     if failed:
         return [Finding(what, problem) for problem in failed]
     findings = [Finding(what, detail="the API key is accepted")]
-    for named in wanted if wiring.wanted_lists(conf) else []:
+    for named in wanted if list_wiring.wanted_lists(conf) else []:
         try:
             kind = kind_of(named, scopes)
         except ListsError as exc:
@@ -248,4 +249,4 @@ async def check_tracing(conf: Config, endpoint: str) -> Finding:
         return Finding("tracing", str(exc))
     if tracing is not None:
         await tracing.close()
-    return Finding("tracing", detail=endpoint)
+    return Finding("tracing", detail=shown_url(endpoint))

@@ -136,7 +136,6 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     conf = wiring.configured(path)
     assert conf.console is not None
     import asyncio
-    import logging
     import shlex
 
     import uvloop
@@ -147,7 +146,6 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.observe.log_format import set_up_plain_log
 
     set_up_plain_log(is_throttled=True)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to the List API
     show_stack_on_abort()
     sources = wiring.sources(conf, path)
     address = conf.console.address

@@ -15,7 +15,7 @@ from bridge.cli.quarantine.sender_lists import Addition, Job
 from bridge.cli.quarantine.session import Session
 from bridge.cli.reporting import Reporter
 from bridge.console.mail_actions import Listing, ListPlan, Result
-from bridge.daemon import wiring
+from bridge.daemon import list_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.feedback.report import ReportKind
 from bridge.lists.client import ListClient
@@ -114,7 +114,7 @@ class ConsoleMailActions:
         return Job(self._of(by), lists, listing.what, name, additions, listing.whole_domain, listing.force)
 
     def _with_lists(self, work: Any) -> None:
-        settings = wiring.list_settings(self.session.config, _LISTS_PATIENCE_S)
+        settings = list_wiring.list_settings(self.session.config, _LISTS_PATIENCE_S)
 
         async def run() -> None:
             async with ListClient(settings) as client:

@@ -22,7 +22,7 @@ from bridge.console.database import FILE, ConsoleStore
 from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
-from bridge.daemon import config_file, history_place, resources, wiring
+from bridge.daemon import config_file, history_place, list_wiring, resources, wiring
 from bridge.daemon.digests import digest_store
 from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
@@ -90,7 +90,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
         session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
 
         def list_settings() -> ListSettings:
-            return wiring.list_settings(conf, _LISTS_PATIENCE_S)
+            return list_wiring.list_settings(conf, _LISTS_PATIENCE_S)
 
         return Sources(
             config=conf,

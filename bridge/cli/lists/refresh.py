@@ -11,7 +11,7 @@ from bridge.cli.common import fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run, with_hint
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say, say_json
-from bridge.daemon import resources, wiring
+from bridge.daemon import list_wiring, resources
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.copies import Copies
 from bridge.lists.fetch import refresh as fetch
@@ -23,13 +23,13 @@ _MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, 0)
 def refresh(path: Path | None, as_json: bool) -> NoReturn:
     """Ends the process with its exit code."""
     conf = load_or_exit(path)
-    wanted = wiring.wanted_lists(conf)
+    wanted = list_wiring.wanted_lists(conf)
     if not wanted:
         fail(ConfigError("no listener enforces a list: add lists: {block: [...]} to one of them"))
     copies = Copies(state_directory(conf, path) / "lists")
     try:
         resources.make_directory(copies.directory.parent, "state_directory")
-        job = wiring.list_job(conf, copies.directory, wanted)
+        job = list_wiring.list_job(conf, copies.directory, wanted)
     except ConfigError as exc:
         fail_config(exc)
     try:

@@ -95,7 +95,7 @@ def _add(
 
     from bridge.cli.lists.session import fail, with_hint
     from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
-    from bridge.daemon import wiring
+    from bridge.daemon import list_wiring
     from bridge.lists.client import ListClient
 
     session = Session.open(path)
@@ -103,7 +103,7 @@ def _add(
     try:
         if lists is None:
             raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}")
-        settings = with_hint(wiring.list_settings(session.config))
+        settings = with_hint(list_wiring.list_settings(session.config))
     except ConfigError as exc:
         fail(exc)
     selection = select(session, choice)

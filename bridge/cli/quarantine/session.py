@@ -25,7 +25,7 @@ from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
-from bridge.quarantine.index import Query
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import AlreadyReleased, ReleaseUncertain, log_action

@@ -31,7 +31,7 @@ from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
-from bridge.daemon import hooks_wiring, wiring
+from bridge.daemon import hooks_wiring, list_wiring, wiring
 from bridge.daemon.personal_wiring import Snapshot, personal_filter
 from bridge.filter.admission import Admission
 from bridge.filter.outcome import Record
@@ -89,7 +89,7 @@ async def run(setup: Setup, case: Case) -> Run:
     """Raises ConfigError, ProtocolError, TimeoutError."""
     done = Run(case)
     done.copies = NotedCopies(setup.state / "lists")
-    done.copies.want(wiring.wanted_lists(setup.config))
+    done.copies.want(list_wiring.wanted_lists(setup.config))
     await asyncio.to_thread(done.copies.look)
     scanner = SupposedScanner(case, setup.scanner)
     done.requests = scanner.requests
@@ -130,7 +130,7 @@ def _filter(
         relay=relay if listener.hands_on else None,
         report=done.records.append,
         released_mail=released,
-        envelope_lists=wiring.envelope_lists(conf, listener, done.copies),
+        envelope_lists=list_wiring.envelope_lists(conf, listener, done.copies),
         personal=personal_filter(conf, Snapshot(conf, setup.state)),
     )
 

@@ -21,7 +21,7 @@ from bridge.console.search import DECISIONS, HELD_FIELDS, Search, held_query, re
 from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, value_of
-from bridge.quarantine.index import Query
+from bridge.quarantine.index_search import Query
 from bridge.quarantine.record import STATES, MailRecord
 from bridge.quarantine.severity import worst_first
 

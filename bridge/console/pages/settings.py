@@ -109,7 +109,7 @@ def _settings(call: Call) -> Sections:
 def _read_settings(call: Call) -> Sections:
     try:
         conf = call.sources.reread()
-        data = effective(conf)
+        data = effective(conf, hides_paths=True)
         data["state_directory"] = str(call.sources.state)
         found = [
             Setting(_key(where), _value(data, where), origin)

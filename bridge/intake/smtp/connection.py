@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from types import CoroutineType, MethodType
+from types import CoroutineType
 from typing import Any, assert_never
 
-from aiosmtpd.smtp import MISSING, SMTP, TLSSetupException
+from aiosmtpd.smtp import MISSING, TLSSetupException
 
+from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
-from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, PAUSE_AT, LineBuffer, LineTooLong
 from bridge.intake.smtp.session import SmtpSession
+from bridge.intake.smtp.stock_surface import INTERNAL, StockSurface
 from bridge.intake.smtp.tls_and_proxy import read_proxy_header, start_tls
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply
@@ -33,7 +34,6 @@ from bridge.runtime.write_batch import FEW
 
 log = logging.getLogger(__name__)
 
-_INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
 _BROKEN = Reply(421, "4.3.0", "Error: internal problem, try again later")
 _TIMEOUT = Reply(421, "4.4.2", "Error: timeout exceeded")
 _LAST_REPLY_S = 5.0  # for a client to read the last reply before the connection is aborted
@@ -41,27 +41,17 @@ _LAST_REPLY_S = 5.0  # for a client to read the last reply before the connection
 Work = Callable[..., Coroutine[Any, Any, None]]
 
 
-def _of_listener(name: str) -> Any:
-    """An attribute that aiosmtpd keeps on each connection, and we once for the listener.
-
-    Python 3.11: a single `__getattr__` would do for all of them, but disables the caching of attribute lookups.
-    """
-    return property(lambda connection: getattr(connection._context.stock, name))
-
-
-class SmtpConnection(SMTP):
+class SmtpConnection(StockSurface):
     """Owns the session of one client, and points to the context of its listener.
 
     Everything is in slots: there may be thousands of connections, and a dictionary for each takes a KiB or more.
     """
 
     __slots__ = (
-        *("_buffer", "_close_handle", "_complete", "_content", "_content_began", "_context", "_farewell", "_is_busy"),
-        *("_is_lost", "_is_reading_paused", "_paused", "_phase_began", "_silent_s", "_task", "_task_number"),
-        *("_transport", "session", "transport"),
+        *("_close_handle", "_complete", "_content", "_farewell", "_is_busy"),
+        *("_is_lost", "_is_reading_paused", "_paused", "_phase_began", "_task", "_task_number"),
+        *("_transport", "transport"),
     )
-
-    _closed = None  # asyncio's StreamReaderProtocol looks for it in __del__
 
     def __init__(self, context: SmtpContext) -> None:
         # aiosmtpd's constructor is not called: the context called it once for all connections.
@@ -81,68 +71,6 @@ class SmtpConnection(SMTP):
         self._close_handle: asyncio.TimerHandle | None = None
         self._is_lost = False
         self._phase_began = 0.0
-        self._content_began = 0.0
-        self._silent_s = 0.0
-
-    # What aiosmtpd's own code, and handlers written for it, look for on a connection
-
-    loop = property(lambda self: self._context.loop)
-    hostname = _of_listener("hostname")
-    event_handler = _of_listener("event_handler")
-    tls_context = _of_listener("tls_context")
-    data_size_limit = _of_listener("data_size_limit")
-    enable_SMTPUTF8 = _of_listener("enable_SMTPUTF8")
-    _auth_required = _of_listener("_auth_required")
-    _auth_require_tls = _of_listener("_auth_require_tls")
-    _authenticator = _of_listener("_authenticator")
-    _auth_callback = _of_listener("_auth_callback")
-
-    @property
-    def envelope(self) -> SmtpEnvelope:
-        return self.session.envelope
-
-    @property
-    def _reader(self) -> LineBuffer:
-        return self._buffer
-
-    @property
-    def _tls_protocol(self) -> Any:
-        """Used as a flag: whether the connection is encrypted."""
-        return self.session.ssl
-
-    @property
-    def _auth_methods(self) -> dict[str, Any]:
-        """aiosmtpd's own mechanisms are methods of the connection that runs them."""
-        methods = self._context.stock._auth_methods
-        return {
-            name: mechanism._replace(method=MethodType(mechanism.method.__func__, self))
-            if mechanism.is_builtin
-            else mechanism
-            for name, mechanism in methods.items()
-        }
-
-    async def push(self, status: str | bytes | Reply) -> None:
-        self.session.answer(status)
-
-    async def check_helo_needed(self, helo: str = "HELO") -> bool:
-        if self.session.host_name:
-            return False
-        self.session.answer(Reply(503, "5.5.1", f"Error: send {helo} first"))
-        return True
-
-    async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
-        """As in aiosmtpd, but hooks may be plain functions, too."""
-        status = self._call_hook(command, arguments)
-        return await status if isinstance(status, CoroutineType) else status
-
-    async def handle_exception(self, error: Exception) -> str | Reply:
-        handler = self._context.stock.event_handler
-        if hasattr(handler, "handle_exception"):
-            status: str | Reply = await handler.handle_exception(error)
-            return status
-        if not isinstance(error, TLSSetupException):
-            log.error("session %s: unexpected error", self.session.id, exc_info=error)
-        return _INTERNAL
 
     # The life of the connection
 
@@ -290,7 +218,7 @@ class SmtpConnection(SMTP):
     def _execute(self, line: bytes) -> None:
         session = self.session
         try:
-            effect = session.receive_line(line)
+            effect = receive_line(session, line)
             if effect is not None:
                 self._perform(effect)
         except Exception as error:
@@ -331,11 +259,6 @@ class SmtpConnection(SMTP):
     async def _await_answer(self, status: Awaitable[Any], ask: Ask) -> None:
         self._perform(ask.then(await status, *ask.arguments))
 
-    def _call_hook(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """The hook's answer, or an awaitable for it."""
-        hook = self._context.hooks.get(name)
-        return MISSING if hook is None else hook(self, self.session, self.session.envelope, *arguments)
-
     # Tasks
 
     def _start(self, work: Work, *arguments: Any) -> None:
@@ -374,7 +297,7 @@ class SmtpConnection(SMTP):
             self.session.answer(await self.handle_exception(error))
         except Exception:
             log.exception("session %s: the exception handler failed", self.session.id)
-            self.session.answer(_INTERNAL)
+            self.session.answer(INTERNAL)
         if isinstance(error, TLSSetupException):
             self.session.replies.clear()
             self._hang_up()
@@ -454,11 +377,10 @@ class SmtpConnection(SMTP):
         if self._buffer.at_eof:
             return self._hang_up()
         self._flush()
-        self._silent_s = 0.0
         self._begin_phase()
-        self._content_began = self._phase_began
         rules = self._context.rules
         self._content = DataReader(Message(self._context.spool), rules.max_message_size, rules.limits.keeps_bare)
+        self._content.began = self._phase_began
         if self._buffer.buffer:
             self._take_content(self._buffer.take_all())
         if self._is_reading_paused:
@@ -504,16 +426,6 @@ class SmtpConnection(SMTP):
             return self._call_process_message()
         return self._call_hook(ask.hook, ask.arguments)
 
-    async def _call_process_message(self) -> Any:
-        """aiosmtpd's deprecated hook, which its test suite still covers."""
-        hook = getattr(self._context.stock.event_handler, "process_message", None)
-        if hook is None:
-            return MISSING
-        envelope = self.session.envelope
-        status = hook(self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
-        status = await status if asyncio.iscoroutine(status) else status
-        return MISSING if status is None else status
-
     # Time
 
     def _begin_phase(self) -> None:
@@ -526,28 +438,17 @@ class SmtpConnection(SMTP):
         """Called by the timer: has the current phase taken too long?"""
         if self.transport is None or self._is_busy:
             return None
-        waited_s = self._context.loop.time() - self._phase_began
+        now = self._context.loop.time()
+        waited_s = now - self._phase_began
         if waited_s < self._timeout_s():
             return None
         limit = "command_timeout"
         if self._content is not None:
-            limit = self._exceeded_limit(self._content, waited_s)
+            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s)
             if not limit:
                 return self._begin_phase()
         self._context.rules.on_limit(limit)
         return self.goodbye(_TIMEOUT)
-
-    def _exceeded_limit(self, content: DataReader, waited_s: float) -> str:
-        """The limit that the client exceeds: too long in total, silent for too long, or too slow."""
-        limits = self._context.rules.limits
-        if self._context.loop.time() - self._content_began >= limits.mail_timeout_s:
-            return "mail_timeout"
-        received, content.received = content.received, 0
-        if not received:
-            self._silent_s += waited_s
-            return "data_timeout" if self._silent_s >= limits.data_timeout_s else ""
-        self._silent_s = 0.0
-        return "min_data_rate" if received < limits.min_data_rate * waited_s else ""
 
     # Writing: replies are collected, and written when nothing more can be answered
 

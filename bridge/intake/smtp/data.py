@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from bridge.errors import Saturated
+from bridge.intake.smtp.rules import SessionLimits
 from bridge.mail.line_ends import LineEnds
 from bridge.mail.message import Message
 
@@ -32,7 +33,7 @@ class DataReader:
     """`feed` it blocks until it returns what came after the end of the mail."""
 
     __slots__ = ("_carry", "_is_clean", "_keeps_bare", "_kept", "_limit", "_line_ends", "_start",
-                 "fault", "message", "received", "total")  # fmt: skip
+                 "began", "fault", "message", "received", "silent_s", "total")  # fmt: skip
 
     def __init__(self, message: Message, limit: int | None, keeps_bare: bool = False) -> None:
         self.message = message
@@ -44,7 +45,9 @@ class DataReader:
         self._start = 2  # bytes of that invented line end that remain to be dropped
         self._line_ends = LineEnds()
         self.fault: Fault | None = None
-        self.received = 0  # bytes since the rate was last checked
+        self.began = 0.0  # on the clock of whoever feeds it
+        self.received = 0  # bytes since `exceeded_limit` was last asked
+        self.silent_s = 0.0
         self.total = 0
 
     def feed(self, data: bytes) -> bytes | None:
@@ -66,6 +69,20 @@ class DataReader:
         self._carry = data[len(data) - held :]
         self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0, is_last=False)
         return None
+
+    def exceeded_limit(self, limits: SessionLimits, now: float, waited_s: float) -> str:
+        """The limit that the client exceeds: too long in total, silent for too long, or too slow. "": none.
+
+        `waited_s` have passed since it was last asked.
+        """
+        if now - self.began >= limits.mail_timeout_s:
+            return "mail_timeout"
+        received, self.received = self.received, 0
+        if not received:
+            self.silent_s += waited_s
+            return "data_timeout" if self.silent_s >= limits.data_timeout_s else ""
+        self.silent_s = 0.0
+        return "min_data_rate" if received < limits.min_data_rate * waited_s else ""
 
     def _take(self, block: bytes, *, is_stuffed: bool, is_last: bool) -> None:
         """Check, unstuff and keep a block that does not end within a line end."""

@@ -35,14 +35,13 @@ from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client, Session, canonical_ip
+from bridge.mail.session import NOBODY, Client, Session, canonical_ip
 from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
 
 _PROXY_TIMEOUT_S = 5.0
 _MAX_CLIENTS = 10_000
-_NOBODY = Client()
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server accepts mail only from trusted clients")
@@ -348,7 +347,7 @@ class SmtpServer:
             session.id,
             self.settings.name,
             session.peer_address or "unix",
-            client=_NOBODY if in_header else client,
+            client=NOBODY if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,

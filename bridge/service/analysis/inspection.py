@@ -228,20 +228,20 @@ class _MailInspector(FileInspector):
         if plain:
             self.check_lines(data, part)
             part.doubts |= ambiguity.in_text(data, part.body, part.end)
-        has_message = data.find(OPENPGP, part.body, part.end) >= 0
-        if (
-            plain
-            and is_text
-            and not has_message
-            and not recognition.is_file(data[part.body : min(part.end, part.body + 512)])
-        ):
-            # The search for signatures in the whole mail has covered its bytes.
-            self.text(data, part.body, part.end, part, nesting)
-            if self.see:
-                self.show(data[part.body : part.end], part.names, part.content_type)
-            if self.is_file(part, nesting):
-                self.file(data[part.body : part.end], (PAGE_NAME,), nesting)
-            return
+        if plain and is_text and _is_only_text(data, part):
+            self.text_as_sent(data, part, nesting)
+        else:
+            self.decoded(data, part, nesting, plain=plain, is_text=is_text)
+
+    def text_as_sent(self, data: Buffer, part: Part, nesting: int) -> None:
+        """Without decoding. The search for signatures in the whole mail has covered its bytes."""
+        self.text(data, part.body, part.end, part, nesting)
+        if self.see:
+            self.show(data[part.body : part.end], part.names, part.content_type)
+        if self.is_file(part, nesting):
+            self.file(data[part.body : part.end], (PAGE_NAME,), nesting)
+
+    def decoded(self, data: Buffer, part: Part, nesting: int, *, plain: bool, is_text: bool) -> None:
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
@@ -381,3 +381,10 @@ class _MailInspector(FileInspector):
         if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
                 self.named(file_names.titles(subject))
+
+
+def _is_only_text(data: Buffer, part: Part) -> bool:
+    """Whether neither an OpenPGP message nor a file without a name is in its place."""
+    if data.find(OPENPGP, part.body, part.end) >= 0:
+        return False
+    return not recognition.is_file(data[part.body : min(part.end, part.body + 512)])

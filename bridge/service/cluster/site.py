@@ -75,7 +75,11 @@ class WorkerSite:
 
     def _application(self, config: ServiceConfig) -> Starlette:
         tokens = StaticTokens(config.abby.staticApiTokens)
-        health = Health(tokens, self._follower, self._metrics, self._status, self._store.identity, scanning=True)
+        health = Health(
+            *(tokens, self._follower, self._metrics, self._status, self._store.identity),
+            scanning=True,
+            hosts=config.metrics_host_names,
+        )
         handlers = {"/livez": health.live, "/readyz": health.ready, "/metrics": health.metrics}
         return Starlette(routes=[Route(path, handler, methods=["GET"]) for path, handler in handlers.items()])
 

@@ -78,16 +78,15 @@ def _shown(page: Page) -> Iterator[tuple[str, str]]:
         yield "html:picture-link", str(len(page.text))
     if page.pictures and not page.linked_pictures and len(page.text) < LITTLE_TEXT and page.links:
         yield "html:picture-little-text", str(len(page.text))
-    if page.has_form:
-        yield "html:form", ""
-    if page.asks_password:
-        yield "html:password-field", ""
-    if page.runs_script:
-        yield "html:script", ""
-    if page.has_redirect:
-        yield "html:redirect", ""
-    if page.has_base:
-        yield "html:base", ""
+    for tag, is_there in (
+        ("html:form", page.has_form),
+        ("html:password-field", page.asks_password),
+        ("html:script", page.runs_script),
+        ("html:redirect", page.has_redirect),
+        ("html:base", page.has_base),
+    ):
+        if is_there:
+            yield tag, ""
     if page.letter_references >= SOME_REFERENCES:
         yield "html:letters-as-numbers", str(page.letter_references)
     if page.split_words >= 3:

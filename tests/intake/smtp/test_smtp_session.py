@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiosmtpd.smtp import MISSING
 
+from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.parameters import TOO_LARGE
@@ -29,7 +30,7 @@ def play(session: SmtpSession, lines: list[bytes], answers: dict[str, Any] | Non
     """Send lines, answer every Ask (with MISSING by default), and return the effect of the last line."""
     effect = None
     for line in lines:
-        effect = session.receive_line(line)
+        effect = receive_line(session, line)
         while isinstance(effect, Ask):
             effect = effect.then((answers or {}).get(effect.hook, MISSING), *effect.arguments)
     return effect
@@ -71,7 +72,7 @@ def test_handler_is_asked(before: list[bytes], line: bytes, hook: str, arguments
     session = SmtpSession(RULES)
     play(session, before)
     taken(session)
-    effect = session.receive_line(line)
+    effect = receive_line(session, line)
     assert isinstance(effect, Ask) and (effect.hook, effect.arguments) == (hook, arguments)
     assert taken(session) == []
 

@@ -1,4 +1,4 @@
-"""Under which host names this machine's own browsers may read the admin pages.
+"""Under which host names this machine's own browsers may read pages that need no password: /status, /metrics, ...
 
 A page of another site can make its name point at 127.0.0.1 (DNS rebinding), and then read what is served there: the
 browser takes it for the same site. What gives it away is the Host field, which has that name. On a loopback address,
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection
-
-from starlette.types import Scope
-
-WRONG_HOST = "this host name is not known here, and may be another site's: use the address, or add it to admin.hosts"
+from collections.abc import Collection, Mapping
+from typing import Any
 
 
-def has_known_host(scope: Scope, hosts: Collection[str]) -> bool:
+def wrong_host(key: str) -> str:
+    """The text of a 421. `key`: where the configuration names hosts."""
+    return f"this host name is not known here, and may be another site's: use the address, or add it to {key}"
+
+
+def has_known_host(scope: Mapping[str, Any], hosts: Collection[str]) -> bool:
+    """Of an ASGI request: whether its Host field is one that this machine's browsers may use."""
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     if not _is_loopback((scope.get("server") or ("",))[0]) or not given:
         return True

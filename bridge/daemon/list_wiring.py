@@ -1,0 +1,63 @@
+"""From the configuration to block and allow lists, as `wiring` does it for everything else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from bridge.config.listener import Listener
+from bridge.config.model import Config
+from bridge.daemon import resources
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
+from bridge.lists.client import ListSettings
+from bridge.lists.copies import Copies, Wanted
+from bridge.lists.fetch import Job
+from bridge.lists.retry import RetrySettings
+
+
+def wanted_lists(conf: Config) -> list[Wanted]:
+    """Every list that a listener names, for the deployment and for every tenant."""
+    if conf.lists is None:
+        return []
+    kinds = conf.lists.kinds
+    names = dict.fromkeys(name for listener in conf.listeners if listener.lists for name in listener.lists.names)
+    tenants = dict.fromkeys([None, conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)])
+    return [Wanted(name, tenant, kinds.get(name)) for name in names for tenant in tenants]
+
+
+def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
+    """Raises ConfigError."""
+    lists = conf.lists
+    assert lists is not None
+    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
+    encrypted = lists.url.startswith("https:")
+    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
+    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
+
+
+def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
+    """For `bridge.lists.fetch`. The API key is read each time: it may have been replaced."""
+    assert conf.lists is not None
+    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
+    made = resources.make_directory(directory, "state_directory")
+    if os.geteuid() == 0:  # created by root, used by the daemon's user
+        owner = made.parent.stat()
+        os.chown(made, owner.st_uid, owner.st_gid)
+    return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
+
+
+def envelope_lists(conf: Config, listener: Listener, copies: Copies) -> EnvelopeLists | None:
+    """The lists that this listener enforces; None if it names none."""
+    lists = listener.lists
+    if lists is None or conf.lists is None or not lists.names:
+        return None
+    settings = EnvelopeListsSettings(
+        block=tuple(lists.block),
+        block_recipients=tuple(lists.block_recipients),
+        skip_scan=tuple(lists.skip_scan),
+        allow_wins=lists.allow_wins,
+        needs_copies=conf.lists.without_copy == "tempfail",
+        text=lists.text,
+    )
+    return EnvelopeLists(settings, copies.get)

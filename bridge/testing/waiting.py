@@ -1,0 +1,35 @@
+"""Waiting for what another thread, process or task does, with a limit and without fixed sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
+    """Wait until `condition` returns something true, and return it: for what another thread or process does."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
+        time.sleep(0.005)
+    return found
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that another process may be writing: not the last one while its end is missing."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+async def eventually(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
+    """The same in a coroutine: other tasks of the event loop run while it waits."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
+        await asyncio.sleep(0.005)
+    return found

@@ -1,0 +1,150 @@
+"""S/MIME within a mail, and other files in which a file is encoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bridge.service.analysis import smime
+from bridge.service.analysis.archives import Budget
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from tests.service.container_kit import (
+    DATA,
+    MESSAGE,
+    OCTETS,
+    SCRIPT,
+    SIGNED,
+    SMIME,
+    cms,
+    element,
+    signed_mail,
+    tags,
+    tarred,
+    unending,
+)
+from tests.service.service_kit import EICAR, zipped
+
+
+def smime_tags(der: bytes, *kind: str) -> set[str]:
+    found = inspect(signed_mail(der, *kind), Limits())
+    return found.tags | {f"limit:{limit}" for limit in found.limits}
+
+
+@pytest.mark.parametrize("name", SMIME)
+def test_the_message_in_signed_data_was_searched_for_instead_of_read(name: str) -> None:
+    """The first bytes that looked like a content counted, wherever they were."""
+    assert "malware:eicar" in smime_tags(SMIME[name])
+
+
+def test_signed_data_counts_whatever_it_is_called() -> None:
+    """Some programs open it by its content, or as application/octet-stream with a name of its own."""
+    assert "malware:eicar" in smime_tags(cms(OCTETS), "application/octet-stream; name=a.p7s")
+
+
+def test_a_million_pieces_of_signed_data_were_cut_silently() -> None:
+    """Only the first 100,000 were read, without a word."""
+    pieces = b"\4\1 " * 300_000
+    assert "malware:eicar" in smime_tags(cms(unending(0x24, pieces[:330_000] + OCTETS), put=unending))
+    assert "limit:archive-work" in smime_tags(cms(unending(0x24, pieces * 4 + OCTETS), put=unending))
+
+
+def test_encrypted_mail_is_not_taken_for_a_message() -> None:
+    """Its content has the same form, in another place."""
+    secret = element(0x30, DATA + element(0x30, DATA) + unending(0xA0, element(4, b"X" * 500)))
+    enveloped = element(2, b"\0") + element(0x31, b"") + secret
+    der = element(0x30, SIGNED + element(0xA0, element(0x30, enveloped)))
+    assert list(smime.contents(der, Budget())) == []
+
+
+def test_deeply_nested_signed_data_is_a_limit() -> None:
+    der = OCTETS
+    for _ in range(60):
+        der = element(0x30, SIGNED + element(0xA0, der))
+    assert "limit:smime-depth" in smime_tags(der)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"\x30", b"\x30\x80", b"\x30\x84\xff\xff\xff\xff\x06", b"\x30\x80\x04\x80", b"\xff" * 9]
+)
+def test_signed_data_that_is_no_such_thing_does_no_harm(junk: bytes) -> None:
+    assert smime_tags(junk) <= {"mime:broken-archive"}
+
+
+def test_openssl_shows_what_we_read(tmp_path: Path) -> None:
+    """A message that openssl signed, in its own encodings."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    run = lambda *command: subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True)  # noqa: E731
+    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "k", "-out", "c", "-days", "2", "-subj", "/CN=a")
+    (tmp_path / "in").write_bytes(MESSAGE)
+    for option in ("-nosmimecap", "-stream", "-noattr"):
+        run("cms", "-sign", "-in", "in", "-signer", "c", "-inkey", "k", "-nodetach", "-binary", "-outform", "DER",
+            "-out", "out", option)  # fmt: skip
+        der = (tmp_path / "out").read_bytes()
+        assert b"".join(smime.contents(der, Budget())) == MESSAGE
+        assert "malware:eicar" in smime_tags(der)
+    run("cms", "-encrypt", "-in", "in", "-outform", "DER", "-out", "out", "-stream", "c")
+    assert list(smime.contents((tmp_path / "out").read_bytes(), Budget())) == []
+
+
+ENCODED = b"begin 644 a.txt\n" + b"".join(
+    binascii.b2a_uu(EICAR[at : at + 45]) for at in range(0, len(EICAR), 45)
+) + b"`\nend\n"  # fmt: skip
+PEM = b"-----BEGIN PKCS7-----\n" + base64.encodebytes(cms(OCTETS)) + b"-----END PKCS7-----\n"
+CALENDAR = b"BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64:" + base64.b64encode(EICAR) + b"\r\nEND:VCALENDAR\r\n"
+IN_ARCHIVES = {
+    "smime.p7m": cms(OCTETS),
+    "unnamed": cms(OCTETS),
+    "pem.p7m": PEM,
+    "a.pem": PEM,
+    "a.uue": ENCODED,
+    "a.txt": ENCODED,
+    "a.ics": CALENDAR,
+}
+
+
+@pytest.mark.parametrize("name", IN_ARCHIVES)
+def test_a_file_in_an_archive_was_only_opened_if_it_was_an_archive(name: str) -> None:
+    """The same file as an attachment was read."""
+    assert "malware:eicar" in tags(IN_ARCHIVES[name], name)
+    assert "malware:eicar" in tags(zipped((name, IN_ARCHIVES[name])), "a.zip")
+    assert "malware:eicar" in tags(tarred((name, b"0", IN_ARCHIVES[name])), "a.tar")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"ATTACH;X-FILENAME=evil.js:data:application/octet-stream;base64,",
+        b'ATTACH;VALUE=BINARY;ENCODING="BASE64";X-FILENAME=evil.js:',
+        b"PHOTO;BASE64:",
+        b"KEY:data:application/octet-stream;base64,",
+    ],
+)
+def test_a_file_in_a_calendar_or_card_was_not_decoded(key: bytes) -> None:
+    """There are more ways to say that it is encoded."""
+    found = tags(b"BEGIN:VCALENDAR\r\n" + key + base64.b64encode(EICAR) + b"\r\nEND:VCALENDAR\r\n", "a.ics")
+    assert "malware:eicar" in found
+    assert ("mime:executable" in found) == (b"evil.js" in key)
+
+
+def test_encoded_text_in_archives_is_bounded() -> None:
+    """To read it in every way takes a second for each megabyte."""
+    text = b"This is a text.\r\n" * 30_000 + ENCODED
+    found = tags(zipped(*((f"{number}.txt", text) for number in range(9))), "a.zip")
+    assert found & {"limit:archive-work", "limit:readings"}
+    assert "malware:eicar" in tags(zipped(("a.txt", text * 3)), "a.zip")
+
+
+def test_the_name_of_a_signed_file_was_not_checked() -> None:
+    """Programs that verify it write it without the suffix."""
+    content = cms(element(4, SCRIPT))
+    assert "mime:executable" in tags(content, "invoice.js.p7m")
+    assert "mime:executable" in tags(content, "invoice.js.p7m."), "Windows removes the dot at the end"
+    assert "mime:executable" in tags(zipped(("invoice.js.P7M", content)), "a.zip")
+    assert "mime:executable" not in tags(content, "invoice.txt.p7m")

@@ -1,0 +1,73 @@
+"""`winmail.dat` within a mail: TNEF, whose attributes may hide an attachment."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.service.container_kit import SCRIPT, ZIP, attribute, extracted, prop, tags, winmail
+
+DECOY = prop(0x37010102, b"harmless text")
+NAMED = (
+    struct.pack("<I", 0x8001001F)
+    + b"g" * 16
+    + struct.pack("<II", 1, 4)
+    + b"a\0\0\0"
+    + struct.pack("<II", 1, 4)
+    + b"b\0\0\0"
+)
+TNEFS = {
+    "a decoy in another property": winmail(prop(0x0FF90102, DECOY), prop(0x37010102, ZIP)),
+    "two contents": winmail(DECOY, prop(0x37010102, ZIP)),
+    "after properties of all kinds": winmail(
+        *(struct.pack("<I", 0x66660000 | kind) + bytes(size) for kind, size in ((2, 4), (0xB, 4), (0x40, 8), (5, 8))),
+        NAMED,
+        prop(0x37010102, ZIP),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TNEFS)
+def test_a_decoy_hid_an_attachment_in_winmail_dat(name: str, tmp_path: Path) -> None:
+    """Properties were found by searching for bytes, and the first one counted."""
+    assert ZIP in extracted("tnef", TNEFS[name], "winmail.dat", tmp_path).values()
+    assert "malware:eicar" in tags(TNEFS[name], "winmail.dat")
+
+
+def test_a_name_in_another_script_was_misread_in_winmail_dat(tmp_path: Path) -> None:
+    """UTF-16 was recognised by its zeros."""
+    content = winmail(prop(0x3707001F, "\u4e00evil.js\0".encode("utf-16-le")), title=b"ATT.txt\0", data=SCRIPT)
+    assert any(name.endswith("evil.js") for name in extracted("tnef", content, "winmail.dat", tmp_path))
+    assert "mime:executable" in tags(content, "winmail.dat")
+
+
+OTHER_PROPERTY = prop(0x0FF90102, b"harmless")
+
+
+@pytest.mark.parametrize("kind", [0x00068010, 0x00008010, 0x12348010])
+def test_a_name_of_another_type_was_ignored_in_winmail_dat(kind: int, tmp_path: Path) -> None:
+    """Some programs look at the lower half of an id only."""
+    content = winmail(OTHER_PROPERTY, title=b"evil.js\0", data=SCRIPT).replace(b"\x10\x80\1\0", struct.pack("<I", kind))
+    assert "evil.js" in extracted("tnef", content, "winmail.dat", tmp_path)
+    assert "mime:executable" in tags(content, "winmail.dat")
+
+
+def test_content_of_another_type_was_ignored_in_winmail_dat(tmp_path: Path) -> None:
+    content = winmail(OTHER_PROPERTY, data=ZIP).replace(b"\x0f\x80\6\0", b"\x0f\x80\1\0")
+    assert ZIP in extracted("tnef", content, "winmail.dat", tmp_path).values()
+    assert "malware:eicar" in tags(content, "winmail.dat")
+
+
+def test_a_doubtful_new_attachment_in_winmail_dat_keeps_the_name() -> None:
+    """To a program that looks at the whole id, there is only one."""
+    content = winmail(title=b"evil.js\0") + attribute(0x00019002, bytes(14)) + attribute(0x0006800F, SCRIPT)
+    assert "mime:executable" in tags(content, "winmail.dat")
+
+
+def test_winmail_dat_with_overlapping_properties_is_bounded() -> None:
+    """Wherever a property may begin it is read, and what they share is charged each time."""
+    step = struct.pack("<III", 0x37010102, 1, 1_000_000)
+    found = tags(winmail(step * 90_000), "winmail.dat")
+    assert found & {"limit:archive-work", "limit:archive-size", "limit:archive-members"}
