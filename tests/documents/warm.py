@@ -20,6 +20,7 @@ import time
 import traceback
 
 _NAMESPACES = ("net", "pid", "mnt")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def call(path: str, arguments: list[str]) -> int:
@@ -41,7 +42,8 @@ def serve(path: str) -> None:
         if module.name not in ("bridge.__main__", "bridge.testing"):
             importlib.import_module(module.name)
     gc.freeze()  # so that garbage collection in a child does not copy the imported modules
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for, nor those they leave behind:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # some init processes do that once a second
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(100)
