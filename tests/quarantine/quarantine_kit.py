@@ -33,6 +33,7 @@ from bridge.mail.transaction import Transaction, new_id
 from bridge.relay.answers import Delivered
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, result, running_bridge
+from tests.warm_commands import warm_commands
 
 
 def thread_is_in(function: Callable[..., object]) -> bool:
@@ -78,26 +79,27 @@ class Desk:
         return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, *args: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(self.command(*args), capture_output=True, timeout=SOON_S, check=False)
+        return warm_commands(os.getpid()).run_bytes(self.command(*args)[3:], dict(os.environ), Path.cwd())
 
     def on_terminal(self, *args: str, answer: str = "", columns: int = 100) -> tuple[int, str]:
         """Run the command on a real terminal, and answer its question. Returns the exit code and all it wrote."""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        with subprocess.Popen(self.command(*args), stdin=slave, stdout=slave, stderr=slave, env=environment) as running:
-            os.close(slave)
-            output = b""
-            while select.select([master], [], [], SOON_S)[0]:
-                try:
-                    output += os.read(master, 65536)
-                except OSError:  # EIO: the command has ended
-                    break
-                if answer and b"[y/N]" in output:
-                    os.write(master, answer.encode() + b"\n")
-                    answer = ""
-            os.close(master)
-        return running.returncode, output.decode().replace("\r\n", "\n")
+        warm, words = warm_commands(os.getpid()), self.command(*args)[3:]
+        running = warm.start(words, environment, Path.cwd(), slave, slave, standard_input=slave)
+        os.close(slave)
+        output = b""
+        while select.select([master], [], [], SOON_S)[0]:
+            try:
+                output += os.read(master, 65536)
+            except OSError:  # EIO: the command has ended
+                break
+            if answer and b"[y/N]" in output:
+                os.write(master, answer.encode() + b"\n")
+                answer = ""
+        os.close(master)
+        return running.wait(SOON_S), output.decode().replace("\r\n", "\n")
 
     def call(self, *args: str) -> Result:
         """Run the command in this process, which is ten times as fast."""
