@@ -7,15 +7,19 @@ of its locale or of its user must start Python itself.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import io
 import json
 import os
+import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 from contextlib import suppress
 from functools import cache
@@ -61,6 +65,25 @@ class WarmCommands:
         server = socket.socket(socket.AF_UNIX)
         self._ask(server, words, env, cwd, out, err, is_daemon=True, standard_input=standard_input)
         return WarmProcess(words, server)
+
+    def on_terminal(self, words: list[str], env: dict[str, str], columns: int, answer: str = "") -> tuple[int, str]:
+        """The exit code and all it wrote, on a terminal of this width; the answer is for its question."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        env = {name: value for name, value in env.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+        running = self.start(words, env, Path.cwd(), slave, slave, standard_input=slave)
+        os.close(slave)
+        output = b""
+        while select.select([master], [], [], _LIMIT_S)[0]:
+            try:
+                output += os.read(master, 65536)
+            except OSError:  # EIO: the command has ended
+                break
+            if answer and b"[y/N]" in output:
+                os.write(master, answer.encode() + b"\n")
+                answer = ""
+        os.close(master)
+        return running.wait(_LIMIT_S), output.decode().replace("\r\n", "\n")
 
     def _ask(
         self, server: socket.socket, words: list[str], env: dict[str, str], cwd: Path | str, out: int, err: int,

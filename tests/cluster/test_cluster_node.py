@@ -22,7 +22,7 @@ def test_the_error_names_what_the_node_said_last(tmp_path: Path) -> None:
     node = Node("bridge", "bridge2", 2, tmp_path, ["sleep", "60"], lambda: plan.trouble_at(f"{page.url}/admin/status"))
     node.start()
     try:
-        with pytest.raises(TimeoutError, match="bridge2 is not ready after 0 s: .* answers 503 no scanner is up; the"):
+        with pytest.raises(TimeoutError, match=r"bridge2 is not ready after 0 s: .* answers 503 no scanner is up; the"):
             node.await_ready(0.1)
         page.status = answer(200)
         assert node.await_ready(60.0) < 60.0

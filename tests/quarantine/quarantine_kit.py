@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
-import pty
-import select
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,23 +78,7 @@ class Desk:
 
     def on_terminal(self, *args: str, answer: str = "", columns: int = 100) -> tuple[int, str]:
         """Run the command on a real terminal, and answer its question. Returns the exit code and all it wrote."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        warm, words = warm_commands(os.getpid()), self.command(*args)[3:]
-        running = warm.start(words, environment, Path.cwd(), slave, slave, standard_input=slave)
-        os.close(slave)
-        output = b""
-        while select.select([master], [], [], SOON_S)[0]:
-            try:
-                output += os.read(master, 65536)
-            except OSError:  # EIO: the command has ended
-                break
-            if answer and b"[y/N]" in output:
-                os.write(master, answer.encode() + b"\n")
-                answer = ""
-        os.close(master)
-        return running.wait(SOON_S), output.decode().replace("\r\n", "\n")
+        return warm_commands(os.getpid()).on_terminal(self.command(*args)[3:], dict(os.environ), columns, answer)
 
     def call(self, *args: str) -> Result:
         """Run the command in this process, which is ten times as fast."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
-import struct
 import subprocess
 import sys
-import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +16,7 @@ from bridge.cli.replay.command import replay
 from bridge.testing import answer, result
 from tests.daemon.process_kit import environment
 from tests.quarantine.quarantine_kit import Desk
+from tests.warm_commands import warm_commands
 
 DELIVER = answer(200, result("deliver", verdict="clean", tags=[]))
 KEPT = {"decision": "quarantine", "verdict": "test", "tags": ["malware:eicar", "spam"], "problem": None}
@@ -49,19 +45,7 @@ class Replays:
 
     def on_terminal(self, *args: str | Path, columns: int = 80) -> tuple[int, str]:
         """Standard output and standard error are a terminal of this width."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        given = {name: value for name, value in environment(TERM="xterm").items() if name != "COLUMNS"}
-        with subprocess.Popen(self.command(*args), stdin=slave, stdout=slave, stderr=slave, env=given) as running:
-            os.close(slave)
-            output = b""
-            while select.select([master], [], [], 60)[0]:
-                try:
-                    output += os.read(master, 65536)
-                except OSError:  # EIO: the command has ended
-                    break
-            os.close(master)
-        return running.returncode, output.decode().replace("\r\n", "\n")
+        return warm_commands(os.getpid()).on_terminal(self.command(*args)[3:], environment(), columns)
 
 
 def everything_in(directory: Path) -> dict[str, tuple[int, bytes]]:
