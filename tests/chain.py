@@ -6,14 +6,13 @@ import os
 import re
 import smtplib
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bridge.testing import Background, NextHop, Received, free_port, until  # noqa: F401 (for the tests)
 from tests import postfix_kit
+from tests.warm_commands import WarmProcess, warm_commands
 
 DEADLINE_S = 60.0
 
@@ -27,16 +26,17 @@ class Program:
     """`scanbridge` with these arguments, as a process that can be stopped, killed and restarted."""
 
     def __init__(self, directory: Path, ports: Sequence[int], *arguments: str) -> None:
-        self._command = [sys.executable, "-m", "bridge", *arguments]
+        self._arguments = list(arguments)
         self._ports = ports
         self._log = directory / f"{arguments[0]}.log"
         self._environment = {**os.environ, "STATE_DIRECTORY": str(directory)}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
-        until(lambda: self._is_over() or all(map(is_listening, self._ports)), f"{self._command} to listen")
+            out = log.fileno()
+            self._process = warm_commands(os.getpid()).start(self._arguments, self._environment, Path.cwd(), out, out)
+        until(lambda: self._is_over() or all(map(is_listening, self._ports)), f"{self._arguments} to listen")
         assert not self._is_over(), self.log()
 
     def _is_over(self) -> bool:

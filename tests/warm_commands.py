@@ -1,4 +1,4 @@
-"""Short commands without the second that Python needs to import all our libraries (tests/documents/warm.py).
+"""Commands and daemons without the second that Python needs to import all our libraries (tests/documents/warm.py).
 
 One server per test process; each command runs in a new process, forked from it. A test of how a process starts,
 of its locale or of its user must start Python itself.
@@ -10,10 +10,14 @@ import atexit
 import io
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -40,22 +44,88 @@ class WarmCommands:
         assert self._process.poll() is None, f"{command} has ended"
 
     def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
+        done = self.run_bytes(words, env, cwd)
+        return subprocess.CompletedProcess(words, done.returncode, _text(done.stdout), _text(done.stderr))
+
+    def run_bytes(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[bytes]:
         with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            until(lambda: server.connect_ex(self.place) == 0, "the server of commands")
-            server.settimeout(_LIMIT_S)
-            text = json.dumps([words, str(cwd), env]).encode()
-            with open(os.devnull, "rb") as nothing:
-                streams = [nothing.fileno(), out.fileno(), err.fileno()]
-                socket.send_fds(server, [len(text).to_bytes(4, "big")], streams)
-            server.sendall(text)
+            self._ask(server, words, env, cwd, out.fileno(), err.fileno(), is_daemon=False)
             code = server.recv(1)
-            assert code, f"{words} was killed: {_text(err)}"
-            return subprocess.CompletedProcess(words, code[0], _text(out), _text(err))
+            assert code, f"{words} was killed: {_whole(err)!r}"
+            return subprocess.CompletedProcess(words, code[0], _whole(out), _whole(err))
+
+    def start(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, out: int, err: int, standard_input: int = -1
+    ) -> WarmProcess:
+        """A daemon with these standard streams."""
+        server = socket.socket(socket.AF_UNIX)
+        self._ask(server, words, env, cwd, out, err, is_daemon=True, standard_input=standard_input)
+        return WarmProcess(words, server)
+
+    def _ask(
+        self, server: socket.socket, words: list[str], env: dict[str, str], cwd: Path | str, out: int, err: int,
+        is_daemon: bool, standard_input: int = -1,
+    ) -> None:  # fmt: skip
+        until(lambda: server.connect_ex(self.place) == 0, "the server of commands")
+        server.settimeout(_LIMIT_S)
+        text = json.dumps([words, str(cwd), env, is_daemon]).encode()
+        with open(os.devnull, "rb") as nothing:
+            given = nothing.fileno() if standard_input < 0 else standard_input
+            socket.send_fds(server, [len(text).to_bytes(4, "big")], [given, out, err])
+        server.sendall(text)
 
 
-def _text(file: IO[bytes]) -> str:
+class WarmProcess:
+    """A daemon that was forked from the server of commands: the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, words: list[str], server: socket.socket) -> None:
+        self.args, self._server = words, server
+        self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
+        self._lock = threading.Lock()
+        pid = server.recv(4, socket.MSG_WAITALL)
+        assert pid, f"{words} did not start"
+        self.pid = int.from_bytes(pid, "big")
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None and select.select([self._server], [], [], 0)[0]:
+                self._read()
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self.returncode is None:
+                if not select.select([self._server], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                self._read()
+            assert self.returncode is not None
+            return self.returncode
+
+    def _read(self) -> None:
+        code = self._server.recv(4, socket.MSG_WAITALL)
+        self.returncode = int.from_bytes(code, "big", signed=True) if code else -signal.SIGKILL
+        self._server.close()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _whole(file: IO[bytes]) -> bytes:
     file.seek(0)
-    return io.TextIOWrapper(io.BytesIO(file.read()), "utf-8").read()
+    return file.read()
+
+
+def _text(output: bytes) -> str:
+    return io.TextIOWrapper(io.BytesIO(output), "utf-8").read()
 
 
 @cache

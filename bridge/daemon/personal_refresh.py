@@ -32,20 +32,26 @@ class PersonalRefresh:
         self._stamp: Stamp | None = None
         self._seq = -1  # not loaded
         self._looked_at = 0.0
+        self._looking = asyncio.Lock()
 
     async def start(self) -> None:
         """Load the entries, before the first connection."""
-        await self._look()
+        await self.look()
         if not self.table.is_empty:
             log.info("personal lists: %s entries", f"{len(self.table):,}")
 
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._look()
+            await self.look()
 
     def close(self) -> None:
         self._lists.close()
+
+    async def look(self) -> None:
+        """Take over what has changed."""
+        async with self._looking:
+            await self._look()
 
     async def _look(self) -> None:
         if self._files and self._seq < 0 and not self._files[0].exists():

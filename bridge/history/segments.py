@@ -80,10 +80,16 @@ class SegmentWriter:
     """Writes the live segment of one slot. Used by one thread. Every method may raise HistoryError."""
 
     def __init__(
-        self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S, max_age_s: float = MAX_AGE_S
+        self,
+        directory: Path,
+        max_rows: int = MAX_ROWS,
+        busy_s: float = BUSY_S,
+        max_age_s: float = MAX_AGE_S,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._directory = directory
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._busy_s = busy_s
         self._lock, self._slot = -1, 0
@@ -117,7 +123,7 @@ class SegmentWriter:
                 raise
             self._last_kind += len(new)
             self._rows += len(rows)
-            is_full = self._rows >= self._max_rows or _size(self._path) > MAX_BYTES
+            is_full = self._rows >= self._max_rows or _size(self._path) > self._max_bytes
         if is_full:
             self._finish()
         else:

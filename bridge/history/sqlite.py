@@ -12,7 +12,7 @@ from bridge.history import segment_merge, segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_search import SegmentSearch
-from bridge.history.segments import BUSY_S, MAX_ROWS, SegmentWriter
+from bridge.history.segments import BUSY_S, MAX_BYTES, MAX_ROWS, SegmentWriter
 from bridge.history.store import Found, HistoryError
 from bridge.runtime import durable_files
 
@@ -26,10 +26,12 @@ CREATE INDEX IF NOT EXISTS later_id ON later (id);
 class SqliteHistory:
     """A `HistoryStore`. Only what writes mails owns a slot; commands read, and note what happened later."""
 
-    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
+    def __init__(
+        self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S, max_bytes: int = MAX_BYTES
+    ) -> None:
         self._directory = directory
         self._busy_s = busy_s
-        self._writer = SegmentWriter(directory, max_rows, busy_s)
+        self._writer = SegmentWriter(directory, max_rows, busy_s, max_bytes=max_bytes)
         self._search = SegmentSearch(directory)
 
     def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:

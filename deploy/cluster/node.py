@@ -22,7 +22,7 @@ class Node:
     host: int  # the last number of its address
     directory: Path
     command: list[str]
-    is_ready: Callable[[], bool]
+    trouble: Callable[[], str]  # "" if it is ready, otherwise what it says instead
     environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -45,18 +45,21 @@ class Node:
 
         Raises TimeoutError, or InterruptedError when cancelled.
         """
-        began = time.monotonic()
-        while not (self.is_alive() and self.is_ready()):
+        began, said = time.monotonic(), ""
+        while not self.is_alive() or (said := self.trouble()):
             if cancelled is not None and cancelled.is_set():
                 raise InterruptedError
             if time.monotonic() - began > limit_s:
-                last = self.log.read_text(errors="replace")[-1500:]
-                raise TimeoutError(f"{self.name} is not ready after {limit_s:.0f} s; the end of {self.log}:\n{last}")
+                raise TimeoutError(self._not_ready(limit_s, said if self.is_alive() else "it is not running"))
             if not self.is_alive():
                 time.sleep(0.2)
                 self.start()
             time.sleep(0.1)
         return time.monotonic() - began
+
+    def _not_ready(self, limit_s: float, said: str) -> str:
+        last = self.log.read_text(errors="replace")[-1500:]
+        return f"{self.name} is not ready after {limit_s:.0f} s: {said}; the end of {self.log}:\n{last}"
 
     def stop(self) -> None:
         """SIGTERM, as a service manager does."""

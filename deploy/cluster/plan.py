@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError
 
 import trustme
 
@@ -90,8 +90,8 @@ class Plan:
             file.write_text(self._text(kind, name, host, directory, HERE / source))
         self._give_secrets(directory, host)
         make = getattr(self, f"_{kind}")
-        command, is_ready, environment = make(directory, self.network.address(host))
-        return Node(kind, name, host, directory, self.network.command(host, command), is_ready, environment)
+        command, trouble, environment = make(directory, self.network.address(host))
+        return Node(kind, name, host, directory, self.network.command(host, command), trouble, environment)
 
     def _text(self, kind: str, name: str, host: int, directory: Path, source: Path) -> str:
         first = FIRST["api" if source.name == "service.yml" else kind]
@@ -126,12 +126,12 @@ class Plan:
 
     # Each kind: its command, how to see that it is ready, its environment
 
-    def _nats(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _nats(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [program("nats-server"), "-c", "nats.conf"]
         environment = {"SCANBRIDGE_PASSWORD": self.secret("nats-password")}
-        return command, lambda: self.answers(f"http://{address}:8222/healthz"), environment
+        return command, lambda: self.trouble_at(f"http://{address}:8222/healthz"), environment
 
-    def _postgresql(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _postgresql(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         data = directory / "data"
         as_user: list[str] = []
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
@@ -154,9 +154,9 @@ class Plan:
             _run([*as_user, program("postgres"), "--single", "-D", str(data), database], directory, text, may_fail=True)
         command = [*as_user, program("postgres"), "-D", str(data)]
         check = [program("pg_isready"), "-q", "-h", str(directory), "-U", "postgres"]
-        return command, lambda: subprocess.run(check, check=False).returncode == 0, {}
+        return command, lambda: _trouble_of(check), {}
 
-    def _storage(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _storage(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         """`rclone serve s3` stands for any S3-compatible storage. Its buckets are directories."""
         (directory / "data" / "mail").mkdir(parents=True, exist_ok=True)
         keys = f"{self.secret('s3-access-key')},{self.secret('s3-secret-key')}"
@@ -164,47 +164,50 @@ class Plan:
         command += ["--cert", "node.pem", "--key", "node.pem", "--vfs-cache-mode", "off", "data"]
         # Not as --auth-key: everybody on the machine sees the arguments. The value is a list in CSV.
         environment = {"RCLONE_CONFIG": "/dev/null", "HOME": str(directory), "RCLONE_AUTH_KEY": f'"{keys}"'}
-        return command, lambda: self.answers(f"https://{address}:9000/", {200, 400, 403}), environment
+        return command, lambda: self.trouble_at(f"https://{address}:9000/", {200, 400, 403}), environment
 
-    def _haproxy(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _haproxy(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [program("haproxy"), "-db", "-f", "haproxy.cfg"]
-        return command, lambda: self.answers(f"http://{address}:8405/livez"), {}
+        return command, lambda: self.trouble_at(f"http://{address}:8405/livez"), {}
 
-    def _prometheus(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _prometheus(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [program("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
         command += [f"--web.listen-address={address}:9090", "--log.level=warn"]
-        return command, lambda: self.answers(f"http://{address}:9090/-/ready"), {}
+        return command, lambda: self.trouble_at(f"http://{address}:9090/-/ready"), {}
 
-    def _api(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _api(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [*_SCANBRIDGE, "service", "-c", "service.yml"]
-        return command, lambda: self.answers(f"https://{address}:9081/readyz"), self._python(directory)
+        return command, lambda: self.trouble_at(f"https://{address}:9081/readyz"), self._python(directory)
 
-    def _worker(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _worker(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [*_SCANBRIDGE, "service", "worker", "-c", "service.yml"]
-        return command, lambda: self.answers(f"http://{address}:9086/readyz"), self._python(directory)
+        return command, lambda: self.trouble_at(f"http://{address}:9086/readyz"), self._python(directory)
 
-    def _bridge(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _bridge(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         command = [*_SCANBRIDGE, "run", "-c", "bridge.yml"]
-        return command, lambda: self.answers(f"http://{address}:9082/readyz"), self._python(directory)
+        return command, lambda: self.trouble_at(f"http://{address}:9082/readyz"), self._python(directory)
 
-    def _mail(self, directory: Path, address: str) -> tuple[list[str], Callable[[], bool], dict[str, str]]:
+    def _mail(self, directory: Path, address: str) -> tuple[list[str], Callable[[], str], dict[str, str]]:
         """Stands for the mail servers behind the bridges: what it accepts is in a Maildir."""
         command = [sys.executable, "-m", "aiosmtpd", "-n", "-l", f"{address}:10026", "-c"]
         command += ["aiosmtpd.handlers.Mailbox", str(directory / "Maildir")]
-        return command, lambda: _greets(address, 10026), self._python(directory)
+        return command, lambda: _trouble_greeting(address, 10026), self._python(directory)
 
     def _python(self, directory: Path) -> dict[str, str]:
         return {"PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(directory / "state"), "PYTHONDONTWRITEBYTECODE": ""}
 
-    def answers(self, url: str, wanted: Sequence[int] | set[int] = (200,)) -> bool:
+    def trouble_at(self, url: str, wanted: Sequence[int] | set[int] = (200,)) -> str:
+        """What this page says if that is none of the wanted codes."""
         context = self.client_context if url.startswith("https:") else None
         try:
             with urllib.request.urlopen(url, timeout=2, context=context) as page:  # noqa: S310 (our own addresses)
-                return page.status in wanted
-        except URLError as exc:
-            return getattr(exc, "code", 0) in wanted
-        except OSError:
-            return False
+                return "" if page.status in wanted else f"{url} answers {page.status}"
+        except HTTPError as exc:
+            with exc:
+                text = exc.read(500).decode(errors="replace").strip()
+            return "" if exc.code in wanted else f"{url} answers {exc.code} {text}"
+        except OSError as exc:
+            return f"{url}: {exc}"
 
 
 _SCANBRIDGE = [sys.executable, "-m", "bridge"]
@@ -229,11 +232,17 @@ def _run(command: list[str], directory: Path, text: str = "", may_fail: bool = F
         raise SystemExit(f"{command[0]} failed: {done.stderr[-2000:]}")
 
 
-def _greets(address: str, port: int) -> bool:
+def _trouble_of(check: list[str]) -> str:
+    code = subprocess.run(check, check=False).returncode
+    return f"{check[0]} exits with {code}" if code else ""
+
+
+def _trouble_greeting(address: str, port: int) -> str:
     import socket
 
     try:
         with socket.create_connection((address, port), timeout=2) as connection:
-            return connection.recv(4) == b"220 "
-    except OSError:
-        return False
+            said = connection.recv(4)
+    except OSError as exc:
+        return f"{address}:{port}: {exc}"
+    return "" if said == b"220 " else f"{address}:{port} greets with {said!r}"

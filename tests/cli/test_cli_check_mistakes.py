@@ -291,6 +291,17 @@ def test_the_admin_port_of_another_daemon_is_found(world: World, tmp_path: Path)
         assert "another scanbridge daemon" in line and "set admin.address" in line and done.exit_code == 1
 
 
+def shell(place: Path, script: str) -> str:
+    """Runs the commands with the Postfix files in `place`. Postfix waits two seconds for files that have just changed,
+    so these look old before each of its commands."""
+    old = 'postconf() { touch -d @0 "$MAIL_CONFIG"/*.cf; command postconf "$@"; }\n'
+    environment = {"MAIL_CONFIG": str(place), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    run = subprocess.run(
+        ["/bin/sh", "-e"], input=old + script, text=True, env=environment, check=True, timeout=120, capture_output=True
+    )
+    return run.stdout
+
+
 @pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
 def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
     """They lead to a Postfix in which `check` finds nothing, keep what is there, and change nothing the second time."""
@@ -303,10 +314,9 @@ def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
     (place / "master.cf").write_text("smtp inet n - n - - smtpd\n  -o syslog_name=postfix/front\n" + LOCAL)
     arguments = ["setup", "postfix", "--mode", mode, "--commands", "-c", str(world.directory / "bridge.yml")]
     script = CliRunner().invoke(main, arguments).stdout
-    environment = {"MAIL_CONFIG": str(place), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     seen = []
     for _ in range(2):
-        subprocess.run(["/bin/sh", "-e"], input=script, text=True, env=environment, check=True, timeout=120)
+        shell(place, script)
         seen.append([(place / name).read_text() for name in ("main.cf", "master.cf")])
     assert seen[0] == seen[1]
     assert "syslog_name=postfix/front" in seen[0][1] and "inet:h:1, inet:h:2" in seen[0][0]
@@ -327,28 +337,21 @@ def test_setup_commands_are_undone(world: World, mode: str) -> None:
     main_cf = "compatibility_level = 3.6\nmyhostname = m.example\nsmtpd_milters = inet:h:1, inet:h:2\n"
     (place / "main.cf").write_text(main_cf)
     (place / "master.cf").write_text("smtp inet n - n - - smtpd\n  -o syslog_name=postfix/front\n" + LOCAL)
-    environment = {"MAIL_CONFIG": str(place), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-
-    def shell(script: str) -> str:
-        run = subprocess.run(
-            ["/bin/sh", "-e"], input=script, text=True, env=environment, check=True, timeout=120, capture_output=True
-        )
-        return run.stdout
 
     def settings() -> list[str]:
-        return [shell(command) for command in ("postconf -n", "postconf -M", "postconf -P")]
+        return [shell(place, command) for command in ("postconf -n", "postconf -M", "postconf -P")]
 
     arguments = ["setup", "postfix", "--mode", mode, "-c", str(world.directory / "bridge.yml")]
     before = settings()
-    shell(CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
+    shell(place, CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
     assert settings() != before
     undo = CliRunner().invoke(main, [*arguments, "--undo"]).stdout
     for _ in range(2):
-        shell(undo)
+        shell(place, undo)
         assert settings() == before
-    shell(CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
-    shell("postconf -e 'message_size_limit = 12345678'")
-    shell(undo)
+    shell(place, CliRunner().invoke(main, [*arguments, "--commands"]).stdout)
+    shell(place, "postconf -e 'message_size_limit = 12345678'")
+    shell(place, undo)
     assert "message_size_limit = 12345678" in settings()[0]
 
 

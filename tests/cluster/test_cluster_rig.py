@@ -1,4 +1,4 @@
-"""The short form of `make test-cluster`: a small cluster, of which a worker, a bridge and PostgreSQL are killed."""
+"""The short form of `make test-cluster`: a small cluster, of which a bridge is killed, or a node of each kind."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.cluster import rig
 from tests.cluster.world import SMALL
 from tests.requirements import need
 
 
-def test_a_small_cluster_loses_no_mail_when_its_nodes_are_killed() -> None:
+@pytest.mark.parametrize(
+    "kinds", [["bridge"], pytest.param(["worker", "bridge", "postgresql"], marks=pytest.mark.long)], ids=",".join
+)
+def test_a_small_cluster_loses_no_mail_when_its_nodes_are_killed(kinds: list[str]) -> None:
     """Each accepted mail arrives, no mail is released twice, and each has its row in the history."""
     need("postfix", "haproxy", "initdb", "mount", "setpriv", root=True)
     seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1_000_000)))
     print(f"FAULT_SEED={seed}")
-    troubles = [("killed", "worker"), ("killed", "bridge"), ("killed", "postgresql")]
+    troubles = [("killed", kind) for kind in kinds]
     directory = Path(tempfile.mkdtemp(prefix="cluster-"))  # pytest's own are private: PostgreSQL has its own user
     result = rig.run(
         directory, seed, 0.0, rate=15.0, counts=SMALL, namespaces=False, longest_s=2.0, late_s=1.0, troubles=troubles

@@ -31,10 +31,11 @@ from bridge.testing import (
     until,
     whole_lines,
 )
-from tests.warm_commands import can_be_warm, warm_commands
+from tests.warm_commands import WarmProcess, can_be_warm, warm_commands
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
+WARM = "warm"  # instead of a program: a daemon of tests/warm_commands.py
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -79,13 +80,18 @@ class Bridge:
     ) -> None:
         self.directory, self.port, self.admin = directory, port, admin
         self._out, self._err = directory / "stdout", directory / "stderr"
+        self.process: subprocess.Popen[bytes] | WarmProcess
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env=env,
-                **{"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, **streams},
-            )
+            if command[:1] == [WARM]:
+                server = warm_commands(os.getpid())
+                self.process = server.start(command[1:], env, directory, out.fileno(), err.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=directory,
+                    env=env,
+                    **{"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, **streams},
+                )
 
     def wait_ready(self) -> None:
         until(lambda: self.process.poll() is not None or accepts_mail(self.admin), "the daemon to accept mail")
@@ -185,8 +191,14 @@ def write_config(directory: Path, scanner: str, next_hop: str, /, **sections: An
     return path, port, admin
 
 
-def start(config: Path, port: int, admin: int, env: dict[str, str] | None = None, **streams: Any) -> Bridge:
-    command = [sys.executable, "-m", "bridge", "run", "-c", str(config)]
+def start(
+    config: Path, port: int, admin: int, env: dict[str, str] | None = None, is_program: bool = False, **streams: Any
+) -> Bridge:
+    """Without an environment and streams of its own, it is forked from a process that has imported everything, unless
+    a test must see how the program starts (`is_program`)."""
+    is_warm = env is None and not streams and not is_program and can_be_warm(environment())
+    program = [WARM] if is_warm else [sys.executable, "-m", "bridge"]
+    command = [*program, "run", "-c", str(config)]
     bridge = Bridge(config.parent, port, admin, command, env or environment(PYTHONPATH=str(ROOT)), **streams)
     try:
         bridge.wait_ready()

@@ -119,7 +119,7 @@ def test_check_succeeds_while_the_daemon_runs(parts: tuple[Bridge, FakeScanner])
 
 def test_the_token_is_neither_in_the_log_nor_in_the_process_list(tmp_path: Path) -> None:
     """It is only in its file and in requests to the scanner."""
-    with running(tmp_path) as (bridge, scanner, _):
+    with running(tmp_path, {"is_program": True}) as (bridge, scanner, _):
         scanner.reply = answer(401, json.dumps({"error": "bad", "message": "no"}).encode())
         assert bridge.send().startswith("451 4.3.5 The scanner refused the request, try again later")
         scanner.reply = answer(200, result())

@@ -18,14 +18,17 @@ import struct
 import sys
 import time
 import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 _NAMESPACES = ("net", "pid", "mnt")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def call(path: str, arguments: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
-        text = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+        text = json.dumps([arguments, os.getcwd(), dict(os.environ), False]).encode()
         socket.send_fds(server, [len(text).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(text)
         return (server.recv(1) or b"\xff")[0]
@@ -41,7 +44,8 @@ def serve(path: str) -> None:
         if module.name != "bridge.__main__" and not module.name.startswith("bridge.testing"):
             importlib.import_module(module.name)
     gc.freeze()  # so that garbage collection in a child does not copy the imported modules
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for, nor those they leave behind:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # some init processes do that once a second
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(100)
@@ -51,6 +55,7 @@ def serve(path: str) -> None:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _answer(client)
+                return
             client.close()
 
 
@@ -70,11 +75,12 @@ def _join(client: socket.socket) -> None:
 
 def _answer(client: socket.socket) -> None:
     """In the child: runs the command and reports its exit code."""
-    from bridge.cli import main
-
     _join(client)
     length, streams, _, _ = socket.recv_fds(client, 4, 3)
-    arguments, directory, environment = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+    request = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+    arguments, directory, environment, is_daemon = request
+    if is_daemon and (pid := os.fork()):
+        _watch(client, pid, streams)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -88,6 +94,18 @@ def _answer(client: socket.socket) -> None:
     os.environ.update(environment)
     time.tzset()
     sys.argv = ["scanbridge", *arguments]
+    if is_daemon:
+        from bridge.cli import main
+
+        client.close()
+        main(prog_name="scanbridge")  # ends as every Python program does
+    else:
+        _run(client)
+
+
+def _run(client: socket.socket) -> NoReturn:
+    from bridge.cli import main
+
     code = 1
     try:
         main(prog_name="scanbridge")
@@ -100,6 +118,17 @@ def _answer(client: socket.socket) -> None:
             stream.flush()
         client.sendall(bytes([code]))
         os._exit(code)
+
+
+def _watch(client: socket.socket, pid: int, streams: list[int]) -> NoReturn:
+    """The parent of a daemon: reports its process id, and later how it ended."""
+    for stream in (0, 1, 2, *streams):
+        os.close(stream)
+    client.sendall(pid.to_bytes(4, "big"))
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):
+        client.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -300,7 +300,11 @@ def test_status_shows_a_sink_that_fails(tmp_path: Path, receiver: Receiver) -> N
     with running(tmp_path, events=[hook(tmp_path, receiver)]) as (bridge, _, _):
         bridge.send()
         shown = until(
-            lambda: text if "500" in (text := scanbridge("status", "-c", tmp_path / "bridge.yml").stdout) else "",
+            lambda: (
+                text
+                if "it answered 500" in (text := scanbridge("status", "-c", tmp_path / "bridge.yml").stdout)
+                else ""
+            ),
             "the sink's problem",
         )
         assert re.search(r"(?m)^event sink +hook: 1 event waiting \(127\.0\.0\.1:\d+: it answered 500\)$", shown)

@@ -17,6 +17,7 @@ from typing import Any
 
 from bridge.testing import free_port
 from tests.requirements import find, need
+from tests.rspamd_kit import QUICK_START
 from tests.server_program import ServerProgram
 
 PASSWORD = "open-sesame"
@@ -26,7 +27,8 @@ SETTINGS = {
     "worker-controller.inc": f'bind_socket = "127.0.0.1:CONTROLLER"; count = 1; secure_ip = []; '
     f'password = "{PASSWORD}"; enable_password = "{PASSWORD}";',
     "worker-proxy.inc": OFF,
-    "options.inc": 'dns { nameserver = ["127.0.0.1:1"]; timeout = 0.2s; retransmits = 1; }',
+    **QUICK_START,
+    "classifier-bayes.conf": "min_learns = MINIMUM;",
     "redis.conf": 'servers = "127.0.0.1:REDIS";',
     "logging.inc": 'type = "console"; level = "notice";',
     **{
@@ -34,7 +36,7 @@ SETTINGS = {
         for name in ("rbl", "fuzzy_check", "surbl", "greylist", "ratelimit", "hfilter", "history_redis", "replies")
     },
 }
-MIN_LEARNS = 200  # rspamd's default: with fewer spam or ham mails, its statistics say nothing
+MIN_LEARNS = 30  # with fewer spam or ham mails, its statistics say nothing; rspamd's default is 200
 _WORDS = {
     "spam": "casino lottery jackpot roulette poker slots bonus voucher winnings prize claim discount million dollars",
     "ham": "meeting agenda minutes project budget review schedule colleague invoice department quarterly report",
@@ -84,6 +86,7 @@ def learning_rspamd() -> Iterator[LearningRspamd]:
     (directory / "local.d").mkdir()
     for name, settings in SETTINGS.items():
         text = settings.replace("NORMAL", str(normal)).replace("CONTROLLER", str(controller))
+        text = text.replace("MINIMUM", str(MIN_LEARNS))
         (directory / "local.d" / name).write_text(text.replace("REDIS", str(redis)))
     command = [find("redis-server") or "", "--port", str(redis), "--bind", "127.0.0.1", "--dir", str(directory)]
     server = ServerProgram([*command, "--save", "", "--appendonly", "no"], directory / "redis.log", redis)

@@ -47,7 +47,9 @@ class Personal:
         self._lists.close()
 
     def wait(self) -> None:
+        """The daemon looks once a second; here it is told to look."""
         table = self._bridge.daemon.personal
+        self._bridge.background.run(table.look())
         until(lambda: len(table.table) == len(self._lists.entries()), "the entries in memory")
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.config.model import Config
@@ -155,9 +155,21 @@ def names_a_line(mistake: str, last: int) -> bool:
     return match is not None and 1 <= int(match.group(1)) <= last
 
 
-@given(st.sampled_from([Config, ServiceConfig]), st.dictionaries(st.sampled_from(NAMES), values, max_size=6))
+MODELS = st.sampled_from([Config, ServiceConfig])
+KEYS = st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
+
+
+@given(MODELS, KEYS)
+@settings(max_examples=25)
 def test_any_values_give_a_configuration_or_errors_with_their_lines(model: Model, data: dict[str, object]) -> None:
     """Existing keys with values of any type."""
+    assert wrong_answers(model, yaml_file.dump(data)) == []
+
+
+@pytest.mark.long
+@given(MODELS, KEYS)
+def test_many_more_values_do(model: Model, data: dict[str, object]) -> None:
+    """As above; `make fuzz` decides how many."""
     assert wrong_answers(model, yaml_file.dump(data)) == []
 
 

@@ -10,13 +10,14 @@ from tests.fuzz.runner import Broken, Run, changed, smaller
 from tests.fuzz.targets import CORPUS, TARGETS, seeds
 
 
+@pytest.mark.parametrize("inputs", [60, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_no_seed_or_mutation_breaks_a_promise(name: str) -> None:
+def test_no_seed_or_mutation_breaks_a_promise(name: str, inputs: int) -> None:
     """The seed is fixed, so a failure is reproducible."""
     run = Run(name, Random(1))
     try:
         run.replay()
-        run.mutate(inputs=60 if name == "configuration" else 300)
+        run.mutate(inputs=inputs // 5 if name == "configuration" else inputs)
     except Broken as broken:
         pytest.fail(f"{broken}: {smaller(broken, 2.0)!r}")
     assert len(run.reached) > 10, "the target does not reach its parser"

@@ -141,12 +141,12 @@ def test_kinds_that_look_alike_when_stored_do_not_stop_the_next_process(tmp_path
 
 def test_a_large_live_segment_is_finished_early(tmp_path: Path) -> None:
     """Mails with a thousand recipients: few of them fill a segment."""
-    history = SqliteHistory(tmp_path)
+    history = SqliteHistory(tmp_path, max_bytes=2 << 20)
     recipients = "\n".join(f"{number:0200d}@example.org" for number in range(1000))
     for number in range(6):
-        history.append([mail(number * 60 + each, recipients=recipients) for each in range(60)])
+        history.append([mail(number * 4 + each, recipients=recipients) for each in range(4)])
     assert ".sqlite" in files(tmp_path)
-    assert len(find(history, recipient=f"{7:0200d}@example.org", limit=0)) == 360
+    assert len(find(history, recipient=f"{7:0200d}@example.org", limit=0)) == 24
 
 
 def test_upkeep_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:

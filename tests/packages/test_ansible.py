@@ -34,6 +34,7 @@ def run(place: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_ansible_lint_finds_nothing(copy: Path) -> None:
     """With its strictest profile, and without network access."""
     code, said = run(copy, "ansible-lint", "--offline", "--strict", "--profile", "production", "--format", "pep8")

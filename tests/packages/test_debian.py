@@ -35,6 +35,7 @@ def install(debian: Debian, file: Path) -> str:
     return debian.run("dpkg", "--force-unsafe-io", "--force-confdef", "--force-confold", "-i", debian.take(file))
 
 
+@pytest.mark.long
 def test_package_life_cycle_in_a_clean_debian(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
     """After install it runs, an upgrade keeps local changes, remove deletes the program, purge deletes everything."""
     before = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())

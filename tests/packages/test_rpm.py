@@ -48,6 +48,7 @@ def test_package_holds_program_units_and_scripts(tmp_path_factory: pytest.TempPa
         assert words in scripts, words
 
 
+@pytest.mark.long
 def test_package_life_cycle_in_an_empty_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Installed, upgraded with a changed configuration, and erased, by rpm with its scripts."""
     need("rpm", root=True)

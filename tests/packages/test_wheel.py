@@ -50,6 +50,7 @@ def wheel(dist: Path) -> Path:
     return found
 
 
+@pytest.mark.long
 def test_wheel_from_uv_runs_alone_and_passes_a_mail(dist: Path, tmp_path: Path) -> None:
     """In a fresh environment with only its declared dependencies, the embedded default accepts a mail."""
     run("uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env")

@@ -26,6 +26,7 @@ from bridge.relay.answers import Delivered
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, WaitingHop, answer, result, running_bridge
 from tests.terminal_kit import on_terminal
+from tests.warm_commands import warm_commands
 
 
 def thread_is_in(function: Callable[..., object]) -> bool:
@@ -71,11 +72,11 @@ class Desk:
         return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, *args: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(self.command(*args), capture_output=True, timeout=SOON_S, check=False)
+        return warm_commands(os.getpid()).run_bytes(self.command(*args)[3:], dict(os.environ), Path.cwd())
 
     def on_terminal(self, *args: str, answer: str = "", columns: int = 100) -> tuple[int, str]:
         """Run the command on a real terminal, and answer its question. Returns the exit code and all it wrote."""
-        return on_terminal(self.command(*args), {**os.environ, "TERM": "xterm"}, columns, answer)
+        return on_terminal(self.command(*args)[3:], {**os.environ, "TERM": "xterm"}, columns, answer)
 
     def call(self, *args: str) -> Result:
         """Run the command in this process, which is ten times as fast."""

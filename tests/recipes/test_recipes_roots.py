@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from bridge.cli.check.exim import check_exim
 from bridge.cli.check.sendmail import check_sendmail
 from tests.chain import dialogue, is_listening
@@ -100,6 +102,7 @@ def test_sendmail_recipe_does_what_its_page_says(tmp_path: Path, service: Servic
         assert setting.problems(check_sendmail, server.directory / "sendmail.cf") == []
 
 
+@pytest.mark.long
 def test_exim_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
     """The same, and the scanner knows the client: a forged client field is ignored and removed."""
     with Setting("exim", tmp_path, service) as setting, EximOf(setting) as exim:
@@ -108,6 +111,7 @@ def test_exim_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -
         assert setting.problems(check_exim, exim.directory / "exim.conf") == []
 
 
+@pytest.mark.long
 def test_opensmtpd_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
     """As with Exim; here a filter names the client."""
     with Setting("opensmtpd", tmp_path, service) as setting, OpenSmtpdOf(setting) as server:

@@ -106,6 +106,7 @@ def test_every_action_behind_postfix(recipe: str, tmp_path: Path, rspamd: RealRs
         assert place if recipe == "postfix-proxy" else place == {"quarantine@example.org": "held"}
 
 
+@pytest.mark.long
 def test_every_action_behind_exim(tmp_path: Path, rspamd: RealRspamd) -> None:
     """The same; Exim passes the refusals on."""
     with Setting("exim", tmp_path, rspamd, scanner(rspamd)) as setting, EximOf(setting) as exim:
@@ -113,6 +114,7 @@ def test_every_action_behind_exim(tmp_path: Path, rspamd: RealRspamd) -> None:
         assert setting.quarantined("X-Mark: quarantine")
 
 
+@pytest.mark.long
 def test_every_action_behind_haraka(tmp_path: Path, rspamd: RealRspamd) -> None:
     """The same; Haraka's own code for a deferred mail is 450."""
     with Forwarding("haraka", tmp_path, rspamd, scanner(rspamd)) as setting, Haraka(setting) as haraka:

@@ -44,7 +44,7 @@ class Replays:
 
     def on_terminal(self, *args: str | Path, columns: int = 80) -> tuple[int, str]:
         """Standard output and standard error are a terminal of this width."""
-        return on_terminal(self.command(*args), environment(TERM="xterm"), columns)
+        return on_terminal(self.command(*args)[3:], environment(TERM="xterm"), columns)
 
 
 def everything_in(directory: Path) -> dict[str, tuple[int, bytes]]:

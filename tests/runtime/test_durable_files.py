@@ -92,6 +92,9 @@ def test_every_directory_and_file_is_created_with_an_explicit_mode() -> None:
 
 
 def _leaves_the_mode_to_the_umask(call: ast.Call) -> bool:
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if last not in ("mkdir", "makedirs", "open", "write_text", "write_bytes", "touch"):
+        return False
     name, arguments = ast.unparse(call.func), [ast.unparse(argument) for argument in call.args]
     keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     if name.endswith((".mkdir", "makedirs")):

@@ -7,11 +7,11 @@ import base64
 import http.client
 import io
 import json
+import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import zipfile
@@ -30,6 +30,7 @@ from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
 from tests.daemon.process_kit import scanbridge
 from tests.postgresql import fresh_database  # noqa: F401 (for the tests)
+from tests.warm_commands import warm_commands
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
@@ -143,10 +144,11 @@ class ServiceProcess(Service):
         self.config = yaml_file.load(directory / "service.yml", ServiceConfig)
         # The process shares this file's position; unless it appends, it would write wherever `log` is reading.
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed in `end`)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bridge", "service", "-c", "service.yml"],
-            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
+        words, ours = ["service", "-c", "service.yml"], dict(os.environ)
+        out, end = os.pipe()
+        self.process = warm_commands(os.getpid()).start(words, ours, directory, end, self._log.fileno())
+        os.close(end)
+        self.process.stdout = os.fdopen(out)
 
     def wait(self) -> None:
         assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "the service did not print its address"

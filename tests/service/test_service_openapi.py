@@ -49,8 +49,9 @@ def test_schemathesis_finds_nothing(running, tmp_path, options):
     url = f"http://127.0.0.1:{running.port}"
     scanning, listing = (*options, "--exclude-path-regex", "^/api"), (*options, "--include-path-regex", "^/api")
     _schemathesis(tmp_path, url, f"{url}/openapi.json", f"Bearer {TOKEN}", *scanning)
-    _schemathesis(tmp_path, url, f"{url}/openapi.json", f"apikey {lists.key}", *listing)
-    # Again with the names of real lists, to get past 404 more often.
+    if "--phases" not in options:
+        _schemathesis(tmp_path, url, f"{url}/openapi.json", f"apikey {lists.key}", *listing)
+    # Again, or in the short form only, with the names of real lists, to get past 404 more often.
     named = openapi.document()
     named["components"]["schemas"]["ListName"] = {"enum": [definition.name for definition in PREDEFINED]}
     (tmp_path / "named.json").write_text(json.dumps(named))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from tests.service.service_kit import (
     until,
     wait_for,
 )
+from tests.warm_commands import warm_commands
 
 MIB = 1024 * 1024
 GREEN, RED = {"messageQueueStatus": "GREEN"}, {"messageQueueStatus": "RED"}
@@ -98,8 +98,10 @@ def test_a_worker_killed_in_the_middle_of_a_scan_is_replaced(text, tmp_path, rsp
     """The client only waits longer, and gets one answer, from the other worker."""
     configuration = text(analyzers=rspamd.analyzers)
     (tmp_path / "service.yml").write_text(configuration)
-    command = [sys.executable, "-m", "bridge", "service", "worker", "-c", "service.yml"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["service", "worker", "-c", "service.yml"]
+    with open(os.devnull, "wb") as nowhere:
+        out = nowhere.fileno()
+        process = warm_commands(os.getpid()).start(command, dict(os.environ), tmp_path, out, out)
     try:
         with service(tmp_path, configuration) as front:
             wait_for(lambda: front.status().json == GREEN)

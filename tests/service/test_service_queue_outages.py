@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from bridge.service.cluster.wire import JobHead
 from tests.nats_kit import nats_cluster, nats_server
 from tests.service.cluster_kit import SlowRspamd, Submitting, in_queue, worker
 from tests.service.service_kit import CONFIG, attached, mail, parameters_json, service, until, wait_for
+from tests.warm_commands import WarmProcess, warm_commands
 
 MIB = 1024 * 1024
 GREEN = {"messageQueueStatus": "GREEN"}
@@ -45,11 +45,12 @@ def configuration(servers: list[str], more: str = "", core: str = "", analyzers:
 
 
 @contextmanager
-def worker_process(directory, text: str) -> Iterator[subprocess.Popen]:
+def worker_process(directory, text: str) -> Iterator[WarmProcess]:
     (directory / "service.yml").write_text(text)
-    command = [sys.executable, "-m", "bridge", "service", "worker", "-c", "service.yml"]
+    command = ["service", "worker", "-c", "service.yml"]
     with (directory / "worker.log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+        out = log.fileno()
+        process = warm_commands(os.getpid()).start(command, dict(os.environ), directory, out, out)
     try:
         yield process
     finally:

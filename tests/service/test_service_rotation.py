@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import smtplib
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import free_port
+from tests.daemon import process_kit
 from tests.service.service_kit import DEADLINE_S, ServiceProcess, command, wait_for
+from tests.warm_commands import warm_commands
 
 SERVICE = """
 listen: 127.0.0.1:{port}
@@ -68,14 +71,7 @@ class Sender:
 
 
 def scanbridge(directory: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bridge", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = process_kit.scanbridge(*arguments, cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -84,16 +80,18 @@ def scanbridge(directory: Path, *arguments: str) -> str:
 def sending(directory: Path, ports: dict[str, int], more: str = "") -> Iterator[Sender]:
     """A bridge with this configuration, to which mail is sent until the block ends."""
     (directory / "bridge.yml").write_text(BRIDGE.format(directory=directory, **ports) + more)
-    run = [sys.executable, "-m", "bridge", "run", "-c", "bridge.yml"]
-    with subprocess.Popen(run, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bridge:
-        try:
-            wait_for(lambda: _answers(ports["smtp"]))
-            with Sender(ports["smtp"]) as sender:
-                sender.more()
-                yield sender
-        finally:
-            bridge.send_signal(signal.SIGTERM)
-            bridge.wait(DEADLINE_S)
+    run = ["run", "-c", "bridge.yml"]
+    with open(os.devnull, "wb") as nowhere:
+        out = nowhere.fileno()
+        bridge = warm_commands(os.getpid()).start(run, process_kit.environment(), directory, out, out)
+    try:
+        wait_for(lambda: _answers(ports["smtp"]))
+        with Sender(ports["smtp"]) as sender:
+            sender.more()
+            yield sender
+    finally:
+        bridge.send_signal(signal.SIGTERM)
+        bridge.wait(DEADLINE_S)
 
 
 @pytest.fixture

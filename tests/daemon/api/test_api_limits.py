@@ -282,9 +282,12 @@ def test_a_search_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
     blank = dict.fromkeys(Row._fields, "") | {"size": 1, "mails": 1, "more": None} | _seconds()
     kind = Kind(*[""] * len(Kind._fields))
     now = time.time()
-    for number in range(1500):
-        row = Row(**blank | {"at": now - number / 100, "id": f"{number}", "sender": f"{number:0150000}@x.example"})
-        store.append([(kind, row)])
+
+    def row(number: int) -> Row:
+        return Row(**blank | {"at": now - number / 100, "id": f"{number}", "sender": f"{number:0150000}@x.example"})
+
+    for first in range(0, 1500, 50):
+        store.append([(kind, row(number)) for number in range(first, first + 50)])
     store.close()
     with bridge(tmp_path) as running:
         refused = ask(running.admin_port, STATS)
