@@ -1,4 +1,4 @@
-"""Short commands without the second that Python needs to import all our libraries (tests/documents/warm.py).
+"""Commands without the second that Python needs to import all our libraries (tests/documents/warm.py).
 
 One server per test process; each command runs in a new process, forked from it. A test of how a process starts,
 of its locale or of its user must start Python itself.
@@ -10,6 +10,8 @@ import atexit
 import io
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -26,12 +28,61 @@ _LIMIT_S = 90.0
 _READ_AT_START = ("PYTHON", "LC_", "LANG")
 
 
+def python_path() -> str:
+    """For a program that finds our package from any directory."""
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+class WarmProcess:
+    """A command that runs until it is told to stop. What our tests use of `subprocess.Popen`, for a process of a fork
+    server: the process is not our child."""
+
+    def __init__(self, server: socket.socket) -> None:
+        pid = server.recv(4, socket.MSG_WAITALL)
+        assert len(pid) == 4, "the server of commands has ended"
+        self.pid = int.from_bytes(pid, "big")
+        self.returncode: int | None = None
+        self._server = server
+        self._process = os.pidfd_open(self.pid)
+        self._signal = signal.SIGKILL
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired("scanbridge", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _ended(self, limit_s: float | None) -> int | None:
+        if self.returncode is None:
+            watched = select.poll()
+            watched.register(self._process, select.POLLIN)
+            if watched.poll(None if limit_s is None else limit_s * 1000):
+                with self._server:
+                    code = self._server.recv(1, socket.MSG_DONTWAIT)
+                os.close(self._process)
+                self.returncode = code[0] if code else -self._signal
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self._signal = signal.Signals(number)
+            signal.pidfd_send_signal(self._process, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class WarmCommands:
     def __init__(self) -> None:
         self.place = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
         command = [sys.executable, str(_SERVER), self.place]
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -40,17 +91,34 @@ class WarmCommands:
         assert self._process.poll() is None, f"{command} has ended"
 
     def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
-        with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            with self._asked(words, env, cwd, out, err) as server:
+                server.settimeout(_LIMIT_S)
+                code = server.recv(1) if server.recv(4) else b""
+            assert code, f"{words} was killed: {_text(err)}"
+            return subprocess.CompletedProcess(words, code[0], _text(out), _text(err))
+
+    def start(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, stdout: IO[bytes], stderr: IO[bytes]
+    ) -> WarmProcess:
+        return WarmProcess(self._asked(words, env, cwd, stdout, stderr))
+
+    def _asked(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, out: IO[bytes], err: IO[bytes]
+    ) -> socket.socket:
+        """Where the id of the new process is read from, and its exit code."""
+        server = socket.socket(socket.AF_UNIX)
+        try:
             until(lambda: server.connect_ex(self.place) == 0, "the server of commands")
-            server.settimeout(_LIMIT_S)
             text = json.dumps([words, str(cwd), env]).encode()
             with open(os.devnull, "rb") as nothing:
                 streams = [nothing.fileno(), out.fileno(), err.fileno()]
                 socket.send_fds(server, [len(text).to_bytes(4, "big")], streams)
             server.sendall(text)
-            code = server.recv(1)
-            assert code, f"{words} was killed: {_text(err)}"
-            return subprocess.CompletedProcess(words, code[0], _text(out), _text(err))
+        except BaseException:
+            server.close()
+            raise
+        return server
 
 
 def _text(file: IO[bytes]) -> str:
@@ -65,6 +133,7 @@ def warm_commands(pid: int) -> WarmCommands:
 
 
 def can_be_warm(env: dict[str, str]) -> bool:
-    """Whether nothing is set that Python reads only when it starts."""
+    """Whether nothing is set that Python reads only when it starts, other than what the server was started with."""
     names = {name for name in env.keys() | os.environ.keys() if name.startswith(_READ_AT_START)}
-    return all(env.get(name) == os.environ.get(name) for name in names)
+    own = {**os.environ, "PYTHONPATH": python_path()}
+    return all(env.get(name) in (os.environ.get(name), own.get(name)) for name in names)

@@ -31,7 +31,7 @@ from bridge.testing import (
     until,
     whole_lines,
 )
-from tests.warm_commands import can_be_warm, warm_commands
+from tests.warm_commands import WarmProcess, can_be_warm, python_path, warm_commands
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
@@ -74,12 +74,25 @@ def accepts_mail(port: int) -> bool:
 class Bridge:
     """A running `scanbridge run`."""
 
+    process: subprocess.Popen[bytes] | WarmProcess
+
     def __init__(
-        self, directory: Path, port: int, admin: int, command: list[str], env: dict[str, str], **streams: Any
+        self,
+        directory: Path,
+        port: int,
+        admin: int,
+        command: list[str],
+        env: dict[str, str],
+        is_warm: bool = False,
+        **streams: Any,
     ) -> None:
+        """`is_warm`: `command` is one of ours, without the interpreter (tests/warm_commands.py)."""
         self.directory, self.port, self.admin = directory, port, admin
         self._out, self._err = directory / "stdout", directory / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
+            if is_warm:
+                self.process = warm_commands(os.getpid()).start(command, env, directory, out, err)
+                return
             self.process = subprocess.Popen(
                 command,
                 cwd=directory,
@@ -185,9 +198,13 @@ def write_config(directory: Path, scanner: str, next_hop: str, /, **sections: An
     return path, port, admin
 
 
-def start(config: Path, port: int, admin: int, env: dict[str, str] | None = None, **streams: Any) -> Bridge:
-    command = [sys.executable, "-m", "bridge", "run", "-c", str(config)]
-    bridge = Bridge(config.parent, port, admin, command, env or environment(PYTHONPATH=str(ROOT)), **streams)
+def start(
+    config: Path, port: int, admin: int, env: dict[str, str] | None = None, is_warm: bool = False, **streams: Any
+) -> Bridge:
+    words = ["run", "-c", str(config)]
+    command = words if is_warm else [sys.executable, "-m", "bridge", *words]
+    env = env or environment(PYTHONPATH=python_path())
+    bridge = Bridge(config.parent, port, admin, command, env, is_warm, **streams)
     try:
         bridge.wait_ready()
     except BaseException:
@@ -198,11 +215,12 @@ def start(config: Path, port: int, admin: int, env: dict[str, str] | None = None
 
 @contextmanager
 def running(
-    directory: Path, streams: dict[str, Any] | None = None, **sections: Any
+    directory: Path, streams: dict[str, Any] | None = None, is_warm: bool = False, **sections: Any
 ) -> Iterator[tuple[Bridge, FakeScanner, NextHop]]:
+    """`is_warm`: for tests that need a daemon, but not the start of its process (tests/warm_commands.py)."""
     with parts() as (_, scanner, next_hop):
         config, port, admin = write_config(directory, scanner.url, next_hop.url, **sections)
-        bridge = start(config, port, admin, **(streams or {}))
+        bridge = start(config, port, admin, is_warm=is_warm, **(streams or {}))
         try:
             yield bridge, scanner, next_hop
         finally:

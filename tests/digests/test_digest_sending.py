@@ -23,12 +23,12 @@ from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from bridge.testing import Received, until
-from tests.console.console_kit import python_path
 from tests.console.held_kit import hold
 from tests.daemon.process_kit import environment, get, parts, write_config
 from tests.digests.digest_kit import SENDER, Mail, Users
 from tests.digests.held_mail_maker import fill
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.warm_commands import python_path
 
 PEOPLE = People(["a.example"])
 

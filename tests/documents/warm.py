@@ -2,11 +2,14 @@
 
 Starting Python with all our libraries takes a second of CPU time. The call itself is real: it has its own process,
 arguments, directory, environment, standard streams and exit code, in the namespaces of its caller. `warm.py SOCKET`
-serves, `warm.py SOCKET ARGUMENT...` calls.
+serves, `warm.py SOCKET ARGUMENT...` calls. Each call gets the process id of its command (4 bytes) and, when it has
+exited, its exit code (1 byte).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import gc
 import json
@@ -16,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 
@@ -28,7 +32,7 @@ def call(path: str, arguments: list[str]) -> int:
         text = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
         socket.send_fds(server, [len(text).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(text)
-        return (server.recv(1) or b"\xff")[0]
+        return (server.recv(5, socket.MSG_WAITALL)[4:] or b"\xff")[0]
 
 
 def serve(path: str) -> None:
@@ -41,7 +45,7 @@ def serve(path: str) -> None:
         if module.name not in ("bridge.__main__", "bridge.testing"):
             importlib.import_module(module.name)
     gc.freeze()  # so that garbage collection in a child does not copy the imported modules
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for
+    signal.signal(signal.SIGCHLD, _reap)  # not SIG_IGN: so their processor time is that of the tests
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(100)
@@ -52,6 +56,12 @@ def serve(path: str) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _answer(client)
             client.close()
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _join(client: socket.socket) -> None:
@@ -88,6 +98,7 @@ def _answer(client: socket.socket) -> None:
     os.environ.update(environment)
     time.tzset()
     sys.argv = ["scanbridge", *arguments]
+    client.sendall(os.getpid().to_bytes(4, "big"))
     code = 1
     try:
         main(prog_name="scanbridge")
@@ -96,6 +107,8 @@ def _answer(client: socket.socket) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python does when it exits
+        atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         client.sendall(bytes([code]))
