@@ -6,6 +6,7 @@ import http.client
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -130,7 +131,8 @@ class ConsoleProcess:
     process: WarmProcess
     root: str = ""
     host: str = ""
-    _signing_in: ConsoleStore | None = None
+    _signing_in: ConsoleStore | None = None  # kept open: some tests sign in hundreds of times
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def log(self) -> str:
@@ -150,8 +152,8 @@ class ConsoleProcess:
     def signed_in(self, role: Role = Role.ADMIN, tenants: frozenset[str] | None = None, name: str = "") -> Browser:
         """A browser with its own session."""
         person = Person(name or f"{role}-{'all' if tenants is None else len(tenants)}", role, tenants)
-        if self._signing_in is None:  # kept open: some tests sign in hundreds of times
-            self._signing_in = self.store
+        with self._lock:
+            self._signing_in = self._signing_in or self.store
         token = Sessions(self._signing_in, SessionLimits(3600, 43200)).begin(person, "127.0.0.1", "test")
         browser = self.browser()
         browser.cookies[SESSION_COOKIE] = token
