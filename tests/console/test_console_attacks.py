@@ -317,8 +317,8 @@ def test_what_waits_is_not_done_if_the_session_is_ended(shared: World) -> None:
         sessions = Sessions(store, SessionLimits(3600, 43200)).listed()
     label = next(session.label for session in sessions if session.person.name == "ended")
     assert shared.console.signed_in().post("/sessions/revoke", {"session": label}).status == 303
-    until(lambda: "LEFT" not in held_ids(directory), "the mail to be deleted", 30)
-    until(lambda: audited(shared.console, name="ended", action="deleted"), "the end of the other action", 30)
+    until(lambda: "LEFT" not in held_ids(directory), "the mail to be deleted")
+    until(lambda: audited(shared.console, name="ended", action="deleted"), "the end of the other action")
     (entry,) = audited(shared.console, name="ended", action="deleted")
     assert entry.result == "failed" and "the session was ended: 2 mails: ENDED1, ENDED2" in entry.detail
     assert {"ENDED1", "ENDED2"} <= held_ids(directory)

@@ -24,7 +24,7 @@ class MailServer:
     behind: int  # behind the filter
 
     def send(self, content: bytes, sender: str, *recipients: str) -> None:
-        with smtplib.SMTP("127.0.0.1", self.door, timeout=30) as client:
+        with smtplib.SMTP("127.0.0.1", self.door, timeout=120) as client:
             client.sendmail(sender, list(recipients), content)
 
     def mailbox(self, name: str) -> list[Path]:
