@@ -90,9 +90,12 @@ class WarmCommands:
         until(lambda: os.path.exists(self.place) or self._process.poll() is not None, "the commands to be imported")
         assert self._process.poll() is None, f"{command} has ended"
 
-    def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """`text`: what it reads, from a pipe; no more than fits into one."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            with self._asked(words, env, cwd, out, err) as server:
+            with _pipe(text) as given, self._asked(words, env, cwd, given, out, err) as server:
                 server.settimeout(_LIMIT_S)
                 code = server.recv(1) if server.recv(4) else b""
             assert code, f"{words} was killed: {_text(err)}"
@@ -101,24 +104,31 @@ class WarmCommands:
     def start(
         self, words: list[str], env: dict[str, str], cwd: Path | str, stdout: IO[bytes], stderr: IO[bytes]
     ) -> WarmProcess:
-        return WarmProcess(self._asked(words, env, cwd, stdout, stderr))
+        with open(os.devnull, "rb") as nothing:
+            return WarmProcess(self._asked(words, env, cwd, nothing, stdout, stderr))
 
-    def _asked(
-        self, words: list[str], env: dict[str, str], cwd: Path | str, out: IO[bytes], err: IO[bytes]
-    ) -> socket.socket:
+    def _asked(self, words: list[str], env: dict[str, str], cwd: Path | str, *streams: IO[bytes]) -> socket.socket:
         """Where the id of the new process is read from, and its exit code."""
         server = socket.socket(socket.AF_UNIX)
         try:
             until(lambda: server.connect_ex(self.place) == 0, "the server of commands")
             text = json.dumps([words, str(cwd), env]).encode()
-            with open(os.devnull, "rb") as nothing:
-                streams = [nothing.fileno(), out.fileno(), err.fileno()]
-                socket.send_fds(server, [len(text).to_bytes(4, "big")], streams)
+            socket.send_fds(server, [len(text).to_bytes(4, "big")], [stream.fileno() for stream in streams])
             server.sendall(text)
         except BaseException:
             server.close()
             raise
         return server
+
+
+def _pipe(text: str) -> IO[bytes]:
+    """Its end that is read; /dev/null for no text."""
+    if not text:
+        return open(os.devnull, "rb")
+    reading, writing = os.pipe()
+    with open(writing, "wb") as end:
+        end.write(text.encode())
+    return open(reading, "rb")
 
 
 def _text(file: IO[bytes]) -> str:

@@ -46,8 +46,10 @@ def environment(**more: str) -> dict[str, str]:
 def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run one command and wait until it exits."""
     words = list(map(str, arguments))
-    if options.keys() <= {"env", "cwd"} and can_be_warm(env := options.get("env", environment())):
-        return warm_commands(os.getpid()).run(words, env, options.get("cwd", ROOT))
+    text = options.get("input", "")
+    plain = options.keys() <= {"env", "cwd", "input", "stdin"} and options.get("stdin") is None and len(text) < 10_000
+    if plain and can_be_warm(env := options.get("env", environment())):
+        return warm_commands(os.getpid()).run(words, env, options.get("cwd", ROOT), text)
     command = [sys.executable, "-m", "bridge", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
