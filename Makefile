@@ -111,7 +111,7 @@ dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run o
 console-pictures: export PYTHONDONTWRITEBYTECODE =
 console-pictures: $(DEV_READY)  ## photograph the console's pages into docs/images
 	deploy/test-servers.sh
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/console/test_console_browser.py tests/console/test_console_work.py
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/console/test_console_browser.py tests/console/test_console_work.py
 
 bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence/benchmarks (15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'

@@ -30,12 +30,16 @@ _LIMIT_S = 90.0
 _READ_AT_START = ("PYTHON", "LC_", "LANG")
 
 
+def python_path() -> str:
+    """For a program that finds our package from any directory."""
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
 class WarmCommands:
     def __init__(self) -> None:
         self.place = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
         command = [sys.executable, str(_SERVER), self.place]
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -135,6 +139,7 @@ def warm_commands(pid: int) -> WarmCommands:
 
 
 def can_be_warm(env: dict[str, str]) -> bool:
-    """Whether nothing is set that Python reads only when it starts."""
+    """Whether nothing is set that Python reads only when it starts, other than what the server was started with."""
     names = {name for name in env.keys() | os.environ.keys() if name.startswith(_READ_AT_START)}
-    return all(env.get(name) == os.environ.get(name) for name in names)
+    own = {**os.environ, "PYTHONPATH": python_path()}
+    return all(env.get(name) in (os.environ.get(name), own.get(name)) for name in names)

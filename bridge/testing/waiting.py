@@ -12,11 +12,15 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
-    """Wait until `condition` returns something true, and return it: for what another thread or process does."""
-    end = time.monotonic() + limit_s
+    """Wait until `condition` returns something true, and return it: for what another thread or process does.
+
+    It looks less often the longer it takes: a condition that asks a server keeps that server from its work.
+    """
+    start = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
-        time.sleep(0.005)
+        waited_s = time.monotonic() - start
+        assert waited_s < limit_s, f"waited {limit_s:g} s for {what}"
+        time.sleep(min(max(0.005, waited_s / 20), 0.05))
     return found
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.roles import Role
@@ -13,6 +16,7 @@ from tests.console.console_kit import ConsoleProcess
 from tests.node_packages import node_and_modules
 from tests.requirements import find, need, unavailable
 
+LIMIT_MS = 120_000  # for whatever a page waits for: also on a busy machine
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 # Name -> width and theme
 LOOKS: dict[str, dict[str, Any]] = {
@@ -20,6 +24,11 @@ LOOKS: dict[str, dict[str, Any]] = {
     for theme in ("light", "dark")
     for name, size in (("wide", WIDE), ("narrow", NARROW))
 }
+# Each width and each theme once; the other combinations are for `make test-long`.
+EACH_LOOK = [
+    pytest.param(look, marks=[] if look in ("light-wide", "dark-narrow") else pytest.mark.long, id=look)
+    for look in LOOKS
+]
 
 
 @contextmanager
@@ -40,6 +49,46 @@ def chromium() -> Iterator[Any]:
 @contextmanager
 def window(browser: Any, console: ConsoleProcess, role: Role | None = Role.ADMIN, **look: Any) -> Iterator[Any]:
     """A page that is signed in; fails if a script fails, the policy is violated or something is asked for elsewhere."""
+    page, problems = _opened(browser, console, role, look)
+    try:
+        yield page
+    finally:
+        page.context.close()
+    assert problems == []
+
+
+@dataclass
+class Windows:
+    """The windows of a module, one for each look and role, which its tests use in turn.
+
+    Chromium starts a process for each new one, which takes longer than to look at a page.
+    """
+
+    browser: Any
+    console: ConsoleProcess
+    _open: dict[tuple[str, Role], tuple[Any, list[str]]] = field(default_factory=dict)
+
+    @contextmanager
+    def look(self, look: str, role: Role = Role.ADMIN) -> Iterator[Any]:
+        """As `window`."""
+        if (look, role) not in self._open:
+            self._open[look, role] = _opened(self.browser, self.console, role, LOOKS[look])
+        page, problems = self._open[look, role]
+        try:
+            yield page
+            assert problems == []
+        except BaseException:
+            del self._open[look, role]
+            page.context.close()
+            raise
+
+    def close(self) -> None:
+        for page, _ in self._open.values():
+            page.context.close()
+
+
+def _opened(browser: Any, console: ConsoleProcess, role: Role | None, look: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The page, and the list of what goes wrong on it."""
     context = browser.new_context(
         base_url=f"http://127.0.0.1:{console.port}", timezone_id="Europe/Zurich", locale="en-GB", **look
     )
@@ -48,6 +97,7 @@ def window(browser: Any, console: ConsoleProcess, role: Role | None = Role.ADMIN
         cookie = {"name": SESSION_COOKIE, "value": token, "domain": "127.0.0.1", "path": "/"}
         context.add_cookies([{**cookie, "secure": True, "httpOnly": True, "sameSite": "Lax"}])
     page = context.new_page()
+    page.set_default_timeout(LIMIT_MS)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if _is_bad(said) else None)
@@ -55,11 +105,7 @@ def window(browser: Any, console: ConsoleProcess, role: Role | None = Role.ADMIN
     page.on(
         "request", lambda asked: problems.append(f"elsewhere: {asked.url}") if not asked.url.startswith(own) else None
     )
-    try:
-        yield page
-    finally:
-        context.close()
-    assert problems == []
+    return page, problems
 
 
 def _is_bad(said: Any) -> bool:
@@ -69,11 +115,19 @@ def _is_bad(said: Any) -> bool:
 
 def wrong_for_readers(page: Any) -> list[str]:
     """What axe finds, by WCAG 2.2 AA and its best practices. The debugger runs it: the policy forbids other scripts."""
-    _, modules = node_and_modules(Path(__file__).parent / "node", "console-node")
-    page.evaluate((modules / "axe-core" / "axe.min.js").read_text() + "; null")
-    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-    found = page.evaluate("tags => axe.run(document, {runOnly: tags})", tags)
-    return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
+    if not page.evaluate("typeof axe === 'object'"):
+        _, modules = node_and_modules(Path(__file__).parent / "node", "console-node")
+        page.evaluate((modules / "axe-core" / "axe.min.js").read_text() + "; null")
+    found: list[str] = page.evaluate(_VIOLATIONS, _TAGS)
+    return found
+
+
+_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+# The page returns no more than we need: all results of all rules are megabytes.
+_VIOLATIONS = """async tags => {
+    const found = await axe.run(document, {runOnly: tags, resultTypes: ['violations'], selectors: false});
+    return found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`));
+}"""
 
 
 def overflows(page: Any) -> bool:

@@ -6,15 +6,19 @@ import http.client
 import os
 import re
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from sqlalchemy import update
+
+from bridge.console import database
 from bridge.console.database import FILE, ConsoleStore
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
 from bridge.console.roles import Person, Role
@@ -25,9 +29,10 @@ from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 from bridge.runtime.database import Database
 from bridge.testing import FakeScanner, NextHop, answer, free_port, result, until
-from tests.daemon.process_kit import ROOT, Bridge, environment, running
+from tests.daemon.process_kit import Bridge, environment, running
 from tests.daemon.process_kit import scanbridge as run_command
 from tests.history.history_kit import mail
+from tests.warm_commands import WarmProcess, python_path, warm_commands
 
 TENANT_A, TENANT_B = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 TENANTS = [
@@ -36,10 +41,6 @@ TENANTS = [
 ]
 PASSWORD = "correct horse battery"
 UNDO_S = 4.0  # long enough for the handful of requests between an action and its undoing
-
-
-def python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,11 @@ class ConsoleProcess:
     directory: Path
     config: Path
     port: int
-    process: subprocess.Popen[bytes]
+    process: WarmProcess
     root: str = ""
     host: str = ""
+    _signing_in: ConsoleStore | None = None  # kept open: some tests sign in hundreds of times
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def log(self) -> str:
@@ -149,19 +152,28 @@ class ConsoleProcess:
     def signed_in(self, role: Role = Role.ADMIN, tenants: frozenset[str] | None = None, name: str = "") -> Browser:
         """A browser with its own session."""
         person = Person(name or f"{role}-{'all' if tenants is None else len(tenants)}", role, tenants)
-        with closing(self.store) as store:
-            token = Sessions(store, SessionLimits(3600, 43200)).begin(person, "127.0.0.1", "test")
+        with self._lock:
+            self._signing_in = self._signing_in or self.store
+        token = Sessions(self._signing_in, SessionLimits(3600, 43200)).begin(person, "127.0.0.1", "test")
         browser = self.browser()
         browser.cookies[SESSION_COOKIE] = token
         return browser
 
     def add_user(self, name: str, role: Role = Role.ADMIN, tenants: frozenset[str] | None = None) -> None:
+        """With PASSWORD, which is hashed once for all tests: that takes a while on purpose."""
         with closing(self.store) as store:
-            Users(store).add(name, PASSWORD, role, tenants)
+            Users(store).add(name, None, role, tenants)
+            with store.writing() as connection:
+                connection.execute(
+                    update(database.users).where(database.users.c.name == name).values(password=_password_hash())
+                )
+
+    def close(self) -> None:
+        if self._signing_in is not None:
+            self._signing_in.close()
 
     def command(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        env = environment(PYTHONPATH=python_path())
-        return run_command("console", *words, "-c", str(self.config), env=env, **options)
+        return run_command("console", *words, "-c", str(self.config), **options)
 
 
 @dataclass
@@ -181,20 +193,27 @@ class World:
 
 @contextmanager
 def console_process(config: Path, port: int, **about: str) -> Iterator[ConsoleProcess]:
-    with page_process(config, ["console"], "console.log", "console at ") as process:
-        yield ConsoleProcess(config.parent, config, port, process, **about)
+    with (
+        page_process(config, ["console"], "console.log", "console at ") as process,
+        closing(ConsoleProcess(config.parent, config, port, process, **about)) as console,
+    ):
+        yield console
+
+
+@cache
+def _password_hash() -> str:
+    import argon2  # which not every installation has
+
+    return str(argon2.PasswordHasher().hash(PASSWORD))
 
 
 @contextmanager
-def page_process(config: Path, words: list[str], log_name: str, ready: str) -> Iterator[subprocess.Popen[bytes]]:
+def page_process(config: Path, words: list[str], log_name: str, ready: str) -> Iterator[WarmProcess]:
     """A command that serves pages, from the line in its log that says so to its end."""
     path = config.parent / log_name
-    command = [sys.executable, "-m", "bridge", *words, "-c", str(config)]
+    command, env = [*words, "-c", str(config)], environment(PYTHONPATH=python_path())
     with path.open("ab") as log:
-        process = subprocess.Popen(
-            command, cwd=config.parent, env=environment(PYTHONPATH=python_path()), stdout=log, stderr=log,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        process = warm_commands(os.getpid()).start(command, env, config.parent, log.fileno(), log.fileno())
     try:
         until(lambda: process.poll() is not None or ready in path.read_text(), f"{words[0]} to answer")
         assert process.poll() is None, path.read_text()

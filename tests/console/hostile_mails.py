@@ -23,6 +23,10 @@ class Hostile:
     tags: list[str] = field(default_factory=lambda: ["spam:hostile"])
 
 
+def _deep(depth: int) -> str:
+    return "<div>" * depth + SCRIPT + "<table><tr><td>" * (depth // 4) + "x" * 300_000
+
+
 _HTML = {
     "script": SCRIPT,
     "script-in-attribute": f'<p onmouseover="{ATTACK}" onclick="{ATTACK}">x</p>'
@@ -66,7 +70,7 @@ _HTML = {
     "null": f"<scr\0ipt>{ATTACK}</scr\0ipt><img src=x one\0rror={ATTACK}><\0script>{ATTACK}</script>",
     "dialog": f'<dialog open>covers</dialog><div popover id=p>x</div><button popovertarget=p autofocus>x</button>'
     f'<marquee onstart="{ATTACK}" behavior=alternate>x</marquee><details open ontoggle="{ATTACK}">x</details>',
-    "huge": "<div>" * 20_000 + SCRIPT + "<table><tr><td>" * 5_000 + "x" * 300_000,
+    "huge": _deep(4_000),
     "wide": f'<table width=100000><tr><td colspan=1000000 rowspan=1000000>{"w" * 50_000}</td></tr></table>'
     f'<pre>{"x" * 9000}</pre>',
     "entities": "&lt;script&gt;" + "&#x3c;script&#x3e;" + ATTACK + "&#60;/script&#62;" + "&amp;" * 30_000,
@@ -100,6 +104,11 @@ def corpus() -> Iterator[Hostile]:
     yield Hostile("no-mail", b"\xff\xfe\x00\x00" * 1000)
     nested = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\r\n\r\n--b{n}\r\n" for n in range(200))
     yield Hostile("nested", f"Subject: nested\r\n{nested}\r\nx\r\n".encode())
+
+
+def deepest() -> Hostile:
+    """As `huge`, of a size that takes seconds to clean."""
+    return Hostile("deepest", f"Content-Type: text/html\r\n\r\n{_deep(20_000)}\r\n".encode())
 
 
 def _percent(text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
 from bridge.testing import until
-from tests.console.browser_kit import LOOKS, NARROW, WIDE, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, NARROW, WIDE, Windows, overflows, window, wrong_for_readers
 from tests.console.console_kit import PASSWORD, TENANT_A, World, remember
 
 # With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
@@ -59,6 +61,12 @@ def filled(shared: World) -> World:
     return shared
 
 
+@pytest.fixture(scope="module")
+def windows(browser: Any, filled: World) -> Iterator[Windows]:
+    with closing(Windows(browser, filled.console)) as opened:
+        yield opened
+
+
 def photographed(page: Any, name: str) -> None:
     if SCREENSHOTS:
         Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
@@ -71,17 +79,17 @@ def _send_some(page: Any, world: World) -> None:
         decision = ("deliver", "deliver", "deliver", "quarantine", "bounce", "drop")[number % 6]
         world.send(decision=decision, verdict="spam" if number % 6 > 2 else "clean")
     numbers = "() => [...document.querySelectorAll('.number')].some((part) => Number.parseFloat(part.innerText) > 50)"
-    page.wait_for_function(numbers, timeout=60_000)
+    page.wait_for_function(numbers)
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", EACH_LOOK)
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_reads_well_and_fits(browser: Any, filled: World, name: str, look: str) -> None:
+def test_every_page_reads_well_and_fits(windows: Windows, filled: World, name: str, look: str) -> None:
     """axe finds nothing, nothing runs or is asked for elsewhere, and nothing must be scrolled sideways."""
-    with window(browser, filled.console, **LOOKS[look]) as page:
+    with windows.look(look) as page:
         page.goto(PAGES[name])
         if name == "overview":
-            page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
+            page.get_by_text("Live: these numbers change as mail arrives.").wait_for()
             if SCREENSHOTS:
                 _send_some(page, filled)
         assert wrong_for_readers(page) == []
@@ -148,7 +156,7 @@ def test_the_overview_changes_as_mail_comes(browser: Any, filled: World) -> None
     """Without loading the page again; it says so when the session has ended."""
     with window(browser, filled.console) as page:
         page.goto("/")
-        page.get_by_text("Live: these numbers change as mail arrives.").wait_for(timeout=30_000)
+        page.get_by_text("Live: these numbers change as mail arrives.").wait_for()
         before = page.locator("p.hint", has_text="since the start").inner_text()
         filled.send()
         page.wait_for_function(
@@ -174,9 +182,9 @@ def test_the_check_and_the_reload_have_buttons(browser: Any, filled: World) -> N
     with window(browser, filled.console) as page:
         page.goto("/settings")
         page.get_by_role("button", name="Reload the daemon").click()
-        page.get_by_text("The new configuration is in use.").wait_for(timeout=90_000)
+        page.get_by_text("The new configuration is in use.").wait_for()
         page.get_by_role("button", name="Check the configuration").click()
-        page.get_by_role("heading", name="What the check found").wait_for(timeout=90_000)
+        page.get_by_role("heading", name="What the check found").wait_for()
         assert wrong_for_readers(page) == []
         page.goto("/audit")
         shown = page.locator("tbody").inner_text()

@@ -12,7 +12,7 @@ import pytest
 from bridge.console.pages.quarantine import PER_PAGE
 from bridge.console.roles import Role
 from bridge.testing import until
-from tests.console.browser_kit import LOOKS, WIDE, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import World, world
 from tests.console.held_kit import held_ids, hold
 from tests.lists.lists_kit import Service, running_service
@@ -35,7 +35,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
         yield made
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", EACH_LOOK)
 def test_the_number_of_all_mails_is_shown_before_anything_happens(desk: World, browser: Any, look: str) -> None:
     """It reads well at both widths and in both themes; `Cancel` changes nothing."""
     with window(browser, desk.console, Role.RELEASER, **LOOKS[look]) as page:
@@ -63,7 +63,7 @@ def test_all_mails_that_match_with_the_keyboard_alone(desk: World, browser: Any)
         tab_to(page, "main button.danger")
         page.keyboard.press("Enter")
         page.get_by_text(f"Delete {PER_PAGE + 5} mails in").wait_for()
-        page.get_by_text(f"{PER_PAGE + 5} of {PER_PAGE + 5} mails deleted").wait_for(timeout=60_000)
+        page.get_by_text(f"{PER_PAGE + 5} of {PER_PAGE + 5} mails deleted").wait_for()
     assert held_ids(desk.console.directory) == {"OTHER"}
 
 
@@ -75,7 +75,7 @@ def tab_to(page: Any, selector: str) -> None:
     pytest.fail(f"{selector} cannot be reached with the keyboard")
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", EACH_LOOK)
 def test_an_uploaded_file_is_shown_page_by_page(
     desk: World, browser: Any, service: Service, tmp_path: Path, look: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_an_uploaded_file_is_shown_page_by_page(
             page.get_by_label("delete entries that are not in the file").check()
             page.get_by_role("button", name="Show the difference").click()
             title = "cannot be used" if name == "bad.jsonl" else "What the file would change"
-            page.get_by_role("heading", name=title).wait_for(timeout=30_000)
+            page.get_by_role("heading", name=title).wait_for()
             assert not overflows(page) and wrong_for_readers(page) == []
         page.reload()
         assert page.get_by_text("+ entry 0099").is_visible() and not page.get_by_text("+ entry 0100").is_visible()
@@ -120,5 +120,5 @@ def test_a_list_shows_its_new_entries_when_they_are_there(desk: World, browser: 
         page.get_by_label("Entries, one per line").fill("fresh entry")
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("Add 1 entry to notes in").wait_for()
-        page.get_by_role("cell", name="fresh entry", exact=True).wait_for(timeout=30_000)
+        page.get_by_role("cell", name="fresh entry", exact=True).wait_for()
         until(lambda: "fresh entry" in service.entries("notes"), "the entry")

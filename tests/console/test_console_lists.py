@@ -437,7 +437,8 @@ def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
         key = tmp_path / "key"
         key.write_text("secret-key\n")
         (tmp_path / "console").mkdir()
-        with world(tmp_path / "console", lists={"url": url, "api_key_file": str(key)}) as made:
+        soon = {"undo_period": "1s"}
+        with world(tmp_path / "console", soon, lists={"url": url, "api_key_file": str(key)}) as made:
             browser = made.console.signed_in()
             first = browser.get("/lists")
             links = re.findall(r"href=\"(/lists/[^\"]+)\"", first.text)

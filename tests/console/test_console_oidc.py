@@ -58,12 +58,12 @@ def provider(directory: Path, redirect: str, **variables: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait()
 
 
 def agree(url: str, name: str) -> str:
     """Sign in at the provider as a browser would, and agree; returns the address that it sends the browser back to."""
-    with httpx2.Client(timeout=30) as client:
+    with httpx2.Client(timeout=120) as client:
         answer = client.get(url)
         for _ in range(12):
             if answer.is_redirect:

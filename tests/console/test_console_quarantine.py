@@ -6,7 +6,6 @@ import asyncio
 import html
 import io
 import re
-import time
 from contextlib import closing
 from urllib.parse import urlencode
 
@@ -18,7 +17,7 @@ from bridge.console.jobs import Action, Job, Jobs
 from bridge.console.pages.quarantine import MAX_CHOSEN, PER_PAGE
 from bridge.console.roles import Role
 from bridge.testing import eventually, until
-from tests.console.console_kit import TENANT_A, TENANT_B, UNDO_S, Browser, World
+from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World
 from tests.console.held_kit import CONTENT, held_ids, hold, quarantine
 
 OWN = frozenset({TENANT_A})
@@ -121,9 +120,7 @@ def test_released_deleted_and_reported_mail(shared: World) -> None:
     assert browser.post("/quarantine/actions/undo", {"job": job}).target == "/quarantine"
     assert {"RELEASEME", "DELETEME", "REPORTME", "UNDOME"} <= held_ids(directory)
     assert len(shared.next_hop.mails) == before
-    began = time.monotonic()
     said = wait_for_jobs(browser)
-    assert time.monotonic() - began < 3 * UNDO_S
     assert "1 of 1 mail released" in said and "1 of 1 mail deleted" in said and "reported as not spam" in said
     assert len(shared.next_hop.mails) == before + 1 and b"Subject: RELEASEME" in bytes(
         shared.next_hop.mails[-1].content

@@ -152,11 +152,11 @@ def test_a_campaign_is_blocked_and_deleted(desk: World, browser: Any, service: S
         page.get_by_text("8 mails match").wait_for()
         page.get_by_text("Select all", exact=True).click()
         page.get_by_role("button", name="Block sender").click()
-        page.get_by_text(f"{sender} was added to large for the tenant {TENANT_A}.").wait_for(timeout=30_000)
+        page.get_by_text(f"{sender} was added to large for the tenant {TENANT_A}.").wait_for()
         assert wrong_for_readers(page) == [] and not overflows(page)
         page.get_by_text("Select all", exact=True).click()
         page.get_by_role("button", name="Delete").click()
-        page.get_by_text("8 of 8 mails deleted").wait_for(timeout=30_000)
+        page.get_by_text("8 of 8 mails deleted").wait_for()
         page.get_by_text("1 earlier action", exact=True).click()
         page.get_by_role("link", name="Show the list").click()
         page.get_by_role("cell", name=sender, exact=True).wait_for()
@@ -264,7 +264,7 @@ def test_a_slow_check_says_that_it_runs(desk: World, browser: Any) -> None:
             return new Promise((done) => setTimeout(() => done([button.textContent, button.disabled]), 50));
         }"""
         assert page.get_by_role("button", name="Check the configuration").evaluate(pressed) == ["Checking…", True]
-        page.get_by_role("heading", name="What the check found").wait_for(timeout=60_000)
+        page.get_by_role("heading", name="What the check found").wait_for()
         assert page.get_by_role("button", name="Check the configuration").is_enabled()
 
 

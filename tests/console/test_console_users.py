@@ -21,7 +21,7 @@ from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
 from bridge.console.users import UserMistake, Users
 from bridge.runtime.database import Database
-from tests.console.browser_kit import LOOKS, WIDE, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import PASSWORD, TENANT_A, Answer, Browser, World
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 
@@ -31,10 +31,9 @@ ALL = {"scope": "all"}
 @pytest.fixture
 def console(shared: World) -> Iterator[World]:
     """With one administrator, root, and no other users."""
-    with closing(shared.console.store) as store:
-        with store.writing() as connection:
-            connection.execute(database.users.delete())
-        Users(store).add("root", PASSWORD, Role.ADMIN)
+    with closing(shared.console.store) as store, store.writing() as connection:
+        connection.execute(database.users.delete())
+    shared.console.add_user("root")
     yield shared
 
 
@@ -188,7 +187,7 @@ def test_many_users_have_pages(console: World) -> None:
     assert seen == ["root", *(f"u{number:03d}" for number in range(PER_PAGE + 10))]
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", EACH_LOOK)
 def test_the_pages_read_well_and_fit(console: World, browser: Any, look: str) -> None:
     """For readers of the screen, at both widths and in both themes."""
     console.console.add_user(

@@ -16,10 +16,11 @@ from typing import Any
 from bridge.console.tokens import form_token
 from bridge.testing import FakeScanner, NextHop, free_port
 from bridge.user_pages.cookies import FORM_COOKIE, SESSION_COOKIE
-from tests.console.console_kit import Answer, page_process, python_path
+from tests.console.console_kit import Answer, page_process
 from tests.console.console_kit import Browser as ConsoleBrowser
-from tests.daemon.process_kit import Bridge, environment, running
+from tests.daemon.process_kit import Bridge, running
 from tests.daemon.process_kit import scanbridge as run_command
+from tests.warm_commands import WarmProcess
 
 SENDER = "Quarantine <quarantine@a.example>"
 LINK = re.compile(r"http://127\.0\.0\.1:\d+(/[lu]/[\w.-]+)")
@@ -42,7 +43,7 @@ class Browser(ConsoleBrowser):
 class DigestProcess:
     directory: Path
     port: int
-    process: subprocess.Popen[bytes]
+    process: WarmProcess
 
     @property
     def log(self) -> str:
@@ -65,8 +66,7 @@ class Users:
         return self.served.directory
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        env = environment(PYTHONPATH=python_path())
-        return run_command(*words, "-c", str(self.directory / "bridge.yml"), env=env)
+        return run_command(*words, "-c", str(self.directory / "bridge.yml"))
 
     def send_digests(self, *words: str) -> dict[str, EmailMessage]:
         """Send what is due; the digests by recipient."""

@@ -24,12 +24,13 @@ class MailServer:
     behind: int  # behind the filter
 
     def send(self, content: bytes, sender: str, *recipients: str) -> None:
-        with smtplib.SMTP("127.0.0.1", self.door, timeout=30) as client:
+        with smtplib.SMTP("127.0.0.1", self.door, timeout=120) as client:
             client.sendmail(sender, list(recipients), content)
 
     def mailbox(self, name: str) -> list[Path]:
-        """The mails of a user, the oldest first."""
-        return sorted((self.home / name).glob("*/[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
+        """The mails of a user, the oldest first. Not what is in `tmp`: it is still being written."""
+        delivered = [path for part in ("new", "cur") for path in (self.home / name / part).glob("[0-9]*")]
+        return sorted(delivered, key=lambda path: path.stat().st_mtime_ns)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from bridge.lists.personal import FILE as PERSONAL_FILE
 from bridge.lists.personal import PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import free_port
-from tests.console.browser_kit import LOOKS, chromium, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, LOOKS, chromium, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, TENANT_B, TENANTS, Browser, ConsoleProcess, console_process
 from tests.console.held_kit import hold
 from tests.digests.digest_kit import Users, users
@@ -133,10 +134,16 @@ def test_a_sample_in_every_language_and_of_every_tenant(world: World) -> None:
     assert "unsafe-inline" not in browser.get("/digests").headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_the_pages_read_well_and_fit(world: World, look: str) -> None:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("look", EACH_LOOK)
+def test_the_pages_read_well_and_fit(world: World, browser: Any, look: str) -> None:
     world.ask(f"LOOK{look.replace('-', '')}", f"{look}@a.example", TENANT_A)
-    with chromium() as browser, window(browser, world.console, **LOOKS[look]) as page:
+    with window(browser, world.console, **LOOKS[look]) as page:
         for path in ("/requests", "/digests"):
             page.goto(path)
             assert wrong_for_readers(page) == [], path

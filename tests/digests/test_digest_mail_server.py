@@ -18,7 +18,7 @@ from bridge.digests.database import FILE, DigestStore
 from bridge.digests.items import Items
 from bridge.runtime.database import Database
 from bridge.testing import answer, free_port, result, until
-from tests.console.browser_kit import chromium, overflows, wrong_for_readers
+from tests.console.browser_kit import LIMIT_MS, chromium, overflows, wrong_for_readers
 from tests.console.console_kit import ConsoleProcess, console_process
 from tests.digests.digest_kit import Users, parsed, users
 from tests.digests.mail_server_kit import MailServer, mail_server
@@ -71,14 +71,18 @@ class World:
         done = self.users.command("digest", "send", "--now")
         assert done.returncode == 0, done.stderr
 
+    def window(self, **look: Any) -> Any:
+        context = self.chromium.new_context(**look)
+        context.set_default_timeout(LIMIT_MS)
+        return context.new_page()
+
     def open_digest(self, content: bytes, tmp_path: Path, **look: Any) -> Any:
         """In a window, as a mail program shows it: nothing is asked for until the reader clicks."""
         part = parsed(content).get_body(("html",))
         assert part is not None
         file = tmp_path / "digest.html"
         file.write_text(part.get_content(), "utf-8")
-        context = self.chromium.new_context(locale="en-GB", **look)
-        page = context.new_page()
+        page = self.window(locale="en-GB", **look)
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto(file.as_uri())
@@ -156,7 +160,7 @@ def test_every_page_for_users_speaks_the_language_and_reads_well(world: World, t
 
 def test_sign_in_with_a_code_from_the_mailbox(world: World) -> None:
     world.hold("for the code", "coder@a.example")
-    page = world.chromium.new_context(locale="fr-FR").new_page()
+    page = world.window(locale="fr-FR")
     page.goto(f"http://127.0.0.1:{world.users.served.port}/")
     page.get_by_label("Votre adresse").fill("Coder@A.example")
     page.get_by_role("button", name="M'envoyer un code").click()
@@ -182,10 +186,9 @@ def test_a_request_waits_for_a_releaser_who_grants_it_to_the_one_who_asked(world
     page.context.close()
     assert world.console.signed_in(Role.VIEWER).get("/requests").status == 403
     browser = world.console.signed_in(Role.RELEASER, name="rita")
-    context = world.chromium.new_context()
+    page = world.window()
     cookie = {"name": SESSION_COOKIE, "value": browser.cookies[SESSION_COOKIE], "domain": "127.0.0.1", "path": "/"}
-    context.add_cookies([{**cookie, "secure": True}])
-    page = context.new_page()
+    page.context.add_cookies([{**cookie, "secure": True}])
     page.goto(f"http://127.0.0.1:{world.console.port}/requests")
     assert wrong_for_readers(page) == []
     page.get_by_role("button", name="Release").click()
@@ -193,7 +196,7 @@ def test_a_request_waits_for_a_releaser_who_grants_it_to_the_one_who_asked(world
     received = world.arrived("asker", 2)
     assert received[1].endswith(original)
     assert len(world.server.mailbox("other")) == 1  # their digest alone
-    context.close()
+    page.context.close()
 
 
 def test_a_digest_reads_well_in_two_widths(world: World, tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,12 +22,12 @@ from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from bridge.testing import Received, until
-from tests.console.console_kit import python_path
 from tests.console.held_kit import hold
-from tests.daemon.process_kit import environment, get, parts, write_config
+from tests.daemon.process_kit import environment, get, parts, scanbridge, write_config
 from tests.digests.digest_kit import SENDER, Mail, Users
 from tests.digests.held_mail_maker import fill
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.warm_commands import WarmProcess, warm_commands
 
 PEOPLE = People(["a.example"])
 
@@ -140,18 +139,19 @@ def test_a_run_that_is_killed_goes_on_without_sending_anyone_two(tmp_path: Path)
         config, _, _ = write_config(tmp_path, scanner.url, next_hop.url, digests=section)
         (tmp_path / "state").mkdir(mode=0o700)
         fill(tmp_path / "state", 900, 300)
-        command = [sys.executable, "-m", "bridge", "digest", "send", "--now", "-c", str(config)]
-        env = environment(PYTHONPATH=python_path())
-        kills = 0
+        command, kills = ["digest", "send", "--now", "-c", str(config)], 0
         for wanted in (30, 90, 180):
-            running = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with open(os.devnull, "wb") as nothing:
+                running = warm_commands(os.getpid()).start(
+                    command, environment(), tmp_path, nothing.fileno(), nothing.fileno()
+                )
             is_over = functools.partial(_is_over_or_has, running, next_hop.mails, wanted)
             until(is_over, "some digests")
             if running.poll() is None:
                 running.send_signal(signal.SIGKILL)
                 kills += 1
-            running.wait(30)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+            running.wait()
+        done = scanbridge(*command)
         assert done.returncode == 0, done.stderr
         assert "done: " in done.stderr and " people checked" in done.stderr
         got = Counter(Mail.of(mail).recipients[0] for mail in next_hop.mails)
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_goes_on_without_sending_anyone_two(tmp_path: Path)
         assert len(later) <= 10 * kills
 
 
-def _is_over_or_has(process: subprocess.Popen[bytes], mails: list[Received], wanted: int) -> bool:
+def _is_over_or_has(process: WarmProcess, mails: list[Received], wanted: int) -> bool:
     return process.poll() is not None or len(mails) >= wanted
 
 
