@@ -265,7 +265,7 @@ def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[b
 
 _UU_BEGIN = re.compile(rb"(?:^|[\r\n])begin[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+", re.IGNORECASE)
 _UU64_BEGIN = re.compile(rb"begin-base64[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
-_BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=(?:[ \t\r\n]{0,4}[!-z]){20})")
+_BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=(?:[ \t\r\n]{0,4}[!-9;-z]){20})")
 BINHEX_START = rb":[!-\-0-689@A-NP-VX-Z\[`a-fh-mp-r]{20}"  # of a line; the line that announces it may be missing
 
 # uuencode and xxencode: `begin 644 name`. Programs disagree on the rest of that line and on what may stand before it.
