@@ -31,7 +31,7 @@ _NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]*\*?)?) ?=")
 _PIECE = re.compile(r"([^*]+)\*([0-9]{1,9})\*?")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
 _ENCODED_BOUNDARY = re.compile(r"boundary ?\*", re.IGNORECASE)
-_BROKEN_OFF = re.compile(r"""boundary ?= ?[^ ";]*[:/]""", re.IGNORECASE)  # for some, an unquoted value ends there
+_BROKEN_OFF = re.compile(r"""boundary ?= ?[^ ";:/=]*+[:/]""", re.IGNORECASE)  # for some, an unquoted value ends there
 _SPACES = re.compile(r"[ \t]+")
 _NAMING = re.compile(r"name[^=]{0,20}=", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
