@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import PLAIN, STANDARD, has_long_base64, has_uu_data
+from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_long_base64, has_uu_data, has_word
 
 Buffer = bytes | mmap.mmap
 
@@ -31,6 +31,7 @@ _NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]*\*?)?) ?=")
 _PIECE = re.compile(r"([^*]+)\*([0-9]{1,9})\*?")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
 _ENCODED_BOUNDARY = re.compile(r"boundary ?\*", re.IGNORECASE)
+_BROKEN_OFF = re.compile(r"""boundary ?= ?[^ ";:/=]*+[:/]""", re.IGNORECASE)  # for some, an unquoted value ends there
 _SPACES = re.compile(r"[ \t]+")
 _NAMING = re.compile(r"name[^=]{0,20}=", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
@@ -40,9 +41,12 @@ CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
 # A field, a format that marks its own beginning, or lines of Base64. Patterns that begin with one literal byte are
 # searched about ten times as fast as others (Python 3.11), and most lines of HTML begin with none of the next ones.
 _HIDDEN = re.compile(
-    rb"\n(?=[A-Za-z0-9+/ \t=(])(?:%b|[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]|=ybegin |\(This file must be "
-    rb"|[A-Za-z0-9+/]{32,}={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)" % CONTENT_FIELD
+    rb"\n(?=[A-Za-z0-9+/ \t=(:])(?:%b|[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]|=ybegin |\(This file must be "
+    rb"|[ \t]*%b|[A-Za-z0-9+/]{32,}={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)"
+    % (CONTENT_FIELD, BINHEX_START)
 )
+# Where quoted-printable divides `<meta http-equiv=3DContent-Type content=3D...`: no program takes that for a field.
+_DIVIDED_META = re.compile(rb"""=\r?\nContent-Type(?:["']|=2[27]| content=)""", re.IGNORECASE)
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
 _WINDOW = 1024 * 1024
 _CACHED = 500  # characters; longer values would fill the memory, and no two mails share them
@@ -80,7 +84,27 @@ def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
     is_hidden = _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
+    if not is_hidden:  # some find that field anywhere in a line
+        is_hidden = has_word(b"content-transfer-encoding", data, start, end)
     return {"undeclared-parts"} if is_hidden else set()
+
+
+def in_head(head: bytes, names: Sequence[str]) -> set[str]:
+    """Some programs find the encoding within another field. The lists of fields in signatures do not count."""
+    named = head.lower().count(b"content-transfer-encoding")
+    is_odd = named > names.count("content-transfer-encoding") and _WITHIN_A_FIELD.search(head) is not None
+    return {"header-line"} if is_odd else set()
+
+
+_WITHIN_A_FIELD = re.compile(
+    rb"""(?<=[^\n])content-transfer-encoding[ \t]*+:[ \t"'(]*+(?:x-)?(?:base|quoted|uu)""", re.IGNORECASE
+)
+
+
+def in_quoted(data: Buffer, start: int, end: int) -> set[str]:
+    """As `in_text`, in quoted-printable that is not decoded: programs that see other delimiters find parts there."""
+    text = b"\n" + _DIVIDED_META.sub(b"", data[start:end])
+    return in_text(text, 0, len(text))
 
 
 def in_names(names: Iterable[str]) -> set[str]:
@@ -134,7 +158,7 @@ def _in_type(value: str) -> frozenset[str]:
     named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
     if named != is_multipart:
         found.add("boundary")
-    if _ENCODED_BOUNDARY.search(value):
+    if _ENCODED_BOUNDARY.search(value) or _BROKEN_OFF.search(value):
         found.add("boundary-characters")
     return frozenset(found)
 

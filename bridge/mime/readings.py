@@ -47,10 +47,20 @@ _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
 _ENCODED = re.compile(rb"ncod", re.IGNORECASE)
 _BASE64 = re.compile(rb"64|=\?")
 _OTHER_ENCODING = re.compile(rb"uu|y-?en|hex|gzip", re.IGNORECASE)
+# An encoding that is unknown or misspelt: some programs take the most similar one, or try.
+_UNKNOWN, _UNKNOWN_QUOTED = (
+    re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other, re.IGNORECASE)
+    for other in (rb"quoted-printable", rb"base64")
+)
 _LOOKS_ENCODED = re.compile(
     rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)"
 )
 _QUOTED_CLAIM = re.compile(rb"quoted|printab|=\?", re.IGNORECASE)
+# The type of a message whose content is elsewhere, with spaces, quotes and comments where some programs allow them.
+_BETWEEN = rb"""(?:[\s\0"']|\([^()]{0,200}\))*+"""
+_ELSEWHERE = re.compile(
+    rb"content-type%b:%bmessage%b/%b(partial|external-body)" % (_BETWEEN, _BETWEEN, _BETWEEN, _BETWEEN), re.IGNORECASE
+)
 _BARE_CR = re.compile(rb"\r(?!\n)")
 _CRS_LF = re.compile(rb"\r+\n?|\n\r")
 
@@ -103,6 +113,14 @@ def begins_like_mail(content: bytes) -> bool:
     return _MAIL_START.match(content) is not None and may_be_mail(content)
 
 
+def elsewhere(text: bytes) -> set[str]:
+    """The types of messages whose content is elsewhere, wherever a field says so."""
+    lower = text.lower()  # a quick test: most mail has neither word
+    if b"partial" not in lower and b"external-body" not in lower:
+        return set()
+    return {"message/" + match[1].decode().lower() for match in _ELSEWHERE.finditer(text)}
+
+
 def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     """The content of every part of every reading, each once, and whether it was decoded from Base64 or the like."""
     seen: set[bytes] = set()
@@ -151,7 +169,7 @@ def _texts(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     The second value is false for unusual readings of quoted-printable, in which no Base64 is expected.
     """
     seen: set[bytes] = set()
-    has_quoted = _QUOTED_CLAIM.search(data) is not None
+    has_quoted = _QUOTED_CLAIM.search(data) is not None or _UNKNOWN_QUOTED.search(data) is not None
     budget.take(_LINE * data.count(b"\r") // 2)
     for text in texts(data):
         if has_quoted:
@@ -166,7 +184,7 @@ def _texts(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
 def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterator[bytes]:
     """The content decoded, if anything tells a program that it is encoded: its header section, or its own looks."""
     head = text[region.head : region.body]
-    is_base64 = _ENCODED.search(head) is not None and _BASE64.search(head) is not None
+    is_base64 = bool(_ENCODED.search(head)) and bool(_BASE64.search(head) or _UNKNOWN.search(head))
     if is_base64 or _OTHER_ENCODING.search(head) or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
         budget.take_text(raw)
         yield from encodings.readings(raw)

@@ -107,7 +107,8 @@ def _read_part(data: Buffer, span: _Span, header_bytes: int) -> Part:
     head, body, doubts = _split_head(data, span.start, span.end, header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
     part.fields = _fields(head, doubts)
-    doubts |= ambiguity.in_names(name for name, _ in part.fields)
+    names = [name for name, _ in part.fields]
+    doubts |= ambiguity.in_names(names) | ambiguity.in_head(head, names)
     described = _described(part)
     if described:
         doubts |= ambiguity.in_fields(described)

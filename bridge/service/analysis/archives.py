@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from bridge.service.analysis import more_archives
+from bridge.service.analysis.apple_files import apple_members, is_apple_file
 from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
 from bridge.service.analysis.file_types import extensions_of, family_of
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
@@ -112,6 +113,8 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
+    if is_apple_file(content):
+        kinds.append("apple")
     for kind in ("rar", "7z"):  # archive programs search for the start, whatever precedes it
         if (content.startswith(_PROGRAMS) or kind in suffixes) and more_archives.start_of(content, kind) >= 0:
             kinds.append(kind)
@@ -142,8 +145,9 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "lzma": lzma_members,
     "tnef": tnef_members,
     "openpgp": openpgp_members,
+    "apple": apple_members,
 }
 _OWN = frozenset(_OPENERS)
 _OPENERS |= {kind: partial(_with_library, kind) for kind in more_archives.KINDS}
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp"}) | more_archives.SINGLE
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple"}) | more_archives.SINGLE

@@ -10,15 +10,18 @@ from bridge.mime.structure import Part
 from bridge.service.analysis import recognition
 
 _FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
-_IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
+_IN_BASE64 = re.compile(  # also as vCard 2.1 says it, or by the type of the value alone
+    r"encoding=[\"']?b|;\s*base64|;\s*value=[\"']?binary", re.IGNORECASE
+)
 _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
-_FOLDED = re.compile(r"\r?\n[ \t]")
+_LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but stands between letters of Base64
+_FOLDED = re.compile(r"(?:\r\n?|\n)[ \t]")
 _FLOWED = re.compile(r" \r?\n")
 
 
-def files(text: str, part: Part) -> Iterator[tuple[bytes, list[str]]]:
-    """The content of each, and its names."""
-    for line in unfolded(text, part).splitlines():
+def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
+    """The content of each, and its names. The text is `unfolded`."""
+    for line in _LINE_END.split(text):
         key, _, value = line.rpartition(":")
         data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
         if data or _IN_BASE64.search(key):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime.ambiguity import Buffer
@@ -81,6 +82,15 @@ class FileInspector(ABC):
     def show(self, content: bytes, names: Collection[str], content_type: str | None = "") -> None:
         if self.see:
             self.see(content, names, self.opaque > 0, content_type)
+
+    @contextmanager
+    def hidden_from_engines(self, is_hidden: bool = True) -> Iterator[None]:
+        """For a container that engines may not open: what is in it is kept for them."""
+        self.opaque += is_hidden
+        try:
+            yield
+        finally:
+            self.opaque -= is_hidden
 
     def signatures(self, data: Buffer) -> None:
         if data.find(EICAR) >= 0:
@@ -161,7 +171,7 @@ class FileInspector(ABC):
         if self.opaque or self.limits.show_members:
             self.show(content, member.names, "" if self.opaque else None)
         if recognition.is_mail_file(content, member.names) or (
-            kind == "openpgp" and readings.begins_like_mail(content)
+            (kind == "openpgp" or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
         elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
@@ -183,6 +193,8 @@ class FileInspector(ABC):
         part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
         if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
+        if recognition.is_binhex(part):
+            self.binhex(content, nesting)
         if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
             for codec in codecs_of(content[:PAGE_START], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
@@ -208,32 +220,55 @@ class FileInspector(ABC):
             raise NeedsProcess
         for codec in codecs_of(content[:PAGE_START], part.params.get("charset", "")):
             self.reading.take_text(content)
-            for file, names in calendar_files.files(words.decoded(content, codec), part):
+            text = calendar_files.unfolded(words.decoded(content, codec), part)
+            with self.hidden_from_engines():
+                for file, names in calendar_files.files(text):
+                    self.calendar_file(file, names, nesting)
+                if self.limits.look_at_mime and "data:" in text.lower():
+                    self.page(text, nesting)
+
+    def calendar_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        if not self.limits.archives and file_types.family_of(content) != file_types.IMAGE:
+            raise NeedsProcess
+        self.signatures(content)
+        self.names(names or [""], "", content)
+        self.show(content, names)
+        self.file(content, names, nesting)
+
+    def binhex(self, content: bytes, nesting: int) -> None:
+        """A file that says it is BinHex: programs decode what follows the first colon, whatever its lines look like."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        self.reading.take_text(content)
+        data = b":" + content.partition(b":")[2].translate(None, b" \t\r\n")
+        with self.hidden_from_engines():
+            for file in encodings.embedded(data):
+                self.budget.take(len(file))
                 self.signatures(file)
-                self.names(names or [""], "", file)
-                self.show(file, names)
-                self.file(file, names, nesting)
+                self.show(file, ())
+                self.guess(file, True, nesting)
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
         stems = recognition.names_in_signed(names)
-        self.opaque += 1  # engines do not open it
         try:
-            for inner in smime.contents(content, self.budget):
-                if not self.limits.archives:
-                    raise NeedsProcess
-                for message in (inner, inflated(inner, self.budget)):
-                    if message:
-                        self.show(message, ())
-                        self.signatures(message)
-                        self.enclosed(message, nesting)
-                        if stems:
-                            self.names(stems, "", message)
-                            self.file(message, stems, nesting + 1)
+            with self.hidden_from_engines():
+                for inner in smime.contents(content, self.budget):
+                    if not self.limits.archives:
+                        raise NeedsProcess
+                    for message in (inner, inflated(inner, self.budget)):
+                        if message:
+                            self.signed_message(message, stems, nesting)
         except smime.BadStructure:
             self.found.tags.add("mime:broken-archive")
-        finally:
-            self.opaque -= 1
+
+    def signed_message(self, message: bytes, stems: Collection[str], nesting: int) -> None:
+        self.show(message, ())
+        self.signatures(message)
+        self.enclosed(message, nesting)
+        if stems:
+            self.names(stems, "", message)
+            self.file(message, stems, nesting + 1)
 
     def enclosed(self, content: bytes, nesting: int) -> None:
         if nesting >= self.budget.depth:

@@ -57,7 +57,7 @@ INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom 
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
-_BASES = frozenset({"content-base", "content-location"})
+_ADDRESSES = frozenset({"content-base", "content-location", "x-mozilla-external-attachment-url"})
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 _ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
@@ -112,7 +112,7 @@ class _MailInspector(FileInspector):
                 self.header(part)
                 outermost = False
             self.named(part.titles)
-            self.bases(part)
+            self.addresses(part)
             if part.content_type.startswith("multipart/"):
                 self.named(part.names)
             else:
@@ -134,8 +134,9 @@ class _MailInspector(FileInspector):
         if len(self.declared) > MAX_CHARSETS:
             raise TooMuch("charsets")
         quoted = list(encodings.quoted_readings(whole))
+        texts = readings.texts(whole)
+        self.found.tags |= {_INCOMPLETE[kind] for text in (*texts, *quoted) for kind in readings.elsewhere(text)}
         try:
-            texts = readings.texts(whole)
             seen: set[bytes] = set()
             names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in (*texts, *quoted)))
             names = names.union(*map(file_names.embedded, (*texts, *quoted)))
@@ -225,9 +226,10 @@ class _MailInspector(FileInspector):
                 self.quoted_until = part.end
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
-        if plain:
+        if part.encoding != "base64":
             self.check_lines(data, part)
-            part.doubts |= ambiguity.in_text(data, part.body, part.end)
+            search = ambiguity.in_text if plain else ambiguity.in_quoted
+            part.doubts |= search(data, part.body, part.end)
         if plain and is_text and _is_only_text(data, part):
             self.text_as_sent(data, part, nesting)
         else:
@@ -266,10 +268,10 @@ class _MailInspector(FileInspector):
         self.pages += 1
         return self.pages > 1 or recognition.is_attached(part)
 
-    def bases(self, part: Part) -> None:
-        """Fields with the address of a part: programs complete the links in it with their hosts (RFC 2557)."""
+    def addresses(self, part: Part) -> None:
+        """Fields with the address of a part: programs complete the links in it (RFC 2557), or open it instead."""
         for name, value in part.fields if self.limits.look_at_urls else ():
-            if name in _BASES:
+            if name in _ADDRESSES:
                 self.links.scan(words.decode_words("".join(value.split())), is_html=False)
 
     def message_file(self, data: Buffer, part: Part, nesting: int) -> None:
@@ -337,7 +339,8 @@ class _MailInspector(FileInspector):
         self.named(names)
         is_saved = has_download(text.lower())
         for number, file in enumerate(page_files.files(text)):
-            if number >= INLINE_FILES and not self.limits.archives:
+            is_hidden = file_types.family_of(file.content) != file_types.IMAGE  # engines may not find such files
+            if (number >= INLINE_FILES or is_hidden) and not self.limits.archives:
                 raise NeedsProcess
             self.reading.take(PAGE_FILE_WORK * (len(file.content) + 100))
             if file in done:
@@ -345,11 +348,12 @@ class _MailInspector(FileInspector):
             done[file] = None
             self.reading.take(PART_WORK)
             self.signatures(file.content)
-            self.show(file.content, names)
             self.names([""], file.content_type, file.content)
             if is_saved and file_types.is_program_type(file.content_type):
                 self.found.tags.add("mime:executable")
-            self.file(file.content, (), nesting)
+            with self.hidden_from_engines(is_hidden):
+                self.show(file.content, names)
+                self.file(file.content, (), nesting)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         if self.material is not None and nesting == 0:
@@ -361,6 +365,8 @@ class _MailInspector(FileInspector):
             self.text(content, 0, len(content), part, nesting)
         if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
+        if recognition.is_binhex(part):
+            self.binhex(content, nesting)
         if "pkcs7-mime" in part.content_type or recognition.is_signed(content, part.names):
             self.signed(content, part.names, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"

@@ -21,7 +21,8 @@ _PAGES = frozenset(
 )
 _PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
 _TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "txt"})
-_MAILS = frozenset({"eml", "mbox", "mbx", "mht", "mhtml", "nws"})
+_MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws"})
+_MAY_BE_MAILS = frozenset({"", "email", "mail", "msg", "rfc822"})  # desktops then look at the first line
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
 _WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
 _ARCHIVE_HEAD = 4096  # bytes in which its header section begins
@@ -45,6 +46,10 @@ def names_in_signed(names: Collection[str]) -> list[str]:
 
 def is_mail_name(name: str) -> bool:
     return file_types.has_extension((name,), _MAILS)
+
+
+def may_be_mail_name(names: Collection[str]) -> bool:
+    return not names or file_types.has_extension(names, _MAY_BE_MAILS)
 
 
 def is_mail_file(content: bytes, names: Collection[str]) -> bool:
@@ -95,13 +100,17 @@ def is_web_page(content: bytes, names: Collection[str]) -> bool:
 
 def may_have_files(page: bytes) -> bool:
     """A quick test: most pages in archives are parts of documents, without such links or escapes for them."""
-    text = page.replace(b"\0", b"").lower() if b"\0" in page else page.lower()
+    text = page.translate(None, b"\0\t\r\n").lower()  # browsers remove tabs and line ends from addresses
     return any(mark in text for mark in (b"data:", b"download", b"&#", b"&tab;", b"&newline;"))
 
 
 def has_calendar(content: bytes) -> bool:
     """Whether a text has an appointment or a business card in it, whatever its type is."""
     return _CALENDAR.search(content) is not None
+
+
+def is_binhex(part: Part) -> bool:
+    return "binhex" in part.content_type or file_types.has_extension(part.names, ("hqx", "hcx"))
 
 
 def is_calendar(part: Part) -> bool:

@@ -1,0 +1,61 @@
+"""AppleSingle and MacBinary: a file with its name and its resources in one, which mail programs on a Mac take apart.
+
+AppleSingle (RFC 1740) is a list of entries: number, offset and length of each. AppleDouble has the same form; it
+should not have the content of a file, and is left alone if it has none, because archives made on a Mac are full of it.
+MacBinary is a header of 128 bytes, followed by the content. Without this, such a file would hide any other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator
+
+from bridge.service.analysis.unpacking import Budget, Member
+
+_MAGIC = (b"\0\x05\x16\0", b"\0\x05\x16\x07")  # AppleSingle, AppleDouble
+_COUNT_AT, _ENTRIES_AT = 24, 26
+_ENTRY = struct.Struct(">III")
+_CONTENT, _NAME = 1, 3
+_ENTRY_COST = 256  # work for each; the standard defines 15, but there may be 65,535
+_BINARY_HEADER = 128  # bytes, of MacBinary
+_MAX_NAME = 63
+
+
+def is_apple_file(content: bytes) -> bool:
+    """Whether it is one of these and has the content of a file."""
+    if content.startswith(_MAGIC):
+        return any(number == _CONTENT and length for number, _, length in _entries(content))
+    return content[:1] == b"\0" and _is_mac_binary(content)
+
+
+def apple_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """The contents: there should be one. Raises TooMuch."""
+    if not content.startswith(_MAGIC):
+        own = content[2 : 2 + content[1]]
+        spans = [(_BINARY_HEADER, struct.unpack_from(">I", content, 83)[0])]
+    else:
+        entries = _entries(content)
+        budget.take_work(_ENTRY_COST * len(entries))
+        own = next((content[at : at + length] for number, at, length in entries if number == _NAME), b"")
+        spans = [(at, length) for number, at, length in entries if number == _CONTENT]
+    known = tuple(dict.fromkeys((own.decode("mac_roman"), own.decode("utf-8", "replace"), *names)))
+    for start, length in dict.fromkeys(spans):
+        data = content[start : start + length]
+        budget.take_member()
+        budget.take(len(data))
+        yield Member(known, data, is_disputed=True)
+
+
+def _entries(content: bytes) -> list[tuple[int, int, int]]:
+    count = int.from_bytes(content[_COUNT_AT:_ENTRIES_AT], "big")
+    wanted = min(count, max(0, len(content) - _ENTRIES_AT) // _ENTRY.size)
+    return list(_ENTRY.iter_unpack(content[_ENTRIES_AT : _ENTRIES_AT + wanted * _ENTRY.size]))
+
+
+def _is_mac_binary(content: bytes) -> bool:
+    """It has no mark: bytes that are zero, a name without control characters, and lengths that fit."""
+    if len(content) <= _BINARY_HEADER or content[74] or content[82] or not 0 < content[1] <= _MAX_NAME:
+        return False
+    name, rest = content[2 : 2 + content[1]], content[2 + content[1] : 65]
+    data, resources = struct.unpack_from(">II", content, 83)
+    return min(name) >= 32 and not rest.strip(b"\0") and data > 0 and data + resources <= len(content)
