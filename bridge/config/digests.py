@@ -92,7 +92,7 @@ class UserPage(Reached, Section):
     public_url: str | None = Field(
         None,
         validate_default=True,
-        description="The URL that users type and that links begin with, if a reverse proxy is in front: "
+        description="The URL that users type and that links start with, if a reverse proxy is in front: "
         "`https://mail.example.org/quarantine/`. Required if the address is not loopback.",
     )
     trusted_proxies: list[Network] = Field(
@@ -141,7 +141,7 @@ class Digests(Section):
     )
     domains: list[DomainField] = Field(
         [],
-        description="Domains whose recipients get digests. Nobody else ever does. Default: the "
+        description="Domains whose recipients get digests. No one else gets any. Default: the "
         "`recipient_domains` of all `tenants`.",
     )
     exclude: list[str] = Field(

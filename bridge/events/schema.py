@@ -63,7 +63,7 @@ MAIL: dict[str, Schema] = {
     ),
     "client_address": _text("IP address of the host that sent the mail to the mail server."),
     "client_helo": _text("Its HELO."),
-    "client_login": _text("The user that it had authenticated as."),
+    "client_login": _text("The user as whom the client authenticated."),
     "client_queue_id": _text("Queue id at the mail server in front of us."),
     "sender": _text("Envelope sender; empty for the null sender."),
     "recipients": _RECIPIENTS,
@@ -79,7 +79,7 @@ MAIL: dict[str, Schema] = {
         "What was done; `cancelled` if the client disconnected first.",
         enum=[*(str(member) for member in Action), "cancelled"],
     ),
-    "rule": _text("The rule of the policy, the list or the limit that decided, as in the log."),
+    "rule": _text("The policy rule, list or limit that applied, as in the log."),
     "list": _text("The list that the mail is on."),
     "list_entry": _text("The entry that matched."),
     "would": _text("Shadow mode: the action that would have been taken.", enum=[str(member) for member in Action]),
@@ -147,7 +147,7 @@ TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Lo
 # Type -> when there is one, its fields, those that are always there
 TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     EventType.DECIDED: (
-        "A mail whose content was received is finished, whatever was done with it: one event per mail.",
+        "The processing of a mail whose content was received has ended, with any outcome: one event per mail.",
         MAIL,
         _MAIL_ALWAYS,
     ),
@@ -158,7 +158,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         _MAIL_ALWAYS,
     ),
     EventType.QUARANTINED: (
-        "A mail is in our quarantine, alone or as a copy, or a milter had the mail server hold it (`action: hold`). "
+        "A mail or a copy of it is in our quarantine, or a milter had the mail server hold it (`action: hold`). "
         "This event follows the `mail.decided` of the mail.",
         MAIL,
         _MAIL_ALWAYS,
@@ -182,7 +182,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     TEST: ("Sent by `scanbridge events test`, regardless of the sink's `types`.", TESTED, ["sink", "by"]),
 }
 ENVELOPE: dict[str, Schema] = {
-    "id": _text("Unique, and the same whenever the event is sent again.", format="uuid"),
+    "id": _text("Unique; it stays the same if the event is sent again.", format="uuid"),
     "time": _text("When it happened, in UTC.", format="date-time"),
     "type": _text("See below.", enum=[str(type_) for type_ in TYPES]),
     "source": _text("Host name of the bridge."),

@@ -189,7 +189,7 @@ def embedded_on_admin_port(world: World) -> None:
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
-    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must hold the secret on one line"),
+    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must contain the secret on one line"),
     "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then run `scanbridge reload`"),
     "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "expires soon"),
     "no chain": (shift_chain, "PROBLEM", "reorder the certificates"),

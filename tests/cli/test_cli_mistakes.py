@@ -238,7 +238,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      [":3: not YAML", "indented differently", "align them"]),
     ("a value that begins with @", _line("hostname: @mx"), "check", 78,
      [":8: not YAML", "special character", "quotes"]),
-    ("a value that begins with *", _line("hostname: *mx"), "check", 78, [":8: not YAML", "begins with *", "quotes"]),
+    ("a value that begins with *", _line("hostname: *mx"), "check", 78, [":8: not YAML", "starts with *", "quotes"]),
     ("an unclosed quote", _line('hostname: "mx'), "check", 78,
      [":9: not YAML", "ends in the middle", "close its quote"]),
     ("a no-break space", _line("log:\u00a0{level: info}"), "check", 78, [":8: ", "no-break space", "a plain space"]),

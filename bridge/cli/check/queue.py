@@ -46,7 +46,7 @@ def _secrets(loaded: Loaded, settings: Nats) -> Iterator[Finding]:
         name = getattr(settings, key)
         path = settings.path(name) if name else None
         if path is not None and path.stat().st_mode & stat.S_IROTH:
-            text = f"{loaded.at(*_WHERE, key)}: every user of this machine can read it: run chmod 600 {path}"
+            text = f"{loaded.at(*_WHERE, key)}: every user of this machine can read this file; run chmod 600 {path}"
             yield Finding(f"nats {key}", warning=text)
 
 
