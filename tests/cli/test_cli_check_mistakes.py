@@ -246,7 +246,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "Exim believes senders": (lambda w: exim(w, EXIM.replace("acl_not_smtp = acl_local", "")),
                               "PROBLEM", "ADDR=$sender_host_address in acl_not_smtp"),
     "Exim's field is below": (lambda w: exim(w, EXIM.replace(":at_start:", "")),
-                              "PROBLEM", "write accept add_header = :at_start:X-Client"),
+                              "PROBLEM", "use accept add_header = :at_start:X-Client"),
     "Exim names no client": (lambda w: (exim(w, EXIM), w.listener.update(client_header=None)),
                              "WARNING", "set client_header: X-Scanbridge-Client"),
     "Sendmail fails open": (lambda w: sendmail(w, SENDMAIL.replace(" F=T,", "")), "PROBLEM", "add F=T"),
