@@ -21,7 +21,7 @@ BEGINNING = """\
 
 Programs can query over HTTP what happened to mail.
 A running daemon answers at its admin address (`admin.address`, 127.0.0.1:9082).
-[Query the history over HTTP](../operate/history-over-http.md) has examples with curl, and explains how to create tokens.
+[Query the history over HTTP](../operate/history-over-http.md) has examples, and explains how to create tokens.
 The machine-readable form is [api.json](api.json) (OpenAPI 3.1); a running daemon serves it at `/api/v1/openapi.json`.
 The scanning service has [another API](http-api.md).
 

@@ -273,7 +273,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("an owner who does not exist", _listener("unix:{directory}/s", "unix_owner: nosuchuser, "), "run", 78,
      ["unix_owner", "nosuchuser", "create it, or correct the name"]),
     # secrets and lists
-    ("a token of two lines", _file("token", "one-token\nanother\n"), "check", 1, ["token_file", "must contain one line"]),
+    ("a token of two lines", _file("token", "one-token\nanother\n"), "check", 1,
+     ["token_file", "must contain one line"]),
     ("a key file that is not there", _line("lists: {url: 'http://127.0.0.1:1', api_key_file: no}"), "lists show", 78,
      ["lists.api_key_file", "No such file", "on one line"]),
     ("a List API that does not run", _lists, "lists show --patience 0s", 75,
