@@ -14,7 +14,9 @@ from collections.abc import Collection
 
 from starlette.types import Scope
 
-WRONG_HOST = "this host name is not known here, and may be another site's: use the address, or add it to admin.hosts"
+WRONG_HOST = (
+    "this host name is not known here and may belong to another site: use the address, or add the name to admin.hosts"
+)
 
 
 def has_known_host(scope: Scope, hosts: Collection[str]) -> bool:

@@ -32,7 +32,7 @@ _REPLY: Schema = {
     "properties": {
         "code": {"type": "integer", "minimum": 200, "maximum": 599, "description": "SMTP code."},
         "status": _text("Enhanced status code, or empty."),
-        "text": _text("The text after it."),
+        "text": _text("The text of the reply."),
     },
     "required": ["code", "status", "text"],
 }
@@ -57,7 +57,7 @@ MAIL: dict[str, Schema] = {
     "session": _text("Id of the connection."),
     "listener": _text("Name of the listener."),
     "stage": _text(
-        "When it was decided: after the content, or before it, at MAIL or RCPT. At RCPT, the event is about one "
+        "When the decision was made: after the content, or before it, at MAIL or RCPT. At RCPT, the event is about one "
         "recipient.",
         enum=["content", "mail", "rcpt"],
     ),
@@ -80,7 +80,7 @@ MAIL: dict[str, Schema] = {
         enum=[*(str(member) for member in Action), "cancelled"],
     ),
     "rule": _text("The policy rule, list or limit that applied, as in the log."),
-    "list": _text("The list that the mail is on."),
+    "list": _text("The list with a matching entry."),
     "list_entry": _text("The entry that matched."),
     "would": _text("Shadow mode: the action that would have been taken.", enum=[str(member) for member in Action]),
     "unscanned": _text("Why the mail was passed on without a decision."),
@@ -129,8 +129,8 @@ REPORTED: dict[str, Schema] = {
 LIST: dict[str, Schema] = {
     "list": _text("Name of the list."),
     "tenant": _text("The tenantUid; absent for the list of the whole deployment."),
-    "entries": _number("Entries in our copy now."),
-    "entries_before": _number("Entries in the previous copy; absent for the first one."),
+    "entries": _number("Number of entries in our copy now."),
+    "entries_before": _number("Number of entries in the previous copy; absent for the first one."),
 }
 SCANNER: dict[str, Schema] = {
     "host": _text("URL of the scanner host."),
@@ -139,7 +139,7 @@ SCANNER: dict[str, Schema] = {
         "`saturated`: it has no capacity.",
         enum=[str(state) for state in ScannerState],
     ),
-    "state_before": _text("The state before.", enum=[str(state) for state in ScannerState]),
+    "state_before": _text("The previous state.", enum=[str(state) for state in ScannerState]),
     "problem": _text("Why it is down, in words."),
 }
 TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Login name of the operator.")}

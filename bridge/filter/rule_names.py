@@ -43,7 +43,7 @@ DOCUMENTED = {
     PERSONAL_ALLOW: "the recipient has allowed the sender",
     "limits.NAME": "the mail exceeds a limit, or there is no room for it",
     TRUSTED_CLIENTS: "the client is not one of the listener's `trusted_clients`; only in the history",
-    HOOKS_TOKEN: "the client has not sent the token of the listener; only in the history",
+    HOOKS_TOKEN: "the client did not send the listener's token; only in the history",
     CLIENT_GONE: "the client disconnected, or was too slow, before all of the content was sent; only in the history",
     RECIPIENT_DOMAIN: "the recipient's domain is uncertain, and something depends on it",
     RELEASED: "the mail was released from the quarantine, so it was not scanned again",

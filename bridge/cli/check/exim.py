@@ -102,7 +102,7 @@ def _size(conf: Config, text: str) -> Finding:
     number = re.fullmatch(r"(\d+)([KMG]?)", value)
     size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
     problem = (
-        f"with its own Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
+        f"with Exim's Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
     )
     return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
 

@@ -60,5 +60,5 @@ def _workers(where: str, settings: Nats, servers: list[Found]) -> Iterator[Findi
         text = f"{len(strangers)} workers use another database and get no mail; set `database` to the same value"
         yield Finding("workers", warning=f"{where}: {text}")
     if settings.replicas == 1 and any(server.is_cluster for server in servers):
-        text = "NATS is a cluster, but a queued mail is on one server only; set `replicas: 3`"
+        text = "NATS is a cluster, but each queued mail is stored on only one server; set `replicas: 3`"
         yield Finding("nats", warning=f"{where}: {text}")

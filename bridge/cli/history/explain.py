@@ -206,7 +206,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
     made = made_at(question.what)
     if made is not None:
         when = _time(made)
-        yield f"{question.what} is an id that the bridge created at {when}: the search covered the time around that."
+        yield f"{question.what} is an id that the bridge created at {when}; the search covered the time around it."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:
@@ -217,7 +217,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
         yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, added up by client."
+        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, counted per client."
     if absence.lost is None:
         yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:

@@ -127,10 +127,10 @@ def _responses(description: str, schema: str | None, without: tuple[int, ...] = 
     return found
 
 
-_RETRY: Json = {"description": "Seconds after which to try again, if that helps.", "schema": {"type": "integer"}}
+_RETRY: Json = {"description": "Seconds to wait before trying again, if that helps.", "schema": {"type": "integer"}}
 _HEADERS: dict[int, Json] = {
-    401: {"WWW-Authenticate": {"description": "The scheme that is expected.", "schema": {"type": "string"}}},
-    405: {"Allow": {"description": "The methods that are supported.", "schema": {"type": "string"}}},
+    401: {"WWW-Authenticate": {"description": "The expected scheme.", "schema": {"type": "string"}}},
+    405: {"Allow": {"description": "The supported methods.", "schema": {"type": "string"}}},
     429: {"Retry-After": _RETRY},
     503: {"Retry-After": _RETRY},
 }
@@ -156,7 +156,7 @@ def _schemas() -> Json:
     error = {
         "error": {"type": "string", "enum": sorted(ERRORS), "description": "Stable: programs may depend on it."},
         "message": {**_TEXT, "description": "For people."},
-        "parameter": {**_TEXT, "description": "The parameter that is wrong."},
+        "parameter": {**_TEXT, "description": "The invalid parameter."},
     }
     return {
         "Page": _object(["mails", "next"], _page_fields()),
