@@ -32,7 +32,7 @@ CONFIGURATION = """\
 
 `scanbridge run -c FILE` reads one YAML file (or the one that `$SCANBRIDGE_CONFIG` names).
 Without `-c` or `SCANBRIDGE_CONFIG`, commands use `/etc/scanbridge/bridge.yml` if it exists, \
-otherwise the [embedded default](#the-embedded-default).
+and the [embedded default](#the-embedded-default) otherwise.
 A small configuration:
 
 ```yaml
