@@ -63,7 +63,7 @@ MAIL: dict[str, Schema] = {
     ),
     "client_address": _text("IP address of the host that sent the mail to the mail server."),
     "client_helo": _text("Its HELO."),
-    "client_login": _text("The user as whom the client authenticated."),
+    "client_login": _text("The user name with which the client authenticated."),
     "client_queue_id": _text("Queue id at the mail server in front of us."),
     "sender": _text("Envelope sender; empty for the null sender."),
     "recipients": _RECIPIENTS,
