@@ -166,7 +166,7 @@ def _show(steps: list[Step], policy: list[dict[str, Any]]) -> None:
     _show_steps(before, 1)
     if policy:
         say()
-        say("What the policy does, by the scanner's decision or the reason why there is none:")
+        say("Outcomes of the policy, by the scanner's decision or the reason why there is none:")
         _show_policy(policy)
         say()
         if after:

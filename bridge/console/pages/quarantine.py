@@ -224,7 +224,7 @@ async def chosen(call: Call) -> list[MailRecord]:
     if not ids:
         raise Refused(400, "No mail is selected", _NOTHING)
     if len(ids) > MAX_CHOSEN:
-        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be selected at once. Nothing was done.")
+        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be selected at a time. Nothing was done.")
 
     def find() -> list[MailRecord | None]:
         return [call.sources.held(mail_id, call.tenants) for mail_id in ids]
