@@ -21,8 +21,8 @@ BEGINNING = """\
 
 Programs can query over HTTP what happened to mail.
 A running daemon answers at its admin address (`admin.address`, 127.0.0.1:9082).
-Examples with curl, and how to create tokens: [query the history over HTTP](../operate/history-over-http.md).
-The machine-readable form is [api.json](api.json) (OpenAPI 3.1); a running daemon has it at `/api/v1/openapi.json`.
+[Query the history over HTTP](../operate/history-over-http.md) has examples, and explains how to create tokens.
+The machine-readable form is [api.json](api.json) (OpenAPI 3.1); a running daemon serves it at `/api/v1/openapi.json`.
 The scanning service has [another API](http-api.md).
 
 - Everything is read-only: `GET` and `HEAD`. Answers are JSON, are not cached (`Cache-Control: no-store`), and allow no
@@ -35,7 +35,7 @@ The scanning service has [another API](http-api.md).
 - At most 4 queries run at a time, and at most 2 with the same token; further queries wait for up to 5 seconds and are
   then refused with 503.
   A query is refused with 429 if 20 others with the same token are waiting.
-  A query that takes longer than 15 seconds is refused with 503, too.
+  A query that takes longer than 15 seconds is also refused with 503.
   `Retry-After` says when to try again.
 """
 

@@ -26,7 +26,8 @@ def rates(examples: list[Example]) -> dict[str, float]:
 def signal_table(ham: list[Example], phishing: list[Example], weights: dict[str, float]) -> str:
     good, bad = rates(ham), rates(phishing)
     lines = [
-        f"How often each occurs, in {len(phishing)} phishing mails and {len(ham)} legitimate ones, and its weight:",
+        f"This table shows the weight of each signal, and how often it occurs in {len(phishing)} phishing mails and "
+        f"{len(ham)} legitimate ones:",
         "",
         "| tag | phishing | legitimate | weight | what `explain` says |",
         "|---|---|---|---|---|",

@@ -42,7 +42,7 @@ _COMMANDS = {
         "history",
         "List the mails that arrived and what was done with them, one line per mail, newest first.",
     ),
-    "stats": ("history.stats", "stats", "Count mails by what was done with them, by tag, sender, hour and so on."),
+    "stats": ("history.stats", "stats", "Count mails by action, tag, sender, hour and so on."),
     "events": ("events", "events", "Show which events are waiting for the sinks; list, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),

@@ -33,7 +33,7 @@ _NOT_CONFIGURED = "not configured"
 def events() -> None:
     """Show which events are waiting for the sinks; list, retry and drop dead letters.
 
-    A dead letter is an event that its receiver refused again and again while accepting others. It is kept for 30 days.
+    A dead letter is an event that its receiver refused repeatedly while accepting others. It is kept for 30 days.
     """
 
 
@@ -41,7 +41,7 @@ def events() -> None:
 @config_option
 @_json_option
 def status(path: Path | None, as_json: bool) -> None:
-    """Show how many events are waiting for each sink, and what is wrong.
+    """Show how many events are waiting for each sink, and any problems.
 
     Exit code 0: every sink accepts its events. 1: one does not, or has dead letters.
     """

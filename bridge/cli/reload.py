@@ -28,7 +28,7 @@ _POLL_S = 0.1
     "--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait for the result."
 )
 def reload(path: Path | None, timeout_s: float) -> None:
-    """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new one is now in use.
+    """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new configuration is in use.
 
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
     signalled, or if it keeps its old configuration; the reason is printed.

@@ -95,7 +95,7 @@ def _address(listen: str | None) -> Endpoint | None:
 def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -> None:
     """Find problems in the service's configuration and say what to change.
 
-    Tests everything that the configuration refers to, and changes nothing. Prints problems and warnings only, or
+    Tests everything that the configuration refers to, and changes nothing. Prints only problems and warnings, or
     one line if there are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration
     cannot be loaded.
     """
@@ -132,9 +132,9 @@ def token(name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.pass_obj
 def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_json: bool) -> None:
-    """Explain what the service finds in a mail and why it decides as it does.
+    """Explain what the service finds in a mail, and the reasons for its decision.
 
-    FILE is a mail saved by a mail program (.eml). Reads the mail's bytes only: no lists, no other engines, no
+    FILE is a mail saved by a mail program (.eml). Reads only the mail's bytes: no lists, no other engines, no
     network. Without a configuration, the service's defaults apply.
     """
     from bridge.cli.service_explain import lines_of

@@ -13,7 +13,7 @@ def lines_of(found: Explanation) -> Iterator[str]:
         yield "why:"
         yield from (f"  {reason}" for reason in found.reasons)
     if found.tags:
-        yield "tags, and what the decision table adds for each:"
+        yield "tags, and the score that the decisions table adds for each:"
         yield from (f"  {score:>5g}  {tag}" for tag, score in found.tags.items())
     if found.model is not None:
         yield from _model_lines(found.model)

@@ -12,7 +12,8 @@ from bridge.config.fields import FILE_LOOKUP, Section, TenantUid
 
 class ApiToken(Section):
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Whose token it is, for people who read this file."
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Name of the token's user, for people who read this file.",
     )
     token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
     tenants: list[TenantUid] | None = Field(

@@ -96,7 +96,7 @@ class Console(Reached, Section):
         None,
         validate_default=True,
         description="The URL that people type, if a reverse proxy is in front: `https://mail.example.org/scanbridge/`. "
-        "Its path may be passed on or removed by the proxy. Requests for another host and forms from another origin "
+        "The proxy may pass on its path or remove it. Requests for another host and forms from another origin "
         "are refused. Required if the address is not loopback.",
     )
     trusted_proxies: list[Network] = Field(

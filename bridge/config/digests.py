@@ -57,7 +57,7 @@ class UserPolicy(Section):
         "request", description="Malware. Users never release it themselves, whatever is configured."
     )
     blocked: Literal["release", "request", "nothing"] = Field(
-        "request", description="Mail that is on a list of the tenant or the deployment."
+        "request", description="Mail that matches a list of the tenant or the deployment."
     )
     other: Literal["release", "request", "nothing"] = Field(
         "request", description="Everything else: attachments that are not accepted, mail that could not be checked."
@@ -92,7 +92,7 @@ class UserPage(Reached, Section):
     public_url: str | None = Field(
         None,
         validate_default=True,
-        description="The URL that users type and that links begin with, if a reverse proxy is in front: "
+        description="The URL that users type and that links start with, if a reverse proxy is in front: "
         "`https://mail.example.org/quarantine/`. Required if the address is not loopback.",
     )
     trusted_proxies: list[Network] = Field(
@@ -104,7 +104,7 @@ class UserPage(Reached, Section):
     sign_in_by_code: bool = Field(True, description="Users may sign in with a code that is sent to their address.")
     sign_in_by_oidc: bool = Field(
         True,
-        description="Users may sign in with `console.oidc`, if that is set, by the claim `email` that it verified.",
+        description="Users may sign in with `console.oidc`, if it is set; the verified `email` claim identifies them.",
     )
 
     @field_validator("public_url")
@@ -141,7 +141,7 @@ class Digests(Section):
     )
     domains: list[DomainField] = Field(
         [],
-        description="Domains whose recipients get digests. Nobody else ever does. Default: the "
+        description="Domains whose recipients get digests. No one else gets any. Default: the "
         "`recipient_domains` of all `tenants`.",
     )
     exclude: list[str] = Field(

@@ -69,7 +69,7 @@ class EventSink(Section):
         12,
         ge=2,
         description="An event that the receiver has refused this many times, while it accepted others in between, "
-        "becomes a dead letter. A receiver that accepts nothing is tried forever.",
+        "becomes a dead letter. A receiver that accepts no events is retried indefinitely.",
     )
     timeout: Duration = Field(10.0, gt=0, description="`webhook`, `syslog`, `nats`: maximum time for one delivery.")
     ca_file: str | None = Field(None, description=f"`webhook`, `syslog`, `nats`: {CA_FILE[0].lower()}{CA_FILE[1:]}")
@@ -79,7 +79,7 @@ class EventSink(Section):
         description="`file`: the file, relative to the state directory. It is reopened after it has been renamed or "
         "removed (logrotate).",
     )
-    url: str | None = Field(None, description="`webhook`: where events are posted to.")
+    url: str | None = Field(None, description="`webhook`: the URL to which events are posted.")
     secret_file: str | None = Field(
         None,
         description="`webhook`: file with the secret (`whsec_` and base64) with which events are signed; with several "
@@ -93,7 +93,7 @@ class EventSink(Section):
     subject: str = Field(
         "scanbridge",
         pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
-        description="`nats`: the subject of an event is this, a dot and the event's type.",
+        description="`nats`: the first part of an event's subject, followed by a dot and the event's type.",
     )
     jetstream: bool = Field(False, description="`nats`: wait until a stream has stored the event.")
     credentials_file: str | None = Field(None, description=f"`nats`: file with credentials (.creds). {FILE_LOOKUP}")

@@ -28,7 +28,7 @@ class DoorLists(Section):
     skip_scan: list[ListName] = Field(
         [],
         description="Lists of senders, domains or client networks whose mail is relayed without a scan; a header field "
-        "says so. Prefer lists of networks: the sender of an envelope is easily forged.",
+        "says so. Prefer lists of networks: an envelope sender is easily forged.",
     )
     allow_wins: bool = Field(
         False, description="An entry in a `skip_scan` list takes precedence over one in a `block` list."
@@ -82,7 +82,7 @@ class Lists(Section):
     )
     kinds: dict[str, ListKind] = Field(
         {},
-        description="What the entries of a list are (`sender`, `domain` or `network`), by list name. Needed where the "
+        description="Kind of the entries of each list (`sender`, `domain` or `network`), by list name. Needed if the "
         "service's category is none of these words.",
     )
     block_list: ListName = Field(

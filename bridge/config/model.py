@@ -119,8 +119,8 @@ class Admin(Section):
     hosts: list[str] = Field(
         [],
         description="Host names under which a proxy on this machine reaches the admin pages. On a loopback address, "
-        "the pages are only shown under an address, a name without a dot, this machine's name, or one of these: any "
-        "other name may be another site's, which a browser on this machine could be made to read them for.",
+        "the pages are shown only under an address, a name without a dot, this machine's name, or one of these; under "
+        "any other name, another site could make a browser on this machine read the pages.",
     )
 
     @property
@@ -132,7 +132,7 @@ class Log(Section):
     format: Literal["keyvalue", "json"] = Field("keyvalue", description="Format of the log lines.")
     timestamp: bool = Field(
         False,
-        description="Begin each line with `time=`, in UTC. Meant for a log in a file or a container: journald adds the "
+        description="Start each line with `time=`, in UTC. Meant for a log in a file or a container: journald adds the "
         "time itself, and JSON lines always have it.",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(

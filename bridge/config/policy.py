@@ -63,8 +63,8 @@ class Policy(Section):
     undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="The service gives no answer for any mail, whatever the reason. Each of the next four keys "
-        "overrides this for one reason. If other mail is answered, and only this mail is not, `failed` applies.",
+        description="The service answers no mail, for any reason. Each of the next four keys overrides this for one "
+        "reason. If only this mail gets no answer, `failed` applies.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"

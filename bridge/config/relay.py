@@ -24,7 +24,7 @@ class NextHops(BaseModel):
     model_config = ConfigDict(json_schema_extra=_either_hop)
 
     next_hop: NextHopField = Field(
-        description="Where mail is relayed to: smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path."
+        description="Where to relay mail: smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path."
     )
     next_hops: list[NextHopField] = Field(
         [],

@@ -90,7 +90,7 @@ def _no_default(schema: dict[str, Any]) -> None:
 class Scanner(Section):
     dialect: DialectName = Field(
         DEFAULT_DIALECT,
-        description="What the scanner speaks: the Email Scanning API, rspamd's `/checkv2`, or MTA Hooks "
+        description="The scanner's interface: the Email Scanning API, rspamd's `/checkv2`, or MTA Hooks "
         "(draft -01, experimental). See [dialects](../operate/dialects.md).",
     )
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)

@@ -30,7 +30,7 @@ class Commands:
     async def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
         """Raises Refused if it is already running, cannot be started, or takes too long."""
         if self._running.locked():
-            raise Refused(409, "Already running", "Somebody else has just started this. Try again in a moment.", 5)
+            raise Refused(409, "Already running", "Someone else has just started this. Try again in a moment.", 5)
         async with self._running:
             try:
                 process = await asyncio.create_subprocess_exec(

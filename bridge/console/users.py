@@ -59,7 +59,7 @@ class Users:
     def add(self, name: str, password: str | None, role: Role, tenants: Tenants = None) -> None:
         """`password` is None for a user who signs in only with links. Raises UserMistake if the name is taken."""
         if not _NAME.fullmatch(name):
-            raise UserMistake("a name consists of letters, digits and . _ @ + -, and begins with a letter or digit")
+            raise UserMistake("a name consists of letters, digits and . _ @ + -, and starts with a letter or digit")
         values = {"role": str(role), "tenants": tenants_to_text(tenants), "made_at": time.time()}
         hashed = "" if password is None else self._hash(password, name)
         with self._store.writing() as connection:

@@ -95,7 +95,7 @@ class Feedback:
     def _learn_waiting(self, conf: Config, state: Path, store: ReportStore) -> None:
         learners = feedback_wiring.learners(conf)
         if learners is None:
-            self._fail(conf, "neither feedback.rspamd nor feedback.scanner is configured any more")
+            self._fail(conf, "feedback.rspamd and feedback.scanner are no longer configured")
             return
         place, problems = None, 0
         try:

@@ -65,12 +65,12 @@ def read_secret(path: Path, key: str) -> str:
     except OSError as exc:
         raise ConfigError(
             f"{key}: {path} cannot be read: {exc.strerror}; "
-            "it must hold the secret on one line and be readable by scanbridge"
+            "it must contain the secret on one line and be readable by scanbridge"
         ) from exc
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path} is not plain text; it must hold the secret on one line") from None
+        raise ConfigError(f"{key}: {path} is not plain text; it must contain the secret on one line") from None
     if not _TOKEN.fullmatch(text):
-        raise ConfigError(f"{key}: {path} must hold one line of 8 to 4096 printable characters without spaces")
+        raise ConfigError(f"{key}: {path} must contain one line of 8 to 4096 printable characters without spaces")
     return text
 
 

@@ -32,7 +32,7 @@ _REPLY: Schema = {
     "properties": {
         "code": {"type": "integer", "minimum": 200, "maximum": 599, "description": "SMTP code."},
         "status": _text("Enhanced status code, or empty."),
-        "text": _text("The text after it."),
+        "text": _text("The text of the reply."),
     },
     "required": ["code", "status", "text"],
 }
@@ -57,13 +57,13 @@ MAIL: dict[str, Schema] = {
     "session": _text("Id of the connection."),
     "listener": _text("Name of the listener."),
     "stage": _text(
-        "When it was decided: after the content, or before it, at MAIL or RCPT. At RCPT, the event is about one "
+        "When the decision was made: after the content, or before it, at MAIL or RCPT. At RCPT, the event is about one "
         "recipient.",
         enum=["content", "mail", "rcpt"],
     ),
     "client_address": _text("IP address of the host that sent the mail to the mail server."),
     "client_helo": _text("Its HELO."),
-    "client_login": _text("The user that it had authenticated as."),
+    "client_login": _text("The user name with which the client authenticated."),
     "client_queue_id": _text("Queue id at the mail server in front of us."),
     "sender": _text("Envelope sender; empty for the null sender."),
     "recipients": _RECIPIENTS,
@@ -79,8 +79,8 @@ MAIL: dict[str, Schema] = {
         "What was done; `cancelled` if the client disconnected first.",
         enum=[*(str(member) for member in Action), "cancelled"],
     ),
-    "rule": _text("The rule of the policy, the list or the limit that decided, as in the log."),
-    "list": _text("The list that the mail is on."),
+    "rule": _text("The policy rule, list or limit that applied, as in the log."),
+    "list": _text("The list with a matching entry."),
     "list_entry": _text("The entry that matched."),
     "would": _text("Shadow mode: the action that would have been taken.", enum=[str(member) for member in Action]),
     "unscanned": _text("Why the mail was passed on without a decision."),
@@ -129,8 +129,8 @@ REPORTED: dict[str, Schema] = {
 LIST: dict[str, Schema] = {
     "list": _text("Name of the list."),
     "tenant": _text("The tenantUid; absent for the list of the whole deployment."),
-    "entries": _number("Entries in our copy now."),
-    "entries_before": _number("Entries in the previous copy; absent for the first one."),
+    "entries": _number("Number of entries in our copy now."),
+    "entries_before": _number("Number of entries in the previous copy; absent for the first one."),
 }
 SCANNER: dict[str, Schema] = {
     "host": _text("URL of the scanner host."),
@@ -139,7 +139,7 @@ SCANNER: dict[str, Schema] = {
         "`saturated`: it has no capacity.",
         enum=[str(state) for state in ScannerState],
     ),
-    "state_before": _text("The state before.", enum=[str(state) for state in ScannerState]),
+    "state_before": _text("The previous state.", enum=[str(state) for state in ScannerState]),
     "problem": _text("Why it is down, in words."),
 }
 TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Login name of the operator.")}
@@ -147,7 +147,7 @@ TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Lo
 # Type -> when there is one, its fields, those that are always there
 TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     EventType.DECIDED: (
-        "A mail whose content was received is finished, whatever was done with it: one event per mail.",
+        "The processing of a mail whose content was received has ended, with any outcome: one event per mail.",
         MAIL,
         _MAIL_ALWAYS,
     ),
@@ -158,7 +158,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
         _MAIL_ALWAYS,
     ),
     EventType.QUARANTINED: (
-        "A mail is in our quarantine, alone or as a copy, or a milter had the mail server hold it (`action: hold`). "
+        "A mail or a copy of it is in our quarantine, or a milter had the mail server hold it (`action: hold`). "
         "This event follows the `mail.decided` of the mail.",
         MAIL,
         _MAIL_ALWAYS,
@@ -182,7 +182,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     TEST: ("Sent by `scanbridge events test`, regardless of the sink's `types`.", TESTED, ["sink", "by"]),
 }
 ENVELOPE: dict[str, Schema] = {
-    "id": _text("Unique, and the same whenever the event is sent again.", format="uuid"),
+    "id": _text("Unique; it stays the same if the event is sent again.", format="uuid"),
     "time": _text("When it happened, in UTC.", format="date-time"),
     "type": _text("See below.", enum=[str(type_) for type_ in TYPES]),
     "source": _text("Host name of the bridge."),

@@ -161,13 +161,13 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words of the subject; `invo*` matches all words that begin with `invo`.", _WORDS, _subject),
+    "subject": Parameter("Words of the subject; `invo*` matches all words that start with `invo`.", _WORDS, _subject),
     "tag": Parameter("A tag of the scanner; `*` is a wildcard.", _TEXT, _text),
-    "action": Parameter("What was done with the mail.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
+    "action": Parameter("The action taken.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(
-        "What the scanner decided.", {"enum": [str(word) for word in Decision]}, _one_of(tuple(map(str, Decision)))
+        "The scanner's decision.", {"enum": [str(word) for word in Decision]}, _one_of(tuple(map(str, Decision)))
     ),
-    "rule": Parameter("The rule of the policy that decided.", _TEXT, _text),
+    "rule": Parameter("The policy rule that applied.", _TEXT, _text),
     "listener": Parameter("The name of the listener.", _TEXT, _text),
     "tenant": Parameter(
         f"A tenant's UUID; `{NO_TENANT}`: mail that belongs to no tenant.",
@@ -175,7 +175,7 @@ FILTERS: dict[str, Parameter] = {
         _tenant,
     ),
     "stage": Parameter(
-        "Where the mail was refused, before its content was sent.", {"enum": list(STAGES)}, _one_of(STAGES)
+        "The stage at which the mail was refused, before its content was sent.", {"enum": list(STAGES)}, _one_of(STAGES)
     ),
     "attempt": Parameter("The value of `attempt` in a mail: finds all attempts that have it.", _TEXT, _text),
     "since": Parameter(f"Not before this time. {_TIME_TEXT}", _MOMENT, _moment),

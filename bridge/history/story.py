@@ -200,7 +200,7 @@ def _arrival(entry: MailEntry, number: int) -> str:
     helo = f" (HELO {row.helo})" if row.helo else ""
     login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
     if kind.rule == rule_names.CLIENT_GONE:
-        text = f"{client}{helo}{login} began to send it to listener {kind.listener}, but did not finish"
+        text = f"{client}{helo}{login} started to send it to listener {kind.listener}, but did not finish"
     elif kind.stage:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
         text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
@@ -240,7 +240,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     if kind.decision:
         yield _verdict(entry, around, host)
         if why := readable_reasons(entry.more.get("reasons")):
-            yield f"Why it is suspicious: {'; '.join(why)}."
+            yield f"Reasons for suspicion: {'; '.join(why)}."
     elif kind.error in ERRORS:
         after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
         yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."
@@ -360,9 +360,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
             text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
         case Action.RELAY if around.maildir:
-            text = (
-                f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless somebody has moved it."
-            )
+            text = f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless someone has moved it."
         case Action.RELAY:
             hop = around.next_hop or "the next hop"
             queue = f", queue id {row.next_id}" if row.next_id else ""
@@ -370,8 +368,8 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
             text = (
-                f"In the hold queue of the mail server{queue}, unless somebody has released or deleted it there, "
-                "which the bridge does not see."
+                f"In the hold queue of the mail server{queue}, unless someone has released or deleted it there, "
+                "which the bridge cannot see."
             )
         case Action.DISCARD:
             text = "Nowhere: it was dropped, and the sender was not notified."
@@ -410,7 +408,7 @@ def _in_quarantine(action: str, kept: Kept | None) -> str:
         case "kept" if have:
             return f"{there}{end}; released to {have}, but not to all recipients."
         case "kept":
-            return f"{there}{end}; nobody has released it."
+            return f"{there}{end}; it has not been released."
         case "interrupted":
             return f"{there}{end}; a release was interrupted, and its result is unknown."
         case "unsure":

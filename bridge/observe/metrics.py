@@ -75,7 +75,7 @@ class Metrics(Collector):
     def _declare_mails(self) -> None:
         self.mails = Counter(
             "scanbridge_mails",
-            "Mails that were finished, by the service's decision and our action.",
+            "Finished mails, by the service's decision and our action.",
             ("listener", "decision", "action"),
         )
         self.replies = Counter(
@@ -90,7 +90,7 @@ class Metrics(Collector):
             "again).",
             ("listener", "told"),
         )
-        self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were finished.", ("listener",))
+        self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of finished mails.", ("listener",))
         self.failures = Counter("scanbridge_failures", "Mails with an error, by kind of error.", ("reason",))
         self.failures.start([label.value for label in FailureLabel])
         self.ambiguous_mails = Counter(
@@ -338,10 +338,10 @@ class Metrics(Collector):
         )
         self.digests_run_age = Gauge(
             "scanbridge_digests_last_run_age_seconds",
-            "Time since due digests were last looked for and sent; if they never were, since the daemon started.",
+            "Time since the last run that looked for due digests; before the first run, since the daemon started.",
         )
         self.digests_requests = Gauge(
-            "scanbridge_digests_requests_waiting", "Requests of users that are waiting for a releaser."
+            "scanbridge_digests_requests_waiting", "Users' requests that are waiting for a releaser."
         )
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
@@ -355,7 +355,7 @@ class Metrics(Collector):
         )
         self.events_dead = Gauge(
             "scanbridge_events_dead",
-            "Dead letters: events that a sink refused again and again; retry or drop them.",
+            "Dead letters: events that a sink refused repeatedly; retry or drop them.",
             ("sink",),
         )
 

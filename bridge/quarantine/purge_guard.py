@@ -47,8 +47,8 @@ class PurgeGuard:
             if now < self._wait_until:
                 hours = (self._wait_until - now) / 3600
                 raise ClockInDoubt(
-                    f"{doubt}; check the time of this machine: mail is removed by it in {hours:.0f} hours, "
-                    "or now by `scanbridge quarantine purge`"
+                    f"{doubt}; check this machine's clock: old mail will be removed in {hours:.0f} hours, "
+                    "or now with `scanbridge quarantine purge`"
                 )
         self._wait_until = None
         self._is_confirmed = True
@@ -65,4 +65,4 @@ class PurgeGuard:
         old = sum(at < oldest for at in kept_at)
         if not before or max(before) >= oldest or old * 2 <= len(kept_at):
             return ""
-        return f"{old} of {len(kept_at)} mails would be removed at once, even the newest from before the start"
+        return f"{old} of {len(kept_at)} mails would be removed together, even the newest from before the start"

@@ -320,7 +320,7 @@ class Quarantine:
 
     def _on_index_error(self, exc: Exception) -> None:
         if not self._is_index_failing:
-            log.warning("%s; mail is stored all the same, and the index will be repaired later", exc)
+            log.warning("%s; mail is still stored, and the index will be repaired later", exc)
         self._is_index_failing = True
 
     def _tenant(self, tx: Transaction) -> str | None:

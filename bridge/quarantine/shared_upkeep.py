@@ -68,7 +68,7 @@ class SharedUpkeep:
         try:
             say(*arguments)
         except TurnsFailed as exc:  # the others wait until the turn ends by itself
-            log.debug("quarantine: the other bridges could not be told: %s", exc)
+            log.debug("quarantine: the other bridges could not be notified: %s", exc)
 
 
 def _write(usage: Usage) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 def wrong_host(key: str) -> str:
     """The text of a 421. `key`: where the configuration names hosts."""
-    return f"this host name is not known here, and may be another site's: use the address, or add it to {key}"
+    return f"this host name is not known here and may belong to another site: use the address, or add the name to {key}"
 
 
 def has_known_host(scope: Mapping[str, Any], hosts: Collection[str]) -> bool:

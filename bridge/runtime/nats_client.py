@@ -66,5 +66,7 @@ class NatsClient(Client):
         """The line with the credentials, which is the first that we send."""
         server = self._current_server
         if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
-            raise Error("the server does not require TLS, so it may be someone else; set tls in its configuration")
+            raise Error(
+                "the server does not require TLS, so it may not be the intended server; set tls in its configuration"
+            )
         return super()._connect_command()

@@ -284,10 +284,10 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
 
 # The words of PyYAML in the commonest mistakes, and what to do.
 _YAML_WORDS = {
-    "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or begin a new line",
+    "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or start a new line",
     "expected <block end>": "this line is indented differently from the others of its section; align them",
-    "cannot start any token": "a value that begins with a special character (@, %, `); put it in quotes",
-    "found undefined alias": "no anchor (&) of this name; if it is text that begins with *, put it in quotes",
+    "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",
+    "found undefined alias": "no anchor (&) of this name; if it is text that starts with *, put it in quotes",
     "expected the node content": "a value is missing or incomplete",
 }
 

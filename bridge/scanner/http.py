@@ -169,7 +169,7 @@ class ScannerConnection(asyncio.Protocol):
         assert self._transport is not None
         if not self._may_be_read:
             if self._has_unasked(self._transport):
-                return self._fail(self._lost_error("data arrived that no request had asked for"))
+                return self._fail(self._lost_error("data arrived without a request"))
             self._may_be_read = True
         pending: list[bytes] = []
         size = 0
@@ -278,7 +278,7 @@ class ScannerConnection(asyncio.Protocol):
             self.close()
             return
         if not self._may_be_read:  # it is not written yet
-            self._fail(self._lost_error("data arrived that no request had asked for"))
+            self._fail(self._lost_error("data arrived without a request"))
             return
         self._received += len(data)
         if self._received > self._max_answer + _MAX_HEAD:

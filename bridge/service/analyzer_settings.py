@@ -67,7 +67,7 @@ class Phishing(AnalyzerSection):
     profile: Literal["cautious", "balanced", "strict"] = Field(
         "balanced", description="How sure the model must be before a mail is quarantined."
     )
-    model_file: str | None = Field(None, description="A model of your own, from `tools/train.py`.")
+    model_file: str | None = Field(None, description="Your own model, from `tools/train.py`.")
     use_model: bool = Field(True, description="If false, signals add only their tags, without a score.")
     ignore: list[str] = Field([], description="Tags of signals that are switched off.")
     learn: bool = Field(True, description="If false, people's reports are refused, and earlier ones do not count.")

@@ -46,7 +46,7 @@ DEFAULT_RULES = [
 
 
 class Decisions(Section):
-    rules: list[DecisionRule] = Field(DEFAULT_RULES, description="The first match wins.")
+    rules: list[DecisionRule] = Field(DEFAULT_RULES, description="The first rule that matches applies.")
     scores: dict[str, float] = Field({}, description="Scores of tags, where they differ from the default.")
     otherwise: Decision = Field(Decision.DELIVER, description="Decision when no rule matches (verdict `clean`).")
 

@@ -56,7 +56,7 @@ class ServiceMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._reports = Counter(
-            "scanservice_learning_reports", "Reports of mail, by what became of them.", ["outcome"],
+            "scanservice_learning_reports", "Reports of mail, by result.", ["outcome"],
             registry=self.registry,
         )  # fmt: skip
         for outcome in ("answered", "dropped", "returned"):

@@ -127,7 +127,7 @@ def _document() -> Json:
             GET_LISTS_PATH: {"post": _get_lists()},
             LIST_ENTRIES_PATH: {"post": _list_entries()},
             "/livez": {"get": _health("livez", "Check that the process is alive.")},
-            "/readyz": {"get": _health("readyz", "Check that a scan sent now would be served.", 503)},
+            "/readyz": {"get": _health("readyz", "Check that scans are being served.", 503)},
             "/metrics": {"get": _metrics()},
         },
         "components": {

@@ -48,7 +48,7 @@ def test_a_good_set_up_has_no_findings(tmp_path: Path) -> None:
         ({"key_file": "missing"}, {"console": CONSOLE}, "problem", "`scanbridge digest keys rotate` writes it"),
         ({"aliases_file": "missing"}, {"console": CONSOLE}, "problem", "digests.aliases_file"),
         ({"page": {}}, {"console": CONSOLE}, "warning", "set digests.page.public_url"),
-        ({}, {}, "warning", "there is no console for a releaser to decide in"),
+        ({}, {}, "warning", "there is no console in which a releaser can decide"),
         ({"notify": []}, {"console": CONSOLE}, "note", "set digests.notify"),
         ({}, {"console": {}}, "note", "set console.public_url"),
         (

@@ -63,7 +63,7 @@ def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
     ("settings", "what", "advice"),
     [
         ({"smtpd_milters": ""}, "Postfix and listener milter", "smtpd_milters = inet:127.0.0.1:10027"),
-        ({"smtpd_milters": "inet:127.0.0.1:8891"}, "Postfix and listener milter", "no smtpd_milters names it"),
+        ({"smtpd_milters": "inet:127.0.0.1:8891"}, "Postfix and listener milter", "no smtpd_milters refers to it"),
         ({"milter_default_action": "accept"}, "Postfix milter_default_action", "= tempfail"),
         ({"milter_default_action": "reject"}, "Postfix milter_default_action", "refused permanently"),
         ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "at least 10s"),
@@ -128,7 +128,7 @@ SENDMAIL = f"V10/Berkeley\nDZ8.17.1\nO InputMailFilters=other, scanbridge\n{GOOD
         ("F=T", "F=R", "instead of F=R"),
         ("E:10m", "E:2m", "set E:300s"),
         ("R:10s", "R:2s", "T=R:2s is too short"),
-        ("inet:10027", "inet:8891", "no X line names it"),
+        ("inet:10027", "inet:8891", "no X line refers to it"),
         ("other, scanbridge", "other", "use INPUT_MAIL_FILTER, not MAIL_FILTER"),
         ("O InputMailFilters=other, ", "O DaemonPortOptions=Port=25, InputMailFilters=a;", ""),
         ("V10", "O MaxMessageSize=60000000\nV10", "confMAX_MESSAGE_SIZE', `52428800'"),

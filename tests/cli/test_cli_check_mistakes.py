@@ -189,7 +189,7 @@ def embedded_on_admin_port(world: World) -> None:
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
-    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must hold the secret on one line"),
+    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must contain the secret on one line"),
     "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then run `scanbridge reload`"),
     "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "expires soon"),
     "no chain": (shift_chain, "PROBLEM", "reorder the certificates"),
@@ -246,7 +246,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "Exim believes senders": (lambda w: exim(w, EXIM.replace("acl_not_smtp = acl_local", "")),
                               "PROBLEM", "ADDR=$sender_host_address in acl_not_smtp"),
     "Exim's field is below": (lambda w: exim(w, EXIM.replace(":at_start:", "")),
-                              "PROBLEM", "write accept add_header = :at_start:X-Client"),
+                              "PROBLEM", "use accept add_header = :at_start:X-Client"),
     "Exim names no client": (lambda w: (exim(w, EXIM), w.listener.update(client_header=None)),
                              "WARNING", "set client_header: X-Scanbridge-Client"),
     "Sendmail fails open": (lambda w: sendmail(w, SENDMAIL.replace(" F=T,", "")), "PROBLEM", "add F=T"),

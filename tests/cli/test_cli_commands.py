@@ -277,7 +277,7 @@ def test_check_reports_all_problems_together(place: Place) -> None:
         "listener c",
         "next hop smtp",
     ]
-    assert "it must hold the secret on one line" in found[0] and "Address already in use" in found[1]
+    assert "it must contain the secret on one line" in found[0] and "Address already in use" in found[1]
     assert "set it to 90s" in found[2] and "none.pem" in found[3]
 
 

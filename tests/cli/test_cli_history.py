@@ -210,7 +210,7 @@ def test_new_mails_are_shown_as_they_come(place: Place) -> None:
         (["history", "--json", "--csv"], "choose one of"),
         (["history", "--follow", "--until", "1h"], "cannot be used with"),
         (["history", "--client", "mail.example.org"], "expected an IP address"),
-        (["explain"], "which mail?"),
+        (["explain"], "no mail was named"),
         (["stats", "--by", "colour"], "Invalid value"),
         (["stats", "--plot", "x.png"], "use the file name x.svg"),
         (["stats", "--csv", "--json"], "choose one of"),

@@ -194,7 +194,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     # files
     ("a token file that is not there", _in_file("token_file: token", "token_file: tokn"), "check", 1,
      ["token_file", "tokn", "No such file", "on one line"]),
-    ("an empty token file", lambda desk: desk.write("token", ""), "run", 78, ["token_file", "must hold one line"]),
+    ("an empty token file", lambda desk: desk.write("token", ""), "run", 78, ["token_file", "must contain one line"]),
     ("a certificate that is not there", _in_file("name: mx,", "name: mx, tls: {cert_file: c.pem, key_file: k.pem},"),
      "run", 78, ["listener mx", "cert_file", "c.pem", "No such file"]),
     ("a state directory nobody can create", _in_file("state_directory: ", "state_directory: /proc"), "run", 78,
@@ -238,7 +238,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      [":3: not YAML", "indented differently", "align them"]),
     ("a value that begins with @", _line("hostname: @mx"), "check", 78,
      [":8: not YAML", "special character", "quotes"]),
-    ("a value that begins with *", _line("hostname: *mx"), "check", 78, [":8: not YAML", "begins with *", "quotes"]),
+    ("a value that begins with *", _line("hostname: *mx"), "check", 78, [":8: not YAML", "starts with *", "quotes"]),
     ("an unclosed quote", _line('hostname: "mx'), "check", 78,
      [":9: not YAML", "ends in the middle", "close its quote"]),
     ("a no-break space", _line("log:\u00a0{level: info}"), "check", 78, [":8: ", "no-break space", "a plain space"]),
@@ -273,7 +273,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("an owner who does not exist", _listener("unix:{directory}/s", "unix_owner: nosuchuser, "), "run", 78,
      ["unix_owner", "nosuchuser", "create it, or correct the name"]),
     # secrets and lists
-    ("a token of two lines", _file("token", "one-token\nanother\n"), "check", 1, ["token_file", "must hold one line"]),
+    ("a token of two lines", _file("token", "one-token\nanother\n"), "check", 1,
+     ["token_file", "must contain one line"]),
     ("a key file that is not there", _line("lists: {url: 'http://127.0.0.1:1', api_key_file: no}"), "lists show", 78,
      ["lists.api_key_file", "No such file", "on one line"]),
     ("a List API that does not run", _lists, "lists show --patience 0s", 75,

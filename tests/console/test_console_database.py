@@ -247,5 +247,5 @@ def test_the_console_beside_the_default_starts_on_a_full_disk(
         command._say_link(SimpleNamespace(), sources)  # type: ignore[arg-type]
         store.close()
     said = capsys.readouterr()
-    assert "no sign-in link can be made" in said.err
+    assert "no sign-in link can be created" in said.err
     assert "scanbridge console link demo" in said.out and "/enter/" not in said.out

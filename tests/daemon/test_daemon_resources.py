@@ -59,10 +59,10 @@ def test_a_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "Is a directory; it must hold the secret on one line"),
-        (b"", "must hold one line of 8 to 4096 printable characters"),
-        (b"short\n", "must hold one line of 8 to 4096"),
-        (b"aaaaaaaaaaaa\nbbbbbbbbbbbb\n", "must hold one line"),
+        (None, "Is a directory; it must contain the secret on one line"),
+        (b"", "must contain one line of 8 to 4096 printable characters"),
+        (b"short\n", "must contain one line of 8 to 4096"),
+        (b"aaaaaaaaaaaa\nbbbbbbbbbbbb\n", "must contain one line"),
         (b"aaaaaaaaaa aaaaa\n", "without spaces"),
         (b"aaaaaaaaaa\xff\n", "is not plain text"),
     ],

@@ -49,7 +49,7 @@ def test_a_missing_token_file_is_reported_with_the_next_step(tmp_path: Path) -> 
     assert done.returncode == 78
     assert done.stderr == (
         f"scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
-        "it must hold the secret on one line and be readable by scanbridge\n"
+        "it must contain the secret on one line and be readable by scanbridge\n"
     )
 
 

@@ -130,7 +130,7 @@ def test_malware_is_only_requested_and_the_releasers_are_told(shared: Users) -> 
     digest = shared.send_digests("--now")["bad@a.example"]
     assert "It contains a virus" in text_of(digest) and "Ask for its release" in text_of(digest)
     browser = shared.served.browser()
-    assert "Somebody will check it before" in browser.get(links(digest)[0]).text
+    assert "Someone will check it before" in browser.get(links(digest)[0]).text
     assert "Your request has been received" in browser.post(links(digest)[0]).text
     assert released(shared, "bad") == []
     note = until(

@@ -34,7 +34,7 @@ def test_reasons_are_kept_and_told(tmp_path: Path, addresses: str) -> None:
         shown = scanbridge("quarantine", "show", kept.stem, "-c", file).stdout
         assert CLAIM in shown and "\x1b" not in shown and "\u202e" not in shown
         told = scanbridge("explain", kept.stem, "-c", file).stdout
-        assert (f"Why it is suspicious: {CLAIM}; " in told) == (addresses == "full")
+        assert (f"Reasons for suspicion: {CLAIM}; " in told) == (addresses == "full")
 
 
 @pytest.mark.parametrize("given", [None, "text", {"a": 1}, [1, None, []], [], 7])

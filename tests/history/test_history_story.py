@@ -159,7 +159,7 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
 @pytest.mark.parametrize(
     ("kept", "expected", "can_release"),
     [
-        (Kept("kept", until=NOON), "nobody has released it", True),
+        (Kept("kept", until=NOON), "it has not been released", True),
         (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to all recipients", True),
         (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
         (Kept("interrupted"), "a release was interrupted", True),
@@ -251,7 +251,7 @@ def test_a_mail_in_a_maildir_was_looked_for_in_a_log() -> None:
 def test_a_held_mail_may_have_left_the_hold_queue() -> None:
     """We do not see that, so the story cannot claim that it is still there."""
     told = story(entry(action="hold"), around=Surroundings(protocol="milter"))
-    assert "unless somebody has released or deleted it there" in told.now
+    assert "unless someone has released or deleted it there" in told.now
     assert [command.split("    ")[0] for command in told.commands][:2] == [
         "postqueue -p | grep QUEUED",
         "postsuper -H QUEUED",
@@ -286,5 +286,5 @@ def test_a_client_that_went_away_during_the_content_has_a_story() -> None:
     gone = entry(action=CANCELLED, rule=rule_names.CLIENT_GONE, stage="data", decision="", scanner="", size=0)
     told = text(story(gone))
     assert "was abandoned by the client before all of its content was sent" in told
-    assert "began to send it to listener mx, but did not finish" in told
+    assert "started to send it to listener mx, but did not finish" in told
     assert "before its content was sent" not in told

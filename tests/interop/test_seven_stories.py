@@ -239,7 +239,7 @@ def test_quarantined_then_released(world: World, front: str) -> None:
     until(world.is_scanning, "the scanner to be used")
     assert send(world.front(front), mail(sender, EICAR), sender=sender, **CLIENT).startswith("250 ")
     told = world.explain(sender, "was put into quarantine")
-    assert "verdict malware" in told and "nobody has released it" in told
+    assert "verdict malware" in told and "it has not been released" in told
     command = next(line for line in told.splitlines() if "quarantine release" in line).split()
     released = world.command(*command[command.index("scanbridge") + 1 :])
     assert released.returncode == 0, released.stderr

@@ -164,7 +164,7 @@ def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
     assert done.exit_code == 1
     assert f"{tmp_path}/f.txt:1201: the entry 'not an address' is refused" in done.output
-    step = "correct that, then run it again to continue"
+    step = "correct this, then run the command again to continue"
     assert f"done: 1,000 of 1,201; not done: 201; {step}" in done.output
     assert len(service.entries(LIST)) == 1000
 

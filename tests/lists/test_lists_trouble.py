@@ -74,7 +74,9 @@ def test_a_failure_in_the_middle_is_reported_with_what_was_done(tmp_path, comman
         assert done.exit_code == code, done.output
         assert text in done.stderr and "done: 1,000 of 2,500" in done.stderr
         is_permanent = "no more than 1000" in done.stderr or (command == "add" and "(list_not_found)" in done.stderr)
-        remedy = "correct that, then run it again to continue" if is_permanent else "run the same command again"
+        remedy = (
+            "correct this, then run the command again to continue" if is_permanent else "run the same command again"
+        )
         assert remedy in done.stderr
         if code != 75:
             assert "not done: 1,500" in done.stderr

@@ -291,7 +291,7 @@ def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
 def test_an_empty_id_is_named(here: Desk) -> None:
     """An unset variable of a script."""
     done = here.call("delete", "--yes", "")
-    assert done.exit_code == 3 and done.stderr.startswith("an id is empty: ")
+    assert done.exit_code == 3 and done.stderr.startswith("an id is empty; ")
     assert len(here.ids) == len(SUBJECTS)
 
 

@@ -304,7 +304,7 @@ def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(h
     mail_id = here.send()
     (here.directory / f"{mail_id}.eml").write_bytes(b" x\r\nSubject: y\r\n\r\n")
     done = here.call("release", mail_id)
-    assert done.exit_code != 0 and "begins with white space" in done.stderr and not here.bridge.next_hop.mails
+    assert done.exit_code != 0 and "starts with white space" in done.stderr and not here.bridge.next_hop.mails
 
 
 SMUGGLED = b"MAIL FROM:<ceo@example.org>%bRCPT TO:<b@example.org>%bDATA%bSubject: smuggled%b%bx%b.%b"

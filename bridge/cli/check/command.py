@@ -36,7 +36,7 @@ def check(
 ) -> None:  # fmt: skip
     """Find problems and say what to change.
 
-    Tests everything that the configuration refers to. Prints problems, warnings and notes only, or one line if there
+    Tests everything that the configuration refers to. Prints only problems, warnings and notes, or one line if there
     are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
     """
     import uvloop

@@ -55,7 +55,7 @@ def _files(conf: Config) -> Iterator[Finding]:
 def _urls(conf: Config) -> Finding:
     page, warning = conf.digests.page, ""
     if urlsplit(page.base).scheme != "https":
-        where = f"they begin with {page.base} and work only on this machine"
+        where = f"they start with {page.base} and work only on this machine"
         warning = f"{where}: put a reverse proxy in front, and set digests.page.public_url"
     return Finding(f"{_WHAT}: links", detail=page.base, warning=warning)
 
@@ -68,10 +68,12 @@ def _requests(conf: Config) -> Iterator[Finding]:
     what, console = f"{_WHAT}: requests", conf.console
     notify = conf.digests.notify or any(entry.notify for entry in conf.digests.tenants)
     if console is None:
-        text = "users may ask for a release, but there is no console for a releaser to decide in: add the key `console`"
+        text = (
+            "users may ask for a release, but there is no console in which a releaser can decide: add the key `console`"
+        )
         yield Finding(what, warning=f"{text}, or change digests.users")
     elif not notify:
-        yield Finding(what, note="nobody is told when a user asks for a release: set digests.notify")
+        yield Finding(what, note="no one is notified when a user asks for a release: set digests.notify")
     elif console.public_url is None:
         text = f"the mail to digests.notify has a link to {console.base}, which works only on this machine"
         yield Finding(what, note=f"{text}: set console.public_url")

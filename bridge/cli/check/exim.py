@@ -66,12 +66,12 @@ def _client(listener: Listener, text: str) -> Finding:
     added = re.findall(rf"(?m)^[^#\n]*\badd_header\s*=\s*(\S*){re.escape(name)}:", text)
     line = f"accept add_header = :at_start:{name}: ADDR=$sender_host_address"
     if any(not place.startswith(":at_start:") for place in added):
-        return Finding(what, f"a {name} forged by the sender would be above Exim's and trusted: write {line}")
+        return Finding(what, f"a {name} forged by the sender would be above Exim's and would be trusted: use {line}")
     missing = [acl for acl in ("acl_smtp_mail", "acl_not_smtp") if not re.search(rf"(?m)^\s*{acl}\s*=", text)]
     if missing or len(added) < 2:
         where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
         return Finding(
-            what, f"not every mail gets {name}, so one forged by the sender is trusted: write {line} in {where}"
+            what, f"not every mail gets {name}, so one forged by the sender is trusted: add {line} in {where}"
         )
     return Finding(what, detail=name)
 
@@ -81,14 +81,14 @@ def _cutthrough(text: str) -> Iterator[Finding]:
     found = re.findall(r"(?m)^[^#\n]*control\s*=\s*cutthrough_delivery(\S*)", text)
     if not found:
         line = "accept control = cutthrough_delivery/defer=pass in the RCPT ACL"
-        yield Finding(what, f"missing, so our refusals become bounces: write {line}")
+        yield Finding(what, f"missing, so our refusals become bounces: add {line}")
     elif not any("defer=pass" in options for options in found):
-        yield Finding(what, "without defer=pass Exim accepts mail that we defer: write cutthrough_delivery/defer=pass")
+        yield Finding(what, "without defer=pass, Exim accepts mail that we defer: set cutthrough_delivery/defer=pass")
     else:
         yield Finding(what)
     if re.search(r"(?m)^\s*headers_add\s*=", _transports(text)):
         yield Finding(
-            "Exim headers_add", "in a transport it corrupts mail with cutthrough delivery (Exim 4.96): remove it there"
+            "Exim headers_add", "in a transport, it corrupts mail with cutthrough delivery (Exim 4.96): remove it there"
         )
 
 
@@ -102,7 +102,7 @@ def _size(conf: Config, text: str) -> Finding:
     number = re.fullmatch(r"(\d+)([KMG]?)", value)
     size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
     problem = (
-        f"with its own Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
+        f"with Exim's Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
     )
     return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
 

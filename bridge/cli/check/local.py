@@ -72,7 +72,7 @@ def check_token(conf: Config) -> Finding:
 def _open_to_all(key: str, path: Path) -> str:
     """A warning, or empty."""
     is_open = path.stat().st_mode & stat.S_IROTH
-    return f"{key}: every user of this machine can read it: run chmod 600 {path}" if is_open else ""
+    return f"{key}: every user of this machine can read this file; run chmod 600 {path}" if is_open else ""
 
 
 def check_api(conf: Config) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def check_admin(conf: Config, state: dict[str, Any] | None) -> Finding:
         if not address.systemd:
             _try_to_listen(address)
     except BridgeError as exc:
-        return Finding("admin", f"{exc}; set admin.address to another port, or stop what uses this one")
+        return Finding("admin", f"{exc}; set admin.address to another port, or stop the program that uses this one")
     return Finding("admin", detail=str(address))
 
 
@@ -249,5 +249,5 @@ def check_event_sinks(conf: Config) -> Iterator[Finding]:
             continue
         path = resources.locate(sink.secret_file, conf.directory) if sink.secret_file else None
         is_open = path is not None and path.stat().st_mode & stat.S_IROTH
-        warning = f"secret_file: every user of this machine can read it: run chmod 600 {path}" if is_open else ""
+        warning = f"secret_file: every user of this machine can read this file; run chmod 600 {path}" if is_open else ""
         yield Finding(what, detail=sink.type, warning=warning)

@@ -160,7 +160,7 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
         advice = (
             f"set content_filter = scanbridge:{wanted[-1]} in main.cf (scanbridge setup postfix --mode content-filter)"
         )
-        yield Finding(what, f"no content_filter names it: {advice}")
+        yield Finding(what, f"no content_filter refers to it: {advice}")
         return
     transport = used[0].partition(":")[0]
     service = f"{transport}/unix"

@@ -1,4 +1,4 @@
-"""Compares Postfix's milter settings with ours: addresses, timeouts, and the action when we are unavailable."""
+"""Compares Postfix's milter settings with ours: addresses, timeouts, and the action when the bridge is unavailable."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _named(listener: Listener, main: dict[str, str], values: Iterable[str], serv
             )
         wanted = [f"unix:/{inside.relative_to(queue)}"]
     found = next((name for name in wanted if name in named), "")
-    return Finding(what, "" if found else f"no smtpd_milters names it: set smtpd_milters = {wanted[0]}", found)
+    return Finding(what, "" if found else f"no smtpd_milters refers to it: set smtpd_milters = {wanted[0]}", found)
 
 
 def _is_chrooted(services: list[list[str]]) -> bool:
@@ -55,14 +55,14 @@ def _is_chrooted(services: list[list[str]]) -> bool:
 def _settings(main: dict[str, str]) -> Iterator[Finding]:
     action = main["milter_default_action"]
     wrong = _WHEN_UNAVAILABLE.get(action, "")
-    problem = f"{wrong} when we are unavailable: set milter_default_action = tempfail" if wrong else ""
+    problem = f"{wrong} when the bridge is unavailable: set milter_default_action = tempfail" if wrong else ""
     yield Finding("Postfix milter_default_action", problem, action)
     for name, least in _LIMITS_S.items():
         value = main[name]
         short = f"too short for a mail server under load: set it to at least {least:.0f}s"
         yield Finding(f"Postfix {name}", short if seconds(value) < least else "", value)
     protocol = main["milter_protocol"]
-    old = "below 6 we cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
+    old = "below 6, the bridge cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
     yield Finding("Postfix milter_protocol", old if protocol < "6" else "", protocol)
     if not main["non_smtpd_milters"]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")

@@ -46,7 +46,7 @@ def _secrets(loaded: Loaded, settings: Nats) -> Iterator[Finding]:
         name = getattr(settings, key)
         path = settings.path(name) if name else None
         if path is not None and path.stat().st_mode & stat.S_IROTH:
-            text = f"{loaded.at(*_WHERE, key)}: every user of this machine can read it: run chmod 600 {path}"
+            text = f"{loaded.at(*_WHERE, key)}: every user of this machine can read this file; run chmod 600 {path}"
             yield Finding(f"nats {key}", warning=text)
 
 
@@ -60,5 +60,5 @@ def _workers(where: str, settings: Nats, servers: list[Found]) -> Iterator[Findi
         text = f"{len(strangers)} workers use another database and get no mail; set `database` to the same value"
         yield Finding("workers", warning=f"{where}: {text}")
     if settings.replicas == 1 and any(server.is_cluster for server in servers):
-        text = "NATS is a cluster, but a queued mail is on one server only; set `replicas: 3`"
+        text = "NATS is a cluster, but each queued mail is stored on only one server; set `replicas: 3`"
         yield Finding("nats", warning=f"{where}: {text}")

@@ -82,7 +82,7 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
     except Saturated as exc:
         return Finding(what, detail=status, warning=f"it has no room for a test mail at the moment: {exc}")
     except ScanTimeout as exc:
-        return Finding(what, detail=status, warning=f"{exc}: it may be slow, or hang")
+        return Finding(what, detail=status, warning=f"{exc}: it may be slow or hanging")
     except ScanError as exc:
         text = f"it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
         return Finding(what, text)
@@ -202,7 +202,7 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
             await asyncio.to_thread(s3_store.probe, settings)
             yield Finding("quarantine.s3", detail=settings.name)
     except BridgeError as exc:
-        rights = "check endpoint, bucket and keys; we need to put, get, list and delete objects"
+        rights = "check endpoint, bucket and keys; the bridge needs to put, get, list and delete objects"
         yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
 
 

@@ -40,7 +40,7 @@ def _listener(listener: Listener, lines: list[str]) -> Finding:
     what, wanted = f"Sendmail and listener {listener.name}", _names(listener.address)
     line = next((text for text in lines if text.startswith("X") and _equate(text, "S") in wanted), None)
     if line is None:
-        return Finding(what, f"no X line names it: add INPUT_MAIL_FILTER(`scanbridge', `S={wanted[0]}, F=T')")
+        return Finding(what, f"no X line refers to it: add INPUT_MAIL_FILTER(`scanbridge', `S={wanted[0]}, F=T')")
     return Finding(what, _unused(line, lines) or _problem(line, listener.deadline), _equate(line, "S"))
 
 
@@ -56,9 +56,9 @@ def _unused(line: str, lines: list[str]) -> str:
 def _problem(line: str, deadline: float) -> str:
     away = _equate(line, "F")
     if away == "R":
-        return "mail is refused permanently when we are unavailable: use F=T instead of F=R"
+        return "mail is refused permanently when the bridge is unavailable: use F=T instead of F=R"
     if away not in ("T", "4"):
-        return "mail passes unscanned when we are unavailable: add F=T"
+        return "mail passes unscanned when the bridge is unavailable: add F=T"
     times = dict(part.strip().partition(":")[::2] for part in _equate(line, "T").split(";") if ":" in part)
     for name, least in _TIMES.items():
         if name in times and seconds(times[name]) < least:
@@ -77,7 +77,9 @@ def _macros(lines: list[str]) -> Iterator[Finding]:
     sent = " ".join(line for line in lines if line.startswith("O Milter.macros.")).replace("=", " ").replace(",", " ")
     if missing := [name for name in _MACROS if name not in sent.split()]:
         define = f"define(`confMILTER_MACROS_ENVFROM', confMILTER_MACROS_ENVFROM``, {', '.join(missing)}'')"
-        yield Finding("Sendmail Milter.macros", f"before 8.14 we cannot request these macros for our log: add {define}")
+        yield Finding(
+            "Sendmail Milter.macros", f"before 8.14, the bridge cannot request these macros for its log: add {define}"
+        )
 
 
 def _size(conf: Config, lines: list[str]) -> Iterator[Finding]:

@@ -82,7 +82,7 @@ def _secrets(loaded: Loaded) -> Iterator[Finding]:
         where = loaded.at("abby", "staticApiTokens", i)
         for path in _secret_files(loaded, token):
             open_to_all = path.stat().st_mode & stat.S_IROTH
-            text = f"{where}: every user of this machine can read the token: run chmod 600 {path}"
+            text = f"{where}: every user of this machine can read the token; run chmod 600 {path}"
             yield Finding(f"token of {token.name}", detail=str(path), warning=text if open_to_all else "")
 
 

@@ -74,7 +74,7 @@ def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tu
         if Users(store).find(name) is not None:
             raise click.ClickException(f"user {name} already exists")
         Users(store).add(name, ask_secret("Password"), Role.named(role), limited)
-    say(f"{name} can sign in now, as {role}", err=True)
+    say(f"{name} can now sign in as {role}", err=True)
 
 
 @user.command("list")
@@ -166,7 +166,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
         if not beside and not sources.users.listed() and conf.console.oidc is None:
             with_file = f" -c {shlex.quote(str(path))}" if path else ""
             command = f"scanbridge console{with_file} user add NAME --role admin"
-            say(f"nobody can sign in yet: add a user with `{command}`", err=True)
+            say(f"no user can sign in yet: add one with `{command}`", err=True)
         uvloop.run(run())
     except ConfigError as exc:
         fail_config(exc)
@@ -184,10 +184,10 @@ def _say_link(conf: Config, sources: Sources) -> None:
             sources.users.add(DEMO_USER, None, Role.ADMIN)
         token = "" if os.environ.get("JOURNAL_STREAM") else sources.links.make(DEMO_USER, _DEMO_LINK_S)
     except BridgeError as exc:  # a full disk: the console shows all the more why mail is refused
-        say_lines(f"scanbridge console: no sign-in link can be made: {exc}", err=True)
+        say_lines(f"scanbridge console: no sign-in link can be created: {exc}", err=True)
         token = ""
     if token:
-        say(f"sign in, once and within an hour, with {enter_url(conf, token)}")
+        say(f"sign in (once, within an hour) with {enter_url(conf, token)}")
     else:
         say(f"sign in with a link from `scanbridge console link {DEMO_USER}`")
 

@@ -29,11 +29,13 @@ def digest() -> None:
 
 
 @digest.command()
-@click.option("--to", "person", metavar="ADDRESS", help="Show what this person would get now. Default: a sample.")
+@click.option(
+    "--to", "person", metavar="ADDRESS", help="Show the digest that this person would get now. Default: a sample."
+)
 @click.option(
     "--language",
     type=click.Choice(("en", "de", "fr", "es")),
-    help="Default: the person's, or the first one configured.",
+    help="Language of the digest. Default: the person's, or the first one configured.",
 )
 @click.option("--tenant", default="", metavar="UUID", help="Show a sample with this tenant's templates and sender.")
 @click.option("--html", "as_html", is_flag=True, help="Print the HTML alone.")
@@ -67,10 +69,12 @@ def preview(
 @click.option(
     "--to", "people", multiple=True, metavar="ADDRESS", help="Send only to this person, due or not; repeatable."
 )
-@click.option("--now", is_flag=True, help="Send to all with new held mail, due or not, except those who chose `never`.")
+@click.option(
+    "--now", is_flag=True, help="Send to everyone with new held mail, due or not, except those who chose `never`."
+)
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
-    """Send the digests that are due. After an interruption, run it again: nobody gets the same digest twice."""
+    """Send the digests that are due. After an interruption, run it again: no one gets the same digest twice."""
     import asyncio
 
     import uvloop
@@ -162,7 +166,9 @@ def _person(opened: Digesting, address: str) -> str:
 
     person = opened.people.person_of(comparable_address(address))
     if person is None:
-        raise click.ClickException(f"{address} gets no digest: it is in none of digests.domains, or in digests.exclude")
+        raise click.ClickException(
+            f"{address} gets no digest: it is not in digests.domains, or it is in digests.exclude"
+        )
     return person
 
 

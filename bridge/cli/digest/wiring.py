@@ -51,7 +51,7 @@ def configured(path: Path | None) -> Config:
     """The configuration, if it has digests; otherwise how to turn them on, and exit code 78."""
     conf = load_or_exit(path)
     if not conf.digests.is_on:
-        where = str(path) if path is not None else "no configuration file was named (-c FILE)"
+        where = str(path) if path is not None else "no configuration file was given (-c FILE)"
         for line in f"{where}: {_HOW}".splitlines():
             say(line, err=True)
         sys.exit(EXIT_CONFIG)

@@ -165,8 +165,8 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
     yield (
-        "the sender of each refusal when there are very many: beyond 50 a second, refusals before the content is sent "
-        "are added up by client"
+        "the sender of each refusal if there are very many: above 50 a second, refusals before the content is sent "
+        "are counted per client"
     )
     yield (
         "individual recipients that were refused because their address is invalid, because the mail had too many "

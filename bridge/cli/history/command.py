@@ -39,9 +39,9 @@ class _Cursor(click.ParamType[str]):
 @click.argument("what", required=False)
 @with_filters
 @click.option("--limit", type=click.IntRange(0), default=None, help="Mails per page (0 = no limit). Default: 100.")
-@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that begins after this mail.")
+@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that starts after this mail.")
 @click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
-@click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
+@click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def history(
@@ -139,7 +139,7 @@ def _say_none(session: HistorySession) -> None:
         import time
 
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(oldest))
-        say(f"no matching mail ({session.place} begins on {since})", err=True)
+        say(f"no matching mail ({session.place} starts on {since})", err=True)
 
 
 def _next_page(session: HistorySession, limit: int, cursor: str) -> str:

@@ -45,7 +45,7 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
     bridge, a Message-ID, a ggrid, or the address or domain of the sender or a recipient. The search for an address
-    begins with yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
+    starts with yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
     recorded.
@@ -54,7 +54,7 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
     from bridge.cli.history.session import EXIT_NOT_FOUND, HistorySession
 
     if not what and not wanted:
-        raise click.UsageError("which mail? Give an id, a queue id, a Message-ID, a ggrid or an address")
+        raise click.UsageError("no mail was named: give an id, a queue id, a Message-ID, a ggrid or an address")
     session = HistorySession.open(path)
     question = ask(session, what, wanted, _LISTED)
     if question.found:
@@ -206,20 +206,20 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
     made = made_at(question.what)
     if made is not None:
         when = _time(made)
-        yield f"{question.what} is an id that the bridge created at {when}: the search covered the time around that."
+        yield f"{question.what} is an id that the bridge created at {when}; the search covered the time around it."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:
-        late = ", later than the beginning of the period searched" if absence.oldest > absence.since > 0 else ""
-        yield f"It begins at {_time(absence.oldest)}{late}."
+        late = ", later than the start of the period searched" if absence.oldest > absence.since > 0 else ""
+        yield f"It starts at {_time(absence.oldest)}{late}."
         yield _numbers(absence)
     for trace in absence.traces:
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
         yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, added up by client."
+        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, counted per client."
     if absence.lost is None:
-        yield "It is not known whether any mails were left unrecorded: the daemon does not answer at its admin address."
+        yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:
         yield f"Since the daemon started, {in_words(absence.lost)} could not be recorded."
     else:

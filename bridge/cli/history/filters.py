@@ -51,7 +51,7 @@ _WHO = (
     click.option("--sender", type=_Address(), metavar="ADDRESS",
                  help=f"Envelope sender: {_ADDRESS_FORMS}; '<>' for the null sender."),
     click.option("--subject", metavar="WORDS",
-                 help="Subject contains these words; invo* matches all words that begin with invo."),
+                 help="Subject contains these words; invo* matches all words that start with invo."),
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
 )  # fmt: skip
@@ -65,7 +65,7 @@ _WHAT = (
     click.option("--decision", type=DecisionWord(), metavar="WORD", help="The scanner's decision."),
     click.option("--action", type=_Word("an action", ACTIONS), metavar="ACTION",
                  help=f"What was done: {', '.join(ACTIONS)}."),
-    click.option("--rule", metavar="NAME", help="The rule that decided, such as policy.bounce or lists.NAME."),
+    click.option("--rule", metavar="NAME", help="The rule that applied, such as policy.bounce or lists.NAME."),
     click.option("--stage", type=_Word("a stage", STAGES), metavar="STAGE",
                  help=f"Refused at this stage, before the content was sent: {', '.join(STAGES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),

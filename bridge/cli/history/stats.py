@@ -57,7 +57,7 @@ def stats(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Count mails by what was done with them, by tag, sender, hour and so on.
+    """Count mails by action, tag, sender, hour and so on.
 
     Counts the last seven days unless --since is given. A mail with several tags or recipients counts for each.
     Hours and days are those of the local time zone.

@@ -36,7 +36,9 @@ def found(dangers: Dangers, category: str, entries: Iterable[str]) -> dict[str, 
 def refuse(reasons: dict[str, str], sources: Iterable[Source] = ()) -> None:
     """Raises DangerousEntries if there are any."""
     if reasons:
-        raise DangerousEntries("\n".join([*lines(reasons, sources), "nothing was changed; add --force if you mean it"]))
+        raise DangerousEntries(
+            "\n".join([*lines(reasons, sources), "nothing was changed; add --force if this is intended"])
+        )
 
 
 def lines(reasons: dict[str, str], sources: Iterable[Source] = ()) -> list[str]:

@@ -204,7 +204,11 @@ def account(done: int, total: int, uncertain: int, left: int, *, again: bool = T
     `again` is False if it would fail in the same way.
     """
     if not uncertain:
-        step = "run the same command again to continue" if again else "correct that, then run it again to continue"
+        step = (
+            "run the same command again to continue"
+            if again
+            else "correct this, then run the command again to continue"
+        )
         return f"done: {done:,} of {total:,}; not done: {left:,}; {step}"
     return (
         f"done: {done:,} of {total:,}, {uncertain:,} uncertain (no clear answer); not done: {left:,}; "

@@ -49,7 +49,7 @@ def quarantine() -> None:
 @config_option
 @functools.partial(with_filters, acts=False)
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
-@click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
+@click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool, as_csv: bool, as_json: bool) -> None:
@@ -254,7 +254,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     type=Moment(),
     metavar="AGE",
     help="Delete mail that has been in quarantine for longer than this age (such as 30d), "
-    "or that was put into it before this date. "
+    "or since before this date. "
     "Default: quarantine.retention.",
 )
 @with_consent

@@ -102,7 +102,7 @@ def by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
     selection = Selection([])
     for mail_id in dict.fromkeys(ids):
         if not mail_id.strip():
-            say("an id is empty: is a variable of your script unset?", err=True)
+            say("an id is empty; is a variable in your script unset?", err=True)
             selection.codes.append(EXIT_UNKNOWN)
             continue
         try:

@@ -202,7 +202,7 @@ class Job:
             ours = own_domains(self.session.config) | set(map(domain_of, each.mail.envelope.addresses))
             if not self.force and (why := Dangers(ours).reason(category, each.entry)):
                 each.danger = why
-                raise DangerousEntries(f"{each.entry} is dangerous: {why}; add --force if you mean it")
+                raise DangerousEntries(f"{each.entry} is dangerous: {why}; add --force if this is intended")
         except BridgeError as exc:
             each.fail(exc)
 
@@ -258,7 +258,7 @@ class Job:
 
         for line in dangers.lines({each.entry: each.danger for each in self.additions if each.danger}):
             say(line, err=True)
-        say("nothing was changed; add --force if you mean it", err=True)
+        say("nothing was changed; add --force if this is intended", err=True)
         self.refusal = EXIT_UNCONFIRMED
         for each in self.due:
             each.problem, each.code = "not added, because another entry is dangerous", EXIT_UNCONFIRMED

@@ -49,8 +49,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--baseline",
     metavar="URL|FILE",
-    help="Compare with what this scanner decides now: its base URL, or a configuration of the included service. "
-    "Default: compare with what was decided when the mail arrived.",
+    help="Compare with the current decisions of this scanner: its base URL, or a configuration of the included "
+    "service. Default: compare with the decisions from when the mail arrived.",
 )
 @click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
 @click.option(
@@ -88,7 +88,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     callback=ip_address,
     help="Files: IP address of the host that sent the mail. Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="Files: what that host said in HELO or EHLO. Default: unknown.")
+@click.option("--helo", metavar="NAME", help="Files: HELO or EHLO name of that host. Default: unknown.")
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Quarantine: only this mail; repeatable.")
 @functools.partial(with_filters, acts=False)
 @click.option("--limit", type=click.IntRange(0), default=0, help="Quarantine: at most this many mails, newest first.")
@@ -112,7 +112,7 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     The mail is scanned by another scanner, by the included service in another configuration, or by the scanner in use.
 
     PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
-    of it, or what the filters of `quarantine list` select.
+    of it, or the part that the filters of `quarantine list` select.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
     changed. 75: nothing changed, but some mail got no decision. 3: no mail was selected.
@@ -127,7 +127,7 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     scanner = Choice(given["url"], given["token_file"], given["service"], given["ca_file"])
     baseline = _baseline(given["baseline"], given["baseline_token_file"], given["ca_file"])
     expected = _expected(given["expect"])
-    compared_with = "what was decided at the time"
+    compared_with = "the decisions at the time"
     if expected is not None:
         compared_with = str(given["expect"])
     elif baseline is not None:

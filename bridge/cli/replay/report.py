@@ -57,7 +57,7 @@ def show_problems(replay: Replay) -> None:
         mails = "1 file names" if assumed == 1 else f"{assumed:,} files name"
         say(f"{mails} no recipient, so `postmaster` was assumed; --to sets another one", err=True)
     if replay.missing:
-        say(f"not among these mails: {counted(replay.missing, 'mail')} of --expect", err=True)
+        say(f"in --expect, but not replayed: {counted(replay.missing, 'mail')}", err=True)
     if replay.stopped:
         say(f"stopped: {replay.stopped}", err=True)
 

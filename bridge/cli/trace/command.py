@@ -61,7 +61,7 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
     callback=ip_address,
     help="IP address of the host that sent the mail. Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="What that host said in HELO or EHLO. Default: unknown.")
+@click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host. Default: unknown.")
 @click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: it is not sent.")
 @click.option(
     "--decision",
@@ -78,7 +78,7 @@ def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: 
 
     FILE is a mail saved by a mail program (.eml). It goes through a listener, the lists and the policy of the
     configuration; the scanner, the next hops and the quarantine are not used (except with --scan and --probe): the
-    trace only notes what they would be asked to do.
+    trace shows only what they would be asked to do.
     """
     import uvloop
 
@@ -166,7 +166,7 @@ def _show(steps: list[Step], policy: list[dict[str, Any]]) -> None:
     _show_steps(before, 1)
     if policy:
         say()
-        say("What the policy does, by the scanner's decision or the reason why there is none:")
+        say("Outcomes of the policy, by the scanner's decision or the reason why there is none:")
         _show_policy(policy)
         say()
         if after:

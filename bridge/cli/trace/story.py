@@ -128,7 +128,7 @@ def _listener(setup: Setup) -> Step:
 def _shadow(setup: Setup) -> Iterator[Step]:
     percent = wiring.filter_settings(setup.config, setup.listener).shadow_percent
     if percent >= 100:
-        yield Step("shadow", "The listener is in shadow mode: whatever is decided, the mail is passed on.", {})
+        yield Step("shadow", "The listener is in shadow mode: the mail is passed on regardless of the decision.", {})
     elif percent:
         text = (
             f"{percent:g} % of the mail is only observed (shadow_percent) and passed on; "
@@ -156,7 +156,7 @@ def _forged(setup: Setup) -> Iterator[Step]:
     head = setup.given.content.partition(b"\r\n\r\n")[0] + b"\r\n"
     count = len(list(fields_with_prefix(prefix).find(head)))
     if count:
-        text = f"{count} of its header fields begin with {prefix}: only we may write those, so they are removed."
+        text = f"{count} of its header fields start with {prefix}: only the bridge may add these, so they are removed."
         yield Step("forged", text, {"prefix": prefix, "count": count})
 
 
@@ -263,7 +263,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
     elif result is not None:
         tags = ", ".join(result.tags) or "none"
         text = f"{who}Its decision is {result.decision}, its verdict {result.verdict or 'empty'}; tags: {tags}."
-        text += f" Why it is suspicious: {'; '.join(result.reasons)}." if result.reasons else ""
+        text += f" Reasons for suspicion: {'; '.join(result.reasons)}." if result.reasons else ""
         yield Step("decision", text, {**result.to_dict(), "supposed": False})
     else:
         text = f"{who}There is no decision: {record.error}."

@@ -40,7 +40,7 @@ async def upload(call: Call) -> Response:
     info = await info_of(call, name, tenant)
     file = call.files.get("file")
     if file is None:
-        raise Refused(400, "No file", "Choose a file: nothing was done.")
+        raise Refused(400, "No file", "Nothing was done: choose a file.")
     shown_name = (file.filename or "a file")[:100]
     kind = files.format_of(Path(shown_name))
     if kind in _WHOLE and (file.size or 0) > _MAX_WHOLE:

@@ -79,7 +79,7 @@ async def delete(call: Call) -> Response:
     name, tenant = named(call)
     unwanted = [entry[:_MAX_ENTRY] for entry in call.form_lists.get("entry", []) if entry][:_MAX_ENTRIES]
     if not unwanted:
-        raise Refused(400, "No entry is selected", "Select at least one entry: nothing was deleted.")
+        raise Refused(400, "No entry is selected", "Nothing was deleted: select at least one entry.")
     await info_of(call, name, tenant)
 
     async def work(client: ListClient, tally: Tally) -> None:

@@ -32,7 +32,7 @@ MAX_GROUPED = 1000  # mails in which groups are looked for
 DONE_WORDS = ("released", "deleted", "reported as not spam")
 _VISIBLE = 6  # of the fields
 _MAX_IN_LINKS = 200
-_NOTHING = "Select at least one mail: nothing was done."
+_NOTHING = "Nothing was done: select at least one mail."
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ async def chosen(call: Call) -> list[MailRecord]:
     if not ids:
         raise Refused(400, "No mail is selected", _NOTHING)
     if len(ids) > MAX_CHOSEN:
-        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be selected at once. Nothing was done.")
+        raise Refused(400, "Too many mails", f"At most {MAX_CHOSEN} mails can be selected at a time. Nothing was done.")
 
     def find() -> list[MailRecord | None]:
         return [call.sources.held(mail_id, call.tenants) for mail_id in ids]
@@ -251,7 +251,7 @@ async def _matching(call: Call) -> list[MailRecord]:
     if last := newest.wanted.get("before"):
         found = [mail for mail in found if (mail.time.timestamp(), mail.id) <= last]
     if not found:
-        raise Refused(404, "No such mail", "No mail matches any more. Nothing was done.")
+        raise Refused(404, "No such mail", "No mail matches the search any longer. Nothing was done.")
     return found
 
 

@@ -72,7 +72,7 @@ async def link(call: Call) -> Response:
 async def remove(call: Call) -> Response:
     found = await _named(call)
     if call.form.get("sure") != "yes":
-        raise Refused(400, "Not confirmed", "Tick the box to remove the user: nothing was done.")
+        raise Refused(400, "Not confirmed", "Nothing was done: to remove the user, select the check box.")
     try:
         await call.run(call.sources.users.remove, found.person.name, keep_admin=True)
     except UserMistake as exc:
@@ -124,7 +124,7 @@ async def _named(call: Call) -> User:
 async def _found(call: Call, name: str) -> User:
     found = await call.run(call.sources.users.find, name[:200]) if name else None
     if found is None:
-        raise Refused(404, "No such user", "There is no such user any more.")
+        raise Refused(404, "No such user", "This user no longer exists.")
     return found
 
 

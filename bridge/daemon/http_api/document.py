@@ -56,7 +56,7 @@ def _history() -> Json:
         "operationId": "history",
         "tags": ["History"],
         "summary": "Search for mails, newest first.",
-        "description": "Everything that is given must match. A page that would become large has fewer mails than "
+        "description": "All given parameters must match. A page that would become large has fewer mails than "
         "`limit`: the last page is the one whose `next` is null.",
         "parameters": _parameters(PAGE),
         "responses": _responses("A page of mails.", "Page"),
@@ -85,7 +85,7 @@ def _stats() -> Json:
         "operationId": "stats",
         "tags": ["History"],
         "summary": "Count mails. Without `since`, those from the 24 hours before `until` are counted.",
-        "description": "A mail with two tags counts for both, and so does one with two recipients.",
+        "description": "A mail with two tags or two recipients counts for both.",
         "parameters": _parameters(STATS, required=("by",)),
         "responses": _responses("The sums.", "Stats"),
     }
@@ -127,10 +127,10 @@ def _responses(description: str, schema: str | None, without: tuple[int, ...] = 
     return found
 
 
-_RETRY: Json = {"description": "Seconds after which to try again, if that helps.", "schema": {"type": "integer"}}
+_RETRY: Json = {"description": "Seconds to wait before trying again, if that helps.", "schema": {"type": "integer"}}
 _HEADERS: dict[int, Json] = {
-    401: {"WWW-Authenticate": {"description": "The scheme that is expected.", "schema": {"type": "string"}}},
-    405: {"Allow": {"description": "The methods that are supported.", "schema": {"type": "string"}}},
+    401: {"WWW-Authenticate": {"description": "The expected scheme.", "schema": {"type": "string"}}},
+    405: {"Allow": {"description": "The supported methods.", "schema": {"type": "string"}}},
     429: {"Retry-After": _RETRY},
     503: {"Retry-After": _RETRY},
 }
@@ -156,7 +156,7 @@ def _schemas() -> Json:
     error = {
         "error": {"type": "string", "enum": sorted(ERRORS), "description": "Stable: programs may depend on it."},
         "message": {**_TEXT, "description": "For people."},
-        "parameter": {**_TEXT, "description": "The parameter that is wrong."},
+        "parameter": {**_TEXT, "description": "The invalid parameter."},
     }
     return {
         "Page": _object(["mails", "next"], _page_fields()),
@@ -187,12 +187,15 @@ def _mail_fields() -> Json:
         "size": {**_NUMBER, "description": "Bytes."},
         "message_id": _TEXT,
         "subject": _TEXT,
-        "stage": {"enum": list(STAGES), "description": "Where it was refused, before its content was sent."},
+        "stage": {
+            "enum": list(STAGES),
+            "description": "The stage at which it was refused, before its content was sent.",
+        },
         "action": {"enum": list(ACTIONS)},
         "decision": _TEXT,
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
-        "rule": {**_TEXT, "description": "The rule of the policy that decided."},
+        "rule": {**_TEXT, "description": "The policy rule that applied."},
         "reply": {**_TEXT, "description": "What the client received."},
         "replies": {"type": "object", "description": "The replies by recipient, if they differ."},
         "ggrid": _TEXT,

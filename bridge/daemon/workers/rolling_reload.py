@@ -82,7 +82,9 @@ class RollingReload:
             self._notify("reloaded; accepting mail")
             return True
         if self._processes.config is self._conf:
-            self._problem = "only some workers have the new configuration, others still the old one: " + self._problem
+            self._problem = (
+                "only some workers have the new configuration; the others still have the old one: " + self._problem
+            )
         self._reloads.failed(self._problem)
         self._notify(f"the last reload failed: {self._problem.partition(chr(10))[0]}")
         return True

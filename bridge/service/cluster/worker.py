@@ -83,7 +83,7 @@ class NatsWorker:
             log.error("worker: no connection to NATS yet: %s", self._link.problem)
         numbers = range(self._guard.mainWorkerCount)
         self._slots = [asyncio.create_task(lasting(self._slot, f"slot {i}"), name=f"slot-{i}") for i in numbers]
-        self._signs = asyncio.create_task(lasting(self._give_signs, "signs of life"), name="worker-signs")
+        self._signs = asyncio.create_task(lasting(self._give_signs, "heartbeats"), name="worker-signs")
 
     async def leave(self, drain_s: float) -> None:
         """Take no more jobs; finish those in work, and hand back what takes longer than `drain_s`."""

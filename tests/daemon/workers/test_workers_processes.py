@@ -169,7 +169,7 @@ def test_a_problem_is_reported_once(tmp_path: Path) -> None:
     assert done.returncode == 78 and done.stderr.count("cannot be used together") == 1, done.stderr
     (tmp_path / "token").unlink()
     done = scanbridge("run", "-c", config)
-    assert done.returncode == 78 and done.stderr.count("it must hold the secret on one line") == 1
+    assert done.returncode == 78 and done.stderr.count("it must contain the secret on one line") == 1
     assert "Traceback" not in done.stderr
 
 

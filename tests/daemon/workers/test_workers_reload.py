@@ -51,7 +51,7 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
         done = reload(bridge)
         assert done.returncode == 1 and "keeping the old configuration" in done.stderr
         assert bridge.has_logged("reload failed, keeping the old configuration")
-        assert bridge.has_logged("it must hold the secret on one line")
+        assert bridge.has_logged("it must contain the secret on one line")
         assert number(bridge, "scanbridge_config_reload_success") == 0
         assert workers(bridge) == pids and bridge.send().startswith("250 ")
         (tmp_path / "token").write_text(token)

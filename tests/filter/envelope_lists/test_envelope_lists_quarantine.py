@@ -138,7 +138,7 @@ def test_one_dangerous_entry_among_several_stops_them_all(kept, service, command
     done = kept.call(*chosen)
     assert (done.exit_code, done.stdout) == (4, ""), done.output
     assert done.stderr.count("@gmail.com") == 1 and done.stderr.count("@yahoo.fr") == 1, done.stderr
-    assert done.stderr.endswith("nothing was changed; add --force if you mean it\n")
+    assert done.stderr.endswith("nothing was changed; add --force if this is intended\n")
     rows = [json.loads(line) for line in kept.call(*chosen, "--json").stdout.splitlines()]
     assert [row["added"] for row in rows] == [False] * 4 and {row["exit_code"] for row in rows} == {4}
     assert service.entries("shunned") == {}
