@@ -1,6 +1,7 @@
 """The engines that `make evaluate` compares: private instances of rspamd and spamd, without network tests.
 
-Each gives a mail a score, of which the service makes an opinion. What is not installed is left out, as the report says.
+`ask` returns the part of an answer that is kept, `read` the score in it and what the service makes of that. What is not
+installed is left out, as the report says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from bridge.service.analysis.rspamd import read_answer as rspamd_answer
 from bridge.service.analysis.spamassassin import read_answer as spamd_answer
 from bridge.service.detection.model import QUARANTINE_POINTS
 
-START_S = 90.0
+START_S = 300.0
 ANSWER_S = 60.0
 _RSPAMD = {
     "worker-normal.inc": 'bind_socket = "127.0.0.1:PORT"; count = 1;',
@@ -35,7 +36,7 @@ _RSPAMD = {
     "surbl.conf": "enabled = false;",
     "logging.inc": 'type = "console"; level = "notice";',
 }
-_SPAMD_SCORE = re.compile(rb"^Spam: (\S+ ; (-?[0-9.]+) / [0-9.]+)", re.MULTILINE)
+_SPAMD_SCORE = re.compile(rb"^Spam: (\S+ ; -?[0-9.]+ / [0-9.]+)", re.MULTILINE)
 
 
 class Answer(NamedTuple):
@@ -45,25 +46,31 @@ class Answer(NamedTuple):
 
 class Rspamd:
     name = "rspamd"
+    spam_score = 6.0  # `add header`, in its default configuration
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/checkv2"
 
-    def ask(self, content: bytes, sender: str) -> Answer:
+    def ask(self, content: bytes, sender: str) -> str:
         headers = {"From": sender} if sender.isascii() and sender.isprintable() else {}
         request = urllib.request.Request(self._url, content, headers)  # noqa: S310 (our own address)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
-            body = answer.read()
-        return Answer(float(json.loads(body)["score"]), rspamd_answer(body).opinion)
+            said = json.load(answer)
+        return json.dumps({name: said[name] for name in ("action", "score", "required_score")})
+
+    @staticmethod
+    def read(said: str) -> Answer:
+        return Answer(float(json.loads(said)["score"]), rspamd_answer(said.encode()).opinion)
 
 
 class SpamAssassin:
     name = "SpamAssassin"
+    spam_score = 5.0  # by default
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def ask(self, content: bytes, _sender: str) -> Answer:
+    def ask(self, content: bytes, _sender: str) -> str:
         with socket.create_connection(("127.0.0.1", self._port), ANSWER_S) as link:
             link.sendall(b"CHECK SPAMC/1.5\r\nContent-length: %d\r\n\r\n" % len(content) + content)
             link.shutdown(socket.SHUT_WR)
@@ -71,26 +78,39 @@ class SpamAssassin:
         found = _SPAMD_SCORE.search(answer)
         if found is None:
             raise OSError("spamd gave no score")
-        opinion = spamd_answer({"spam": found[1].decode()}, b"", QUARANTINE_POINTS).opinion
-        return Answer(float(found[2]), opinion)
+        return found[1].decode()
+
+    @staticmethod
+    def read(said: str) -> Answer:
+        score = float(said.partition(";")[2].partition("/")[0])
+        return Answer(score, spamd_answer({"spam": said}, b"", QUARANTINE_POINTS).opinion)
+
+
+Engine = Rspamd | SpamAssassin
+
+
+def installed() -> list[type[Engine]]:
+    return [kind for kind in (Rspamd, SpamAssassin) if _program(kind) is not None]
+
+
+def _program(kind: type[Engine]) -> str | None:
+    name = "rspamd" if kind is Rspamd else "spamd"
+    return shutil.which(name) or shutil.which(f"/usr/sbin/{name}")
+
+
+def running(kind: type[Engine]) -> AbstractContextManager[Engine]:
+    program = _program(kind) or ""
+    return _rspamd(program) if kind is Rspamd else _spamassassin(program)
 
 
 @contextmanager
-def rspamd() -> Iterator[Rspamd | None]:
-    program = shutil.which("rspamd")
-    if program is None:
-        yield None
-        return
+def _rspamd(program: str) -> Iterator[Engine]:
     with _directory() as directory, _started(program, directory) as port:
         yield Rspamd(port)
 
 
 @contextmanager
-def spamassassin() -> Iterator[SpamAssassin | None]:
-    program = shutil.which("spamd") or shutil.which("/usr/sbin/spamd")
-    if program is None:
-        yield None
-        return
+def _spamassassin(program: str) -> Iterator[Engine]:
     with _directory() as directory:
         port = _free_port()
         # -L: local tests only. No user preferences, no learning.
