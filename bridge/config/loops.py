@@ -6,7 +6,6 @@ Checked when the configuration is loaded, from its text alone: nothing is resolv
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 from bridge.config.fields import Place
 from bridge.config.relay import NextHops, Relay
 from bridge.runtime.endpoints import Endpoint, NextHop
+from bridge.runtime.ip import ip_or_none
 
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
@@ -78,14 +78,12 @@ def _addresses(host: str) -> frozenset[str]:
     name = host.lower().rstrip(".")
     if name in _LOCAL_NAMES or name.endswith(".localhost"):
         return _LOOPBACK
-    try:
-        ip = ipaddress.ip_address(name)
-    except ValueError:
+    ip = ip_or_none(name)
+    if ip is None:
         return frozenset({_short_form(name)})
     if ip.is_unspecified:  # connecting to it reaches loopback
         return frozenset({"127.0.0.1" if ip.version == 4 else "::1"})
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return frozenset({str(mapped or ip)})
+    return frozenset({str(ip)})
 
 
 def _short_form(name: str) -> str:
@@ -99,7 +97,5 @@ def _short_form(name: str) -> str:
 
 
 def _is_loopback(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).is_loopback
-    except ValueError:
-        return False
+    ip = ip_or_none(text)
+    return ip is not None and ip.is_loopback

@@ -6,7 +6,6 @@ cannot sign in with a password for a while; a sign-in link still works.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
@@ -14,11 +13,11 @@ from sqlalchemy import Connection, delete, func, insert, or_, select
 from bridge.console import database
 from bridge.console.database import ConsoleStore
 from bridge.console.tokens import AHEAD_S
+from bridge.runtime.ip import client_of
 
 WINDOW_S = 900.0
 MAX_PER_USER = 10
 MAX_PER_ADDRESS = 30
-_IPV6_BITS = 64  # the smallest network that a customer gets: /64
 _LOCK = 0xC0A501F  # in PostgreSQL, one count at a time
 _a = database.attempts.c
 
@@ -60,13 +59,8 @@ def _of(name: str) -> str:
 
 
 def _from(address: str, pages: str) -> str:
-    """The network of an IPv6 client, who can use every address in it."""
-    try:
-        ip = ipaddress.ip_address(address)
-        address = str(ipaddress.ip_network((ip, _IPV6_BITS), strict=False) if ip.version == 6 else ip)
-    except ValueError:  # a unix socket
-        pass
-    return f"from:{pages} {address}" if pages else f"from:{address}"
+    client = client_of(address)
+    return f"from:{pages} {client}" if pages else f"from:{client}"
 
 
 def _wait_s(connection: Connection, about: str, limit: int, now: float) -> float:

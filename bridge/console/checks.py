@@ -19,6 +19,7 @@ from starlette.types import Message
 
 from bridge.console.audit import is_storable
 from bridge.errors import BridgeError
+from bridge.runtime.ip import ip_or_none
 from bridge.runtime.marked_text import N_
 
 _SAME_SITE = "same-origin"
@@ -102,24 +103,15 @@ def client_address(request: Request, settings: Front) -> str:
     peer = request.client.host if request.client else "local"
     if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
         return peer
-    named = _ip(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
+    named = ip_or_none(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
     return peer if named is None else str(named)
 
 
 def _is_in(address: str, networks: list[str]) -> bool:
     if address == "local":  # a unix socket: the proxy runs on this machine
         return True
-    ip = _ip(address)
+    ip = ip_or_none(address)
     return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
-
-
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Without a zone, which may be any text; an IPv4 address that is written as IPv6 is one of IPv4."""
-    try:
-        ip = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def int_or(text: str, other: int) -> int:

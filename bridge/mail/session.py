@@ -8,19 +8,13 @@ says that our peers send their own mail: our mail server's address would pass ch
 
 from __future__ import annotations
 
-import ipaddress
-
+from bridge.runtime.ip import parse_ip
 from bridge.runtime.value import value
 
 
 def canonical_ip(text: str) -> str:
-    """The one spelling in which client addresses are compared, counted and sent on. Raises ValueError.
-
-    An IPv4-mapped IPv6 address is IPv4: that is how a dual-stack socket writes it. A zone is left out, because it means
-    something on one machine only.
-    """
-    ip = ipaddress.ip_address(text.partition("%")[0])
-    return str(getattr(ip, "ipv4_mapped", None) or ip)
+    """The one spelling in which client addresses are compared, counted and sent on. Raises ValueError."""
+    return str(parse_ip(text))
 
 
 @value

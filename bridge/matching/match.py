@@ -7,11 +7,11 @@ million. Remote input is first converted to the spelling of entries (`bridge.mai
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 
 from bridge.mail.address import comparable_address, domain_of
+from bridge.runtime.ip import parse_ip
 
 SENDER, DOMAIN, NETWORK = "sender", "domain", "network"
 
@@ -61,11 +61,7 @@ def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool]
     return None
 
 
-@lru_cache(1024)  # the same clients connect again and again
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
-    ip = ipaddress.ip_address(text)
-    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+_ip = lru_cache(1024)(parse_ip)  # the same clients connect again and again
 
 
 def domain_and_parents(name: str) -> Iterator[str]:

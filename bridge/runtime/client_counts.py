@@ -1,14 +1,14 @@
 """How many connections each client of a server has, so that one client cannot take them all.
 
-A client is an IPv4 address, or the /64 network of an IPv6 address: whoever has one address of such a network has all
-of them. If this is wrong, one client keeps everybody else out.
+If this is wrong, one client keeps all others out.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from typing import Any
+
+from bridge.runtime.ip import client_of
 
 
 class ClientCounts:
@@ -31,14 +31,8 @@ class ClientCounts:
                 del self._open[client]
 
 
-def client_of(peername: Any) -> str | None:
+def client_behind(peername: Any) -> str | None:
     """The client behind what a socket calls its other end; None on a unix socket."""
     if not isinstance(peername, tuple):
         return None
-    address = str(peername[0])
-    if ":" not in address:
-        return address
-    ip = ipaddress.IPv6Address(address)
-    if ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
+    return client_of(str(peername[0]))

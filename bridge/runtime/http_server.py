@@ -28,7 +28,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from bridge.runtime.client_counts import ClientCounts, client_of
+from bridge.runtime.client_counts import ClientCounts, client_behind
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import BACKLOG, CannotListen, address_of
@@ -191,7 +191,7 @@ class _Server(uvicorn.Server):
         return cast(asyncio.Protocol, make(**options))
 
     def _may_begin(self, peer: Any, handshakes: int) -> bool:
-        client = client_of(peer)
+        client = client_behind(peer)
         if len(self.server_state.connections) + handshakes >= self._limits.max_connections:
             return False
         if self._clients.of(client) + self._handshakes.of(client) >= self._limits.max_per_client:
@@ -201,7 +201,7 @@ class _Server(uvicorn.Server):
 
     def _handshake_ended(self, peer: Any) -> None:
         """It failed, or the connection counts from now on."""
-        self._handshakes.remove(client_of(peer))
+        self._handshakes.remove(client_behind(peer))
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -235,7 +235,7 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.connections) > self._limits.max_connections:
             self.refuse(503, "saturated", "too many connections")
             return
-        client = client_of(transport.get_extra_info("peername"))
+        client = client_behind(transport.get_extra_info("peername"))
         if self._clients.of(client) >= self._limits.max_per_client:
             self.refuse(503, "saturated", "too many connections from your address")
             return

@@ -8,10 +8,11 @@ the configuration. Other addresses can be reached by strangers in any case, or a
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from bridge.runtime.ip import ip_or_none
 
 
 def wrong_host(key: str) -> str:
@@ -28,12 +29,12 @@ def has_known_host(scope: Mapping[str, Any], hosts: Collection[str]) -> bool:
 
 
 def _is_loopback(address: str) -> bool:
-    ip = _ip(address)
+    ip = ip_or_none(address)
     return ip is not None and ip.is_loopback
 
 
 def _is_known(name: str, hosts: Collection[str]) -> bool:
-    if "." not in name or _ip(name.strip("[]")) is not None:
+    if "." not in name or ip_or_none(name.strip("[]")) is not None:
         return True
     return name in {socket.gethostname().lower(), *(host.lower() for host in hosts)}
 
@@ -44,11 +45,3 @@ def _name(host: str) -> str:
     if not name or not port.isdigit():
         name = host
     return name.strip().lower().removesuffix(".")
-
-
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        ip = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip

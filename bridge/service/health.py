@@ -7,7 +7,6 @@ clients on this machine that use a host name of its own; clients elsewhere need 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Awaitable, Callable, Collection
 
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from bridge.api.scanning import QueueStatus
+from bridge.runtime.ip import ip_or_none
 from bridge.runtime.known_hosts import has_known_host, wrong_host
 from bridge.service.abby_settings import Permission
 from bridge.service.auth import StaticTokens
@@ -76,7 +76,5 @@ def _is_local(scope: Scope) -> bool:
     client = scope.get("client")
     if client is None:  # a Unix socket
         return True
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
+    address = ip_or_none(client[0])
+    return address is not None and address.is_loopback

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.runtime.client_counts import ClientCounts, client_of
+from bridge.runtime.client_counts import ClientCounts, client_behind
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from bridge.runtime.client_counts import ClientCounts, client_of
 )
 def test_a_client_is_an_address_or_a_network(peername: Any, client: str | None) -> None:
     """Whoever has one IPv6 address has a whole network of them, and could use each of them once."""
-    assert client_of(peername) == client
+    assert client_behind(peername) == client
 
 
 def test_clients_that_are_gone_are_forgotten() -> None:

@@ -8,13 +8,13 @@ Every mistake is a `Refused` with the status and the Error object that the clien
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from functools import lru_cache
 from typing import Any
 
 from bridge.api.feedback import FEEDBACK_KINDS, MAX_REPORTER, FeedbackRequest
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
+from bridge.runtime.ip import ip_or_none
 from bridge.service.requests import decode_json, tenant_uid
 from bridge.service.responses import Refused
 
@@ -109,12 +109,8 @@ def clean_address(text: str) -> str | None:
     text = _PREFIX.sub("", text.strip(), count=1)
     if found := _BRACKETS.fullmatch(text) or _PORT.fullmatch(text):
         text = _PREFIX.sub("", found[1].strip(), count=1)
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])  # a zone means something on one machine only
-    except ValueError:
-        return None
-    address = getattr(address, "ipv4_mapped", None) or address
-    return None if address.is_unspecified else str(address)
+    address = ip_or_none(text)
+    return None if address is None or address.is_unspecified else str(address)
 
 
 def _invalid(message: str) -> Refused:
