@@ -3,7 +3,7 @@
 uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it
 does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
 limits what uvicorn leaves unlimited: the size and duration of a request's head, and the number of
-connections, of all clients and of each; and a client that speaks HTTP/1.0 gets no chunks. Knows neither the
+connections, of all clients and of each. Clients of HTTP/1.0 are `http_old_clients`'s. Knows neither the
 scanning service nor the admin endpoint. If this is wrong, a client that sends half a request holds a connection
 forever, or the body of one request is read as the next one.
 """
@@ -16,7 +16,6 @@ import json
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +24,13 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from bridge.runtime.client_counts import ClientCounts, client_behind
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.http_old_clients import UnchunkedForOldClients
 from bridge.runtime.listening_socket import BACKLOG, CannotListen, address_of
 from bridge.runtime.tls_acceptor import TlsAcceptor
 
@@ -125,7 +125,7 @@ class HttpApplication:
 
 def _config(app: Any, protocol: Any) -> uvicorn.Config:
     config = uvicorn.Config(
-        _UnchunkedForOldClients(app),
+        UnchunkedForOldClients(app),
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         lifespan="off",
@@ -399,58 +399,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def error_body(self, error: str, message: str) -> bytes:
         return json.dumps({"error": error, "message": message}).encode()
-
-
-class _UnchunkedForOldClients:
-    """An application that sends a client of HTTP/1.0 no chunks: a body of unknown length ends with the connection.
-
-    RFC 9112 6.1 demands it, and uvicorn does not do it. A body that cannot be sent to its end must not look
-    complete, so the connection is then reset.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        cycle: RequestResponseCycle = send.__self__  # knows how uvicorn frames the answer
-        if scope["http_version"] == "1.1":
-
-            async def send_while_open(message: Any) -> None:
-                try:
-                    await send(message)
-                except RuntimeError:  # uvloop; of several requests at once, uvicorn tells only the last one of the end
-                    if not cycle.transport.is_closing():
-                        raise
-                    cycle.disconnected = True
-
-            await self._app(scope, receive, send_while_open)
-            return
-        ends_with_connection = False
-
-        async def send_unchunked(message: Any) -> None:
-            nonlocal ends_with_connection
-            if message["type"] == "http.response.start":
-                ends_with_connection = all(name.lower() != b"content-length" for name, _ in message["headers"])
-                cycle.keep_alive = False
-                if ends_with_connection:
-                    cycle.chunked_encoding = False
-            elif ends_with_connection:
-                cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_unchunked)
-        finally:
-            if ends_with_connection and not cycle.response_complete:
-                _reset(cycle.transport)
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close the connection in a way that the client can tell from the end of a body."""
-    if (sock := transport.get_extra_info("socket")) is not None:
-        with contextlib.suppress(OSError):  # closed, or a Unix socket
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 def _plain_head(method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -99,6 +99,7 @@ class Guard(Section):
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
 
 
+_DATABASE_HOST = re.compile(r"postgresql[^:]*://(?:[^:/]*(?::[^@]*)?@)?([^/?]*)")  # as SQLAlchemy finds it
 LIST_NAME = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 
@@ -165,6 +166,9 @@ class ServiceConfig(Section):
     def _known_database(cls, url: SecretStr) -> SecretStr:
         if not re.match(r"(sqlite|postgresql)(\+[a-z0-9_]+)?://", url.get_secret_value()):
             raise ValueError("a database must be sqlite:///file or postgresql://user:password@host/name")
+        host = _DATABASE_HOST.match(url.get_secret_value())
+        if host is not None and "@" in host[1]:  # a part of the password, which an error would quote as the host
+            raise ValueError("write %40 for each @ in the user name or the password")
         return url
 
     @field_validator("lists")

@@ -310,6 +310,17 @@ def test_nodes_on_other_machines_may_share_a_server(tmp_path):
     assert load(directory).config.abby.serviceProviders.core.remote_hosts == ["https://mta1.example.org:9785"]
 
 
+@pytest.mark.parametrize("url", ["postgresql://scan:pass@sesame@db/scan", "postgresql://scan:a/b@sesame@db:1/scan"])
+def test_an_unescaped_password_is_not_taken_for_a_host(tmp_path, url):
+    """What follows the first @ of a password was quoted: failed to resolve host 'sesame@db'."""
+    directory = write(tmp_path)
+    (directory / "service.yml").write_text(f"database: {url}\n")
+    found = mistakes(directory)
+    assert "write %40 for each @" in found and "sesame" not in found
+    (directory / "service.yml").write_text("database: postgresql://scan:pass%40sesame@db/scan?options=-csearch_path\n")
+    assert load(directory).config.database_url.startswith("postgresql")
+
+
 def test_unknown_permissions_are_a_warning_and_allow_nothing(tmp_path):
     """With a table of ours. They must not become an empty list, which allows everything."""
     abby = DOCUMENTED_ABBY + "    permissions: [messageQueue.submit, scann]\n"
