@@ -175,7 +175,7 @@ def report(whole: Judged, results: dict[str, Judged], thresholds: dict[float, fl
             f"## All engines, on {len(sample.phishing)} phishing mails and {len(sample.all_ham)} legitimate ones",
             "",
             "All sources have the same share in this sample: newsletters, templates and bounces weigh more than above.",
-            *(["At a rate below one mail, none has a higher score."] if len(sample.all_ham) < 1000 else []),
+            f"Below {100 / len(sample.all_ham):.2f} %, no legitimate mail may have a higher score: one mail decides.",
             "The engines count by their own thresholds, and the worse one of them, as in the decisions table.",
             "",
             "| engine | " + " | ".join(f"caught at {100 * rate:g} % false alarms" for rate in RATES) + " |",
@@ -213,6 +213,8 @@ def picture(results: dict[str, Judged]) -> str:
     for step in range(6):
         drawn.append(f'<text x="{left + step * width / 5 - 8:.0f}" y="{height + 38}">{step} %</text>')
         drawn.append(f'<text x="12" y="{24 + height - step * height / 5:.0f}">{20 * step} %</text>')
+    drawn.append(f'<text x="{left + width // 2 - 60}" y="{height + 56}">legitimate mail held</text>')
+    drawn.append(f'<text x="{left}" y="16">phishing caught</text>')
     first = next(iter(results.values()))
     total = len(first.phishing)
     bounds = [(x, interval(round(y * total), total)) for x, y in curve(first)]
@@ -222,7 +224,8 @@ def picture(results: dict[str, Judged]) -> str:
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(place(x, y) for x, y in curve(judged))
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        drawn.append(f'<text x="{left + width - 230}" y="{height - 100 + 18 * number}" fill="{colour}">{name}</text>')
+        line = height // 2 + 5 + 18 * number
+        drawn.append(f'<text x="{left + width - 230}" y="{line}" fill="{colour}">{name}</text>')
     return "\n".join([*drawn, "</svg>", ""])
 
 
