@@ -79,7 +79,7 @@ def measure(bomb: Bomb) -> BombRow:
     stock = int(done.stdout or b"0") * 1024
     with tempfile.TemporaryDirectory(prefix="memory-") as directory:
         (Path(directory) / "service.yml").write_text(CONFIG)
-        service = ServiceProcess(Path(directory))
+        service = ServiceProcess(Path(directory), is_program=True)
         try:
             service.wait()
             service.submit(attached(zipped(("x", b"x")), "a.zip"))  # starts the analysis processes

@@ -17,6 +17,7 @@ from bridge.lists.personal_table import EMPTY, PersonalTable
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_SETTLED_NS = 1_000_000_000  # far longer than a tick, of any file system
 
 Stamp = tuple[tuple[int, int], ...]  # size and time of the files
 
@@ -81,7 +82,7 @@ class PersonalRefresh:
             changes = self._lists.changes(self._seq)
             table = self.table.after(changes)
             seq = max([seq, *(change.seq for change in changes)])
-        self._seq, self._stamp, self._looked_at = seq, stamp, now
+        self._seq, self._stamp, self._looked_at = seq, stamp if _is_settled(stamp) else None, now
         return table
 
     def _files_now(self) -> Stamp:
@@ -95,3 +96,8 @@ class PersonalRefresh:
             else:
                 found.append((state.st_size, state.st_mtime_ns))
         return tuple(found)
+
+
+def _is_settled(stamp: Stamp) -> bool:
+    """Whether the next change gets another time: two within one tick of the file system's clock have the same."""
+    return time.time_ns() - max((changed for _, changed in stamp), default=0) > _SETTLED_NS

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import zipfile
@@ -30,12 +31,12 @@ from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
 from tests.daemon.process_kit import scanbridge
 from tests.postgresql import fresh_database  # noqa: F401 (for the tests)
-from tests.warm_commands import warm_commands
+from tests.warm_commands import WarmProcess, warm_commands
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
 DEADLINE_S = 60.0  # ends a test that would hang
-SOON_S = 5.0  # "within a second", with some reserve for a busy machine
+SOON_S = 30.0  # "within a second", with some reserve for a busy machine
 
 CONFIG = f"""
 listen: 127.0.0.1:0
@@ -139,12 +140,20 @@ async def _end_handshakes() -> None:
 class ServiceProcess(Service):
     """A service started as an operator starts it, with `service.yml` in `directory`; `wait` until it listens."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, is_program: bool = False) -> None:
+        """`is_program`: not forked from a process that has imported everything, so that its memory is its own."""
         self.directory = directory
         self.config = yaml_file.load(directory / "service.yml", ServiceConfig)
         # The process shares this file's position; unless it appends, it would write wherever `log` is reading.
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed in `end`)
         words, ours = ["service", "-c", "service.yml"], dict(os.environ)
+        self.process: subprocess.Popen[str] | WarmProcess
+        if is_program:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bridge", *words],
+                cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            )  # fmt: skip
+            return
         out, end = os.pipe()
         self.process = warm_commands(os.getpid()).start(words, ours, directory, end, self._log.fileno())
         os.close(end)

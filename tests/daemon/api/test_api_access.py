@@ -168,7 +168,7 @@ def test_mistakes_in_the_configuration(tmp_path: Path) -> None:
 def test_tokens_are_never_shown(tmp_path: Path) -> None:
     """Neither in the log nor in any page, and not in the process list; and several workers all answer."""
     sections = {"api": write_tokens(tmp_path), "workers": 2, "log": {"level": "debug"}}
-    with running_process(tmp_path, **sections) as (process, _, _):
+    with running_process(tmp_path, {"is_program": True}, **sections) as (process, _, _):
         for _ in range(4):
             process.send()
         for _ in range(20):  # some worker answers each

@@ -234,7 +234,7 @@ def test_a_client_that_goes_away(bridge: RunningBridge, server: MailServer) -> N
     with socket.create_connection(("127.0.0.1", bridge.port)) as sock:
         sock.sendall(_head(server, len(_request())) + _request())
         until(lambda: len(bridge.scanner.submissions) > count, "the scan")
-    assert hanging.ended.wait(5)
+    assert hanging.ended.wait(30)
     until(lambda: spool.in_use == 0, "the mail to be given up")
     bridge.scanner.reply = answer(200, result())
     assert server.action(facts())[0] == "accept"
@@ -243,11 +243,11 @@ def test_a_client_that_goes_away(bridge: RunningBridge, server: MailServer) -> N
 def test_a_slow_body_is_cut(bridge: RunningBridge, server: MailServer) -> None:
     """A client that stops in the middle is told so after `data_timeout`, and disconnected."""
     server.register()
-    with socket.create_connection(("127.0.0.1", bridge.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", bridge.port), 60) as sock:
         sock.sendall(_head(server, 1000) + b'{"rawMessage": "')
         began = time.monotonic()
         assert b" 408 " in sock.recv(4096)
-        assert 0.5 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < 30
         while sock.recv(4096):
             pass
 
