@@ -198,9 +198,9 @@ def test_rspamds_score_and_action_are_used():
         ("add header", 12.0, 30.0, 6.0),
         ("reject", 30.0, 30.0, 15.0),
         ("reject", 1000.0, 15.0, 15.0),
-        ("greylist", 5.9, 15.0, 4.0),
+        ("greylist", 5.9, 15.0, 0.0),
         ("no action", -3.0, 15.0, -3.0),
-        ("no action", 1.0, None, 1.0),
+        ("no action", 1.0, None, 0.0),
     ]:
         answer = {"action": action, "score": score, "required_score": required}
         assert rspamd_engine.read_answer(json.dumps(answer).encode()).opinion == opinion

@@ -106,7 +106,7 @@ def test_scores_are_relative_to_the_threshold():
     )
     assert read_answer({"spam": "False ; -2.5 / 5.0"}, b"", 8.0).opinion == -4.0
     assert read_answer({"spam": "True ; 3.0 / 0.0"}, b"<x>, a b\n", 8.0).opinion == 3.0
-    assert read_answer({"spam": "False ; 4.9 / 5.0"}, b"", 8.0).opinion == 4.0
+    assert read_answer({"spam": "False ; 4.9 / 5.0"}, b"", 8.0).opinion == 0.0
     assert read_answer({"spam": "True ; 1000 / 5.0"}, b"", 8.0).opinion == 16.0
     with pytest.raises(BadAnswer):
         read_answer({}, b"", 8.0)

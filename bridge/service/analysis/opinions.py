@@ -1,8 +1,9 @@
 """What other spam filters count for: each no more than its own threshold says.
 
 Their scores are not added to each other. They look at the same things, and most legitimate newsletters have some points
-from each: added, two filters that both call a mail legitimate would quarantine it. Knows scores only; if this is wrong,
-mail is held that no filter calls spam, or the other way round.
+from each: added, two filters that both call a mail legitimate would quarantine it. Nor are a few points of a filter
+that calls the mail legitimate added to ours. Knows scores only; if this is wrong, mail is held that no filter calls
+spam, or spam is delivered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 REJECTED = 15.0  # our score of a mail that another filter would just reject: the default table bounces it
-UNSURE = 4.0  # at most, from a filter that does not call the mail spam: half of what the default table quarantines
+UNSURE = 0.0  # at most, from a filter that does not call the mail spam: or it would be held on nobody's word
 
 
 def opinion_of(score: float, threshold: float, worth: float) -> float:

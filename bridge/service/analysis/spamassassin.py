@@ -13,7 +13,7 @@ from email.utils import format_datetime
 
 from bridge.service.analysis.connections import BadAnswer, Connection, Connections
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.service.analysis.opinions import opinion_of
+from bridge.service.analysis.opinions import UNSURE, opinion_of
 from bridge.service.engine_settings import SpamAssassin
 
 MAX_ANSWER = 256 * 1024
@@ -105,4 +105,4 @@ def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findi
         points = opinion_of(score, threshold, spam_score)
     except ValueError as exc:
         raise BadAnswer(str(exc)) from None
-    return Findings(frozenset(tags), opinion=min(points, 2 * spam_score if is_spam else spam_score / 2))
+    return Findings(frozenset(tags), opinion=min(points, 2 * spam_score if is_spam else UNSURE))
