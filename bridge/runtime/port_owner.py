@@ -36,6 +36,13 @@ def name(pid: int) -> str:
     return ""
 
 
+def parent(pid: int) -> int:
+    """0 if the process has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
 def _tcp(address: Endpoint) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         for fields in _rows(table):

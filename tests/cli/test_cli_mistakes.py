@@ -204,7 +204,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no daemon: reload", _nothing, "reload", 1, ["no daemon answers at 127.0.0.1:", "is it running?"]),
     ("no scanner", _nothing, "scan mail.eml", 1, ["mail.eml: no decision", "Connection refused", "scanner.urls"]),
     ("no next hop", _nothing, "check", 1, ["next hop smtp://127.0.0.1:", "Connection refused", "relay.next_hop"]),
-    ("no List API", _nothing, "lists show", 78, ["not configured", "lists: {url: ..., api_key_file: ...}"]),
+    ("no List API", _nothing, "lists show", 78,
+     ["not configured", "lists: {url: ..., api_key_file: ...} to ", "bridge.yml", "apikey create"]),
     ("no listener for the milter", _nothing, "setup postfix --mode milter", 78,
      ["no listener has the profile postfix-milter", "- {name: milter"]),
     # on the command line, by people who know other programs
