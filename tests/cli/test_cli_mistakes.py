@@ -325,7 +325,10 @@ def test_a_taken_port_is_explained(desk: Desk, which: str, command: str) -> None
     with closing(socket.create_server(("127.0.0.1", number))):
         code, printed = desk.run(command)
     assert code == 1
-    assert f"127.0.0.1:{number}" in printed and "is another program or another scanbridge using it?" in printed
+    assert f"127.0.0.1:{number}: Address already in use by process {os.getpid()} (" in printed
+    assert "; stop it, or choose another address" in printed
+    if command == "run":
+        assert f"{'admin.address' if which == 'admin' else 'listeners.mx.address'}: cannot listen at" in printed
 
 
 @pytest.mark.parametrize("command", ["check", "scan mail.eml"])
@@ -395,7 +398,9 @@ def test_a_taken_port_of_the_demo_is_explained(desk: Desk) -> None:
     finally:
         for sock in held:
             sock.close()
-    assert code == 1 and "127.0.0.1:9081" in printed and "is another program or another scanbridge using it?" in printed
+    assert code == 1 and "scanner.urls: cannot listen at 127.0.0.1:9081: Address already in use" in printed
+    used = "by process" if held else ""  # another user's process cannot be seen
+    assert used in printed
     assert "scanbridge config show --demo > demo.yml" in printed and "scanbridge run -c demo.yml" in printed
     code, shown = desk.run("config", "show", "--demo")
     assert code == 0 and "127.0.0.1:10025" in shown and str(desk.port) not in shown
