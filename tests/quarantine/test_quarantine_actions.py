@@ -444,7 +444,10 @@ def test_root_finds_the_mail_of_the_installed_daemon(tmp_path: Path) -> None:
     listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if listed.stderr.startswith(("unshare", "mount")):
         unavailable(f"namespaces are not available here: {listed.stderr}")
-    assert listed.stderr == "No mail in quarantine at /var/lib/scanbridge/quarantine\n"
+    assert listed.stderr == (
+        "No mail in quarantine at /var/lib/scanbridge/quarantine; "
+        "configuration: /etc/scanbridge/bridge.yml (-c FILE uses another one)\n"
+    )
 
 
 def test_a_release_to_an_address_without_a_domain_is_refused(here: Desk) -> None:
