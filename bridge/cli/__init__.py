@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge import __version__
 from bridge.cli import terminal
 from bridge.cli.single_values import Group
-from bridge.runtime.build import built_from
+from bridge.runtime.build import version
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -133,7 +132,7 @@ def _with_hint(exc: click.exceptions.NoSuchCommand) -> click.UsageError:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(f"{__version__} ({built_from()})", prog_name="scanbridge")
+@click.version_option(version(), prog_name="scanbridge")
 def main() -> None:
     """Connect any mail server to an HTTP e-mail scanning service over SMTP, LMTP or milter."""
     _fill_standard_streams()

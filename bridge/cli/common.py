@@ -58,6 +58,15 @@ def admin_address(path: Path | None) -> Endpoint:
     return admin_address.read(path) or load_or_exit(path).admin.address
 
 
+def configuration_used() -> str:
+    """The end of a line that says that nothing was found: which configuration was used, unless -c named it."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.get_parameter_source("path") is ParameterSource.COMMANDLINE:
+        return ""
+    path = context.params.get("path")
+    return f"; configuration: {path or 'the embedded default'} (-c FILE uses another one)"
+
+
 def fail_config(exc: ConfigError) -> NoReturn:
     from bridge.runtime.yaml_file import CHECK_PATH
 

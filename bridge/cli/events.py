@@ -232,14 +232,14 @@ async def _test(conf: Config, path: Path | None, name: str) -> bool:
 
 
 def _open(path: Path | None) -> tuple[Config, Outbox]:
-    from bridge.cli.state import state_directory
-    from bridge.daemon import event_wiring, resources
+    from bridge.cli.state import make_state_directory
+    from bridge.daemon import event_wiring
     from bridge.errors import ConfigError
     from bridge.events.outbox import Outbox
 
     conf = load_or_exit(path)
     try:
-        state = resources.make_directory(state_directory(conf, path), "state_directory")
+        state = make_state_directory(conf, path)
         place = event_wiring.outbox_place(conf, state)
     except ConfigError as exc:
         fail_config(exc)

@@ -28,6 +28,7 @@ class MailTable(Generic[T]):
     shared: tuple[str, ...]  # columns that are shortened
     least_important: tuple[str, ...]  # columns in the order in which a narrow terminal loses them
     in_full: Mapping[str, Callable[[T], str]] = field(default_factory=dict)  # cells of the wide form that differ
+    usual: Mapping[str, str] = field(default_factory=dict)  # columns that say nothing if all mails have this value
 
     def rows(self, items: Iterable[T], columns: tuple[str, ...]) -> list[list[str]]:
         """The header, then the cells of each item."""
@@ -40,7 +41,19 @@ class MailTable(Generic[T]):
         rows = self.rows(items, columns)
         if width is not None:
             _shorten_times(rows, columns.index(_TIME))
+            if table.natural_width(rows) > width:
+                rows = self._saving_space(rows)
         return table.lines(rows, width, shared=self.shared, least_important=self.least_important)
+
+    def _saving_space(self, rows: list[list[str]]) -> list[list[str]]:
+        """Without what every mail has in common: so the columns that tell mails apart are cut less."""
+        _leave_out_today(rows, rows[0].index(_TIME))
+        dull = {
+            place
+            for place, name in enumerate(rows[0])
+            if name in self.usual and all(row[place] == self.usual[name] for row in rows[1:])
+        }
+        return [[cell for place, cell in enumerate(row) if place not in dull] for row in rows]
 
     def lines_of_widths(self, items: Iterable[T], natural: Mapping[str, int], width: int) -> Iterable[str]:
         """The same for columns of these widths: so lines that come later are aligned, too."""
@@ -82,7 +95,14 @@ def first_of(addresses: tuple[str, ...]) -> str:
 
 def _shorten_times(rows: list[list[str]], place: int) -> None:
     """Without the year, if it is this one for all mails."""
-    year = f"{datetime.now().year}-"
-    if all(row[place].startswith(year) for row in rows[1:]):
+    _leave_out(rows, place, f"{datetime.now().year}-")
+
+
+def _leave_out_today(rows: list[list[str]], place: int) -> None:
+    _leave_out(rows, place, f"{datetime.now():%m-%d} ")
+
+
+def _leave_out(rows: list[list[str]], place: int, beginning: str) -> None:
+    if all(row[place].startswith(beginning) for row in rows[1:]):
         for row in rows[1:]:
-            row[place] = row[place].removeprefix(year)
+            row[place] = row[place].removeprefix(beginning)

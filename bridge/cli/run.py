@@ -14,6 +14,7 @@ from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say_lines
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.build import log_start
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
@@ -50,6 +51,7 @@ def run(path: Path | None, demo: bool) -> None:
     from bridge.cli.console.beside import console_beside
 
     writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
+    log_start("scanbridge")
     config_file.log_warnings(conf)
     try:
         with console_beside() as beside:
@@ -77,6 +79,7 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     from bridge.observe import log_writer
 
     log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction, conf.log.timestamp)
+    log_start("scanbridge")
     config_file.log_warnings(conf)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())

@@ -112,6 +112,23 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 
 
 @service.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
+@click.option(
+    "--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait for the result."
+)
+@click.pass_obj
+def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
+    """Reload the configuration of the running service (SIGHUP). Exit code 0 only if the new configuration is in use.
+
+    The service is the one that listens at the address in the file. The file is checked first: exit code 78 if it has
+    errors. Exit code 1 if no service answers, if it cannot be signalled, or if it keeps its old configuration.
+    """
+    from bridge.cli import service_reload
+
+    service_reload.reload(path or given or DEFAULT, timeout_s)
+
+
+@service.command()
 @click.option("--name", default="bridge", show_default=True, help="Name of the client that will use the token.")
 def token(name: str) -> None:
     """Generate a token: 32 random bytes as 64 hex digits.

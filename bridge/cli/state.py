@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bridge.config.model import Config
 from bridge.daemon import resources
+from bridge.errors import ConfigError
 
 _CONFIGURATION = Path("/etc/scanbridge")  # bridge.yml, and NAME/bridge.yml of scanbridge@NAME
 _STATE = Path("/var/lib/scanbridge")
@@ -25,6 +26,16 @@ def state_directory(conf: Config, path: Path | None) -> Path:
         if packaged is not None and packaged.is_dir():
             return packaged
     return resources.state_directory(conf.state_directory)
+
+
+def make_state_directory(conf: Config, path: Path | None) -> Path:
+    """The same, created if it does not exist. Raises ConfigError."""
+    try:
+        return resources.make_directory(state_directory(conf, path), "state_directory")
+    except ConfigError as exc:
+        if os.getuid() == 0:
+            raise
+        raise ConfigError(f"{exc}\nrun this command as root or as the daemon's user") from exc
 
 
 def _is_root_without_directory() -> bool:

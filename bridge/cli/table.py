@@ -39,6 +39,13 @@ def lines(
         yield line if width is None else cut(line, width)
 
 
+def natural_width(rows: Sequence[Sequence[str]]) -> int:
+    """Of the lines if nothing is cut."""
+    from rich.cells import cell_len
+
+    return sum(max(map(cell_len, cells)) + len(_GAP) for cells in zip(*rows, strict=True)) - len(_GAP)
+
+
 def _fit(natural: Mapping[str, int], width: int, long: Sequence[str], least_important: Sequence[str]) -> dict[str, int]:
     """The columns that there is room for, and their widths."""
     left = dict(natural)

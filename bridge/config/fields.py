@@ -78,7 +78,10 @@ def _tenant(value: Any) -> str:
     try:
         return str(UUID(value))
     except (ValueError, TypeError, AttributeError):
-        raise ValueError("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+        raise ValueError(
+            "a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000; "
+            "for a new tenant, `uuidgen` prints one"
+        ) from None
 
 
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]

@@ -17,6 +17,7 @@ from functools import partial
 
 from bridge.config.model import Config
 from bridge.daemon import quarantine_upkeep, wiring
+from bridge.daemon.addresses import ADMIN_KEY, addresses
 from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
@@ -191,7 +192,7 @@ class Daemon:
             if self._service is not None:
                 await accept_new_token(self._service, conf, self._core.state)
         except BaseException:
-            self._core.worker.sockets.keep_only(wiring.addresses(self.config))
+            self._core.worker.sockets.keep_only(addresses(self.config))
             await new.close()
             raise
         old = self.components
@@ -222,7 +223,7 @@ class Daemon:
         self._shutdown.begin(limit_s)
         if retired:
             self._admin.stop_accepting()
-        core.worker.sockets.keep_only([("admin", self.config.admin.address)])
+        core.worker.sockets.keep_only([(ADMIN_KEY, self.config.admin.address)])
         drains = self._running.listeners.start_drain(limit_s)
         await asyncio.sleep(0)  # lets each of them close its listening sockets
         on_closed()
@@ -266,7 +267,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     api = build_api(running)
     ending.push_async_callback(api.close)
     admin_app = create_admin(view, api, lambda: running.config.admin.names)
-    admin = HttpServer(admin_app, worker.sockets.open("admin", conf.admin.address))
+    admin = HttpServer(admin_app, worker.sockets.open(ADMIN_KEY, conf.admin.address))
     ending.push_async_callback(admin.stop, 1)
     await admin.start()
     await _open_stores(running, ending)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bridge.config.model import Config
 from bridge.daemon import list_wiring, resources, wiring
+from bridge.daemon.addresses import SERVICE_KEY
+from bridge.daemon.sockets import open_listening
 from bridge.service import settings
 from bridge.service.keys import KeyRing, NoSuchKey
 from bridge.service.server import ServiceServer
@@ -55,7 +57,8 @@ async def start_service(conf: Config, state: Path, sockets: Sequence[socket.sock
     service = ServiceServer()
     if has_own_lists(conf):
         await asyncio.to_thread(_adopt_key, conf, settings.embedded_database(state))
-    await service.start(settings.embedded(state, str(listen), [wiring.token(conf)]), sockets)
+    bound = open_listening(listen, key=SERVICE_KEY) if sockets is None else sockets
+    await service.start(settings.embedded(state, str(listen), [wiring.token(conf)]), bound)
     log.info("scanning service: listening on %s", listen)
     return service
 

@@ -30,10 +30,11 @@ def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
     """Raises ConfigError."""
     lists = conf.lists
     assert lists is not None
-    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
+    key_file = resources.locate(lists.api_key_file, conf.directory)
+    key = resources.read_secret(key_file, "lists.api_key_file")
     encrypted = lists.url.startswith("https:")
     tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
-    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
+    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s), key_file=str(key_file))
 
 
 def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:

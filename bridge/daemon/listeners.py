@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from itertools import chain
 
 from bridge.config.listener import Listener
+from bridge.daemon.addresses import listener_key
 from bridge.daemon.components import ListenerKey, ListenerPlan, Server
 from bridge.daemon.workers.worker_context import WorkerContext
 
@@ -63,7 +64,7 @@ class Listeners:
         return opened
 
     def _open(self, listener: Listener) -> list[socket.socket]:
-        return self._sockets.open(listener.name, listener.address, listener.unix_mode, listener.unix_owner)
+        return self._sockets.open(listener_key(listener), listener.address, listener.unix_mode, listener.unix_owner)
 
     def adopt(self, plans: Iterable[ListenerPlan], opened: Mapping[ListenerKey, Server]) -> list[Server]:
         """Switch to these plans, with `opened` for the new ones. Returns the servers that have no plan any more."""

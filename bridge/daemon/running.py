@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from bridge.config.model import Config
 from bridge.daemon import wiring
+from bridge.daemon.addresses import addresses
 from bridge.daemon.components import Components, ListenerKey, Server
 from bridge.daemon.core import Core
 from bridge.daemon.listeners import Listeners
@@ -47,7 +48,7 @@ class Running:
         removed = self.listeners.adopt(components.plans, opened)
         core.admission.settings = wiring.admission_settings(conf)
         core.spool.limit, core.spool.memory_per_mail, core.spool.directory = wiring.spool_settings(conf)
-        core.worker.sockets.keep_only(wiring.addresses(conf))
+        core.worker.sockets.keep_only(addresses(conf))
         core.list_refresh.adopt(conf)
         core.events.adopt(components.event_plans)
         return removed

@@ -21,6 +21,7 @@ from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe.log_format import set_up_plain_log
+from bridge.runtime.build import log_start
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
@@ -43,6 +44,7 @@ class EarlySignals:
 async def run(process: Process, say: Callable[[str], None], early: EarlySignals) -> None:
     """Run it until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
     set_up_plain_log()
+    log_start("scanbridge service")
     show_stack_on_abort()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -140,7 +142,7 @@ class ServiceProcess(Process):
 
     async def _start(self) -> None:
         config, sockets = self.loaded.config, Sockets()
-        await self._server.start(config, sockets.open("service", config.listen))
+        await self._server.start(config, sockets.open("listen", config.listen))
         sockets.warn_of_idle()
         self._server.show_reloads(lambda: self.reloaded)
 

@@ -29,13 +29,16 @@ class Sockets:
         self._activated = ActivatedSockets()
 
     def hold(self, name: str, address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None) -> str:
-        """Open the sockets of this address unless they are open. Raises what `open_listening` raises."""
+        """Open the sockets of this address unless they are open. Raises what `open_listening` raises.
+
+        `name`: the key of the configuration that holds the address, for people.
+        """
         key = _key(name, address)
         if any(sock.fileno() < 0 for sock in self._held.get(key, [])):  # the server that used them has closed them
             del self._held[key]
         if key not in self._held:
             self._lent.discard(key)
-            self._held[key] = self._activated.find(address) or open_listening(address, unix_mode, unix_owner)
+            self._held[key] = self._activated.find(address) or open_listening(address, unix_mode, unix_owner, name)
             for sock in self._held[key]:
                 sock.setblocking(False)  # now: making a copy non-blocking later would affect all processes
         return key
@@ -71,9 +74,11 @@ def _key(name: str, address: Endpoint) -> str:
     return name if address.host and not address.port else str(address)
 
 
-def open_listening(address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
-    """New sockets for one address. Raises CannotListen (which may be temporary) or ConfigError."""
-    sock = bind(address)
+def open_listening(
+    address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None, key: str = ""
+) -> list[socket.socket]:
+    """New sockets for the address that this key holds. Raises CannotListen (which may be temporary) or ConfigError."""
+    sock = bind(address, key)
     if address.path:
         Path(address.path).chmod(int(unix_mode, 8))
         if unix_owner:

@@ -129,11 +129,6 @@ def worker_count(conf: Config) -> int:
     return len(os.sched_getaffinity(0)) if conf.workers == "auto" else conf.workers
 
 
-def addresses(conf: Config) -> list[tuple[str, Endpoint]]:
-    """All addresses to listen on, with their names."""
-    return [*((listener.name, listener.address) for listener in conf.listeners), ("admin", conf.admin.address)]
-
-
 def service_address(conf: Config) -> Endpoint:
     """Where the embedded service listens: the first scanner URL."""
     parts = urlsplit(conf.scanner.urls[0])

@@ -27,7 +27,7 @@ class WorkerProcess(Process):
         self._http: HttpServer | None = None
 
     async def _start(self) -> None:
-        sockets = Sockets().open("worker", self._listen) if self._listen is not None else []
+        sockets = Sockets().open("worker.listen", self._listen) if self._listen is not None else []
         self._site = WorkerSite(self.loaded.config)
         await self._site.start()
         self._site.show_reloads(lambda: self.reloaded)

@@ -15,7 +15,7 @@ def surroundings(conf: Config, entry: MailEntry, scores: Mapping[str, float]) ->
     """`scores`: what the included service's tags count."""
     listener = next((listener for listener in conf.listeners if listener.name == entry.kind.listener), None)
     if listener is None:
-        return Surroundings(next_hop=_next_hop(conf, entry), scores=scores)
+        return Surroundings(next_hop=_next_hop(conf, entry), tenant_domain=_tenant_domain(conf, entry), scores=scores)
     lists = listener.lists if conf.lists is not None else None
     return Surroundings(
         protocol=listener.protocol,
@@ -23,8 +23,14 @@ def surroundings(conf: Config, entry: MailEntry, scores: Mapping[str, float]) ->
         is_direct=PROFILES[listener.profile].client_is_sender,
         lists=tuple(lists.names) if lists is not None else (),
         next_hop=_next_hop(conf, entry),
+        tenant_domain=_tenant_domain(conf, entry),
         scores=scores,
     )
+
+
+def _tenant_domain(conf: Config, entry: MailEntry) -> str:
+    found = (tenant.recipient_domains[0] for tenant in conf.tenants if tenant.uid == entry.kind.tenant)
+    return next(found, "")
 
 
 def _next_hop(conf: Config, entry: MailEntry) -> str:

@@ -7,6 +7,7 @@ was written by strangers: the caller must make it harmless before showing it.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ class Surroundings:
     is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
     lists: tuple[str, ...] = ()  # those that the listener enforces
     next_hop: str = ""  # as the configuration spells it
+    tenant_domain: str = ""  # the first one of the mail's tenant
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
 
     @property
@@ -181,6 +183,9 @@ def _before(mail: Mail) -> Iterator[Step]:
 
 def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[Step]:
     row, rule = entry.row, decided(entry.kind.rule, entry.kind.would or entry.kind.action)
+    if around.tenant_domain:  # people do not know a tenant by its UUID
+        tenant = f"tenant {entry.kind.tenant}"
+        rule = rule.replace(tenant, f"{tenant} ({around.tenant_domain})")
     scanned = row.at - row.relay_s
     came = scanned - row.scan_s - row.wait_s
     yield Step(row.at, _arrival(entry, number), came)
@@ -380,7 +385,8 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case "cancelled":
             who = "the mail server in front" if around.is_after_queue else "the sending mail server"
             text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
-    return " ".join(filter(None, [text, _in_quarantine(kind.action, kept)]))
+    is_deleted = any(event.event == "deleted" for event in mail.later)
+    return " ".join(filter(None, [text, _in_quarantine(kind.action, kept, is_deleted=is_deleted)]))
 
 
 def _refused(entry: MailEntry, around: Surroundings) -> str:
@@ -397,7 +403,8 @@ def _deferred(entry: MailEntry, around: Surroundings, moment: float) -> str:
     return f"{who} keeps it and tries again, usually for up to five days. No later attempt is recorded."
 
 
-def _in_quarantine(action: str, kept: Kept | None) -> str:
+def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
+    """`is_deleted`: the steps say who deleted it."""
     if kept is None:
         return ""
     is_copy = action != Action.QUARANTINE
@@ -421,7 +428,8 @@ def _in_quarantine(action: str, kept: Kept | None) -> str:
             return f"{released} to {have or 'its recipients'}; the quarantine still has it{end}."
         case "gone":
             gone = "The copy is no longer" if is_copy else "No longer"
-            return f"{gone} in the quarantine: it was deleted, or its retention period has ended."
+            why = "it was deleted" if is_deleted else "it was deleted, or its retention period has ended"
+            return f"{gone} in the quarantine: {why}."
         case "not_here":
             return (
                 "Not in the quarantine of this machine: it is in that of another machine, or was deleted there. "
@@ -437,6 +445,12 @@ def _moment(at: float) -> str:
 # What to type next
 
 
+def in_mail_log(text: str) -> Iterator[str]:
+    """Both forms: many systems have no file, and others no journal."""
+    yield f"grep -F {shlex.quote(text)} /var/log/mail.log"
+    yield f"journalctl -u 'postfix*' -g {shlex.quote(re.escape(text))}    # if Postfix logs to the journal"
+
+
 def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[str]:
     row, kind = mail.last.row, mail.last.kind
     if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN):
@@ -449,7 +463,7 @@ def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[s
     if kind.action == Action.RELAY and around.maildir:
         yield f"find {shlex.quote(around.maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
     elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
-        yield f"grep {shlex.quote(queue_id)} /var/log/mail.log"
+        yield from in_mail_log(queue_id)
     if kind.list and (entry := mail.last.more.get("entry")):
         yield f"scanbridge lists entries {shlex.quote(kind.list)}    # contains {entry}"
     if is_open(mail.last) and row.sender:

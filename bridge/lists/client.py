@@ -36,6 +36,8 @@ from bridge.lists import batches
 from bridge.lists.batches import BatchResult, Progress, Tally
 from bridge.lists.errors import (
     EntryRefused,
+    ListsError,
+    ListsForbidden,
     ListsMalformed,
     ListsRefused,
     ListsUnavailable,
@@ -63,6 +65,7 @@ class ListSettings:
     retry: RetrySettings = field(default_factory=RetrySettings)
     # Called when a request failed and will be repeated, with the seconds from its first failure to the next attempt.
     on_retry: Callable[[ListsUnavailable, float], None] | None = None
+    key_file: str = ""  # for messages
 
 
 class ListClient:
@@ -231,8 +234,14 @@ class ListClient:
                 if answer.status_code != 200:
                     failure = Failure.from_json(await _read(answer, MAX_ANSWER))
                     wait = parse_retry_after(answer.headers.get("retry-after"))
-                    raise refusal(answer.status_code, failure, wait, self._settings.api_key)
+                    raise self._refusal(answer.status_code, failure, wait)
                 yield answer
+
+    def _refusal(self, status: int, failure: Failure, retry_after_s: float | None) -> ListsError:
+        error = refusal(status, failure, retry_after_s, self._settings.api_key)
+        if isinstance(error, ListsForbidden):
+            error.key_file = self._settings.key_file
+        return error
 
     def _check_id(self, answer: httpx2.Response, request_id: str) -> None:
         """An answer with another request's id, or entries without one where there used to be one, is not ours."""

@@ -45,7 +45,9 @@ class ListsUnreachable(ListsUnavailable):
 
 
 class ListsForbidden(ListsError):
-    """The API key is unknown, or not allowed to do this."""
+    """The API key is unknown, or not allowed to do this. `key_file`: where it is, if that is known."""
+
+    key_file = ""
 
 
 class ListNotFound(ListsError):

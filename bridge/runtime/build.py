@@ -6,7 +6,10 @@ that its files may no longer match.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+
+from bridge import __version__
 
 COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 
@@ -18,3 +21,13 @@ def built_from(path: Path = COMMIT_FILE) -> str:
     except OSError:
         return "source tree"
     return f"commit {commit}" if commit else "unknown commit"
+
+
+def version() -> str:
+    """`0.1.0 (commit 0123456789ab)`"""
+    return f"{__version__} ({built_from()})"
+
+
+def log_start(name: str) -> None:
+    """The first line of a daemon's log: what exactly is running, even if it does not get far."""
+    logging.getLogger("bridge").info("starting: %s %s", name, version())

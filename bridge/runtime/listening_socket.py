@@ -15,6 +15,7 @@ import stat
 from pathlib import Path
 
 from bridge.errors import BridgeError
+from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 
 BACKLOG = 4096  # a client that finds the queue full retries only after a second
@@ -25,13 +26,14 @@ class CannotListen(BridgeError):
     """An address is in use, or is not one of this machine's; the text says which address."""
 
 
-def bind(address: Endpoint) -> socket.socket:
-    """A listening socket for `address`. Raises CannotListen."""
+def bind(address: Endpoint, key: str = "") -> socket.socket:
+    """A listening socket for `address`, which this key of the configuration holds. Raises CannotListen."""
     try:
         return _bind_unix(address.path) if address.path else _bind_tcp(address)
     except OSError as exc:
         reason = exc.strerror or str(exc) or type(exc).__name__
-        raise CannotListen(f"cannot listen at {address}: {reason}{_next_step(exc, address)}") from exc
+        where = f"{key}: " if key else ""
+        raise CannotListen(f"{where}cannot listen at {address}: {reason}{_next_step(exc, address)}") from exc
 
 
 def _next_step(exc: OSError, address: Endpoint) -> str:
@@ -39,7 +41,7 @@ def _next_step(exc: OSError, address: Endpoint) -> str:
         case errno.EADDRINUSE if address.path and not Path(address.path).is_socket():
             return "; a file with this name exists and is not a socket: remove it, or choose another path"
         case errno.EADDRINUSE:
-            return "; is another program or another scanbridge using it?"
+            return _used_by(address)
         case errno.EADDRNOTAVAIL | socket.EAI_NONAME:
             return "; use an address of this machine, or 127.0.0.1 for local clients only"
         case errno.EACCES | errno.EPERM if not address.path:
@@ -49,6 +51,13 @@ def _next_step(exc: OSError, address: Endpoint) -> str:
         case errno.ENOENT:
             return "; create the directory first"
     return "; choose a path of at most 107 bytes" if "too long" in str(exc) else ""
+
+
+def _used_by(address: Endpoint) -> str:
+    """The program that is in the way, if this user may see it."""
+    for pid in port_owner.owners(address):
+        return f" by process {pid} ({port_owner.name(pid)}); stop it, or choose another address"
+    return "; is another program or another scanbridge using it?"
 
 
 def address_of(sock: socket.socket) -> Endpoint:

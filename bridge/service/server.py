@@ -53,7 +53,7 @@ class ServiceServer:
         """Raises CannotListen, ConfigError, or StoreUnavailable if the database cannot be used."""
         from bridge.service.app import Lasting, Site  # slow to import; a daemon without this service does not need it
 
-        bound = list(sockets) if sockets is not None else [bind(config.listen)]
+        bound = list(sockets) if sockets is not None else [bind(config.listen, "listen")]
         try:
             self._tls = tls_context(config.tls, config.directory)
             self._lasting = Lasting.new(self._timings)

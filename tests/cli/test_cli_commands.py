@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -407,3 +408,15 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert "workers" not in table(state)
         assert "workers        1 of 2 running" in table({**state, "workers_wanted": 2}).splitlines()
+
+
+def test_a_command_of_another_user_says_who_must_run_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told a user who may not see the daemon's state to choose another directory."""
+    place.write(state_directory="/proc/nothing")
+    who = "run this command as root or as the daemon's user\n"
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert who not in place.run("quarantine", "list").stderr
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    done = place.run("quarantine", "list")
+    assert done.exit_code == 78 and done.stderr.endswith(who)
+    assert "state_directory: /proc/nothing cannot be created: " in done.stderr

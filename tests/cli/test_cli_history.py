@@ -226,6 +226,8 @@ def test_an_empty_history_says_where_it_looked(place: Place) -> None:
     assert done.returncode == 0 and f"No mail is recorded yet in {place.state}/history" in done.stderr
     place.add(1)
     assert "no matching mail" in place.run("history", "--action", "hold").stderr
+    found = scanbridge("history", "--action", "hold", env=environment(SCANBRIDGE_CONFIG=str(place.file)))
+    assert found.stderr.endswith(f"; configuration: {place.file} (-c FILE uses another one)\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

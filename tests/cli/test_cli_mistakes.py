@@ -204,7 +204,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no daemon: reload", _nothing, "reload", 1, ["no daemon answers at 127.0.0.1:", "is it running?"]),
     ("no scanner", _nothing, "scan mail.eml", 1, ["mail.eml: no decision", "Connection refused", "scanner.urls"]),
     ("no next hop", _nothing, "check", 1, ["next hop smtp://127.0.0.1:", "Connection refused", "relay.next_hop"]),
-    ("no List API", _nothing, "lists show", 78, ["not configured", "lists: {url: ..., api_key_file: ...}"]),
+    ("no List API", _nothing, "lists show", 78,
+     ["not configured", "lists: {url: ..., api_key_file: ...} to ", "bridge.yml", "apikey create"]),
     ("no listener for the milter", _nothing, "setup postfix --mode milter", 78,
      ["no listener has the profile postfix-milter", "- {name: milter"]),
     # on the command line, by people who know other programs
@@ -324,7 +325,10 @@ def test_a_taken_port_is_explained(desk: Desk, which: str, command: str) -> None
     with closing(socket.create_server(("127.0.0.1", number))):
         code, printed = desk.run(command)
     assert code == 1
-    assert f"127.0.0.1:{number}" in printed and "is another program or another scanbridge using it?" in printed
+    assert f"127.0.0.1:{number}: Address already in use by process {os.getpid()} (" in printed
+    assert "; stop it, or choose another address" in printed
+    if command == "run":
+        assert f"{'admin.address' if which == 'admin' else 'listeners.mx.address'}: cannot listen at" in printed
 
 
 @pytest.mark.parametrize("command", ["check", "scan mail.eml"])
@@ -394,7 +398,9 @@ def test_a_taken_port_of_the_demo_is_explained(desk: Desk) -> None:
     finally:
         for sock in held:
             sock.close()
-    assert code == 1 and "127.0.0.1:9081" in printed and "is another program or another scanbridge using it?" in printed
+    assert code == 1 and "scanner.urls: cannot listen at 127.0.0.1:9081: Address already in use" in printed
+    used = "by process" if held else ""  # another user's process cannot be seen
+    assert used in printed
     assert "scanbridge config show --demo > demo.yml" in printed and "scanbridge run -c demo.yml" in printed
     code, shown = desk.run("config", "show", "--demo")
     assert code == 0 and "127.0.0.1:10025" in shown and str(desk.port) not in shown

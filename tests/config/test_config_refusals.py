@@ -18,7 +18,7 @@ from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistak
         (changed(scanner={"urls": ["https://h\r\nX: y"]}), "https://host:port"),
         (changed(scanner={"urls": []}), "entries expected here: at least 1"),
         (changed(scanner={"client_cert_file": "c.pem"}), "must be set together"),
-        (changed(scanner={"tenant_uid": "17"}), "a tenant must be a UUID"),
+        (changed(scanner={"tenant_uid": "17"}), "for a new tenant, `uuidgen` prints one"),
         (changed(scanner={"status_interval": "0s"}), "at least 0.1 is expected here"),
         (changed(scanner={"connect_timeout": "0s"}), "a number above 0"),
         (listener(address="0.0.0.0:25"), "name the mail servers that may use it, or listen on 127.0.0.1"),

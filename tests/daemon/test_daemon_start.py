@@ -8,6 +8,7 @@ import sys
 from email.message import EmailMessage
 from pathlib import Path
 
+from bridge.runtime.build import version
 from tests.daemon.process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
 
 HOP = "127.0.0.1:9"
@@ -48,20 +49,23 @@ def test_a_missing_token_file_is_reported_with_the_next_step(tmp_path: Path) -> 
     done = scanbridge("run", "-c", config)
     assert done.returncode == 78
     assert done.stderr == (
+        f'level=info logger=bridge msg="starting: scanbridge {version()}"\n'
         f"scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
         "it must contain the secret on one line and be readable by scanbridge\n"
     )
 
 
 def test_a_taken_port_is_reported_as_a_temporary_problem(tmp_path: Path) -> None:
-    """The configuration is fine, so a service manager may try again: exit 1."""
+    """The configuration is fine, so a service manager may try again: exit 1. The key and the process are named."""
     config, port, _ = write_config(tmp_path, SCANNER, HOP)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         done = scanbridge("run", "-c", config)
     assert done.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}: Address already in use; is another program" in done.stderr
+    reason = f"cannot listen at 127.0.0.1:{port}: Address already in use by process {os.getpid()} ("
+    assert f"scanbridge: listeners.mx.address: {reason}" in done.stderr
+    assert "; stop it, or choose another address\n" in done.stderr
     assert "Traceback" not in done.stderr and "never retrieved" not in done.stderr
 
 

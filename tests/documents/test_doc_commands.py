@@ -154,7 +154,7 @@ STORIES: dict[str, Story] = {
         prepare="""
             configured bridge.yml </dev/null
             embedded
-            cat >second.yml <<END
+            cat >service-2.yml <<END
 listen: 127.0.0.1:9091
 guard: {scanSources: {restApi: {}}}
 database: sqlite:///$HOME/state/service.sqlite
@@ -162,11 +162,10 @@ abby:
   serviceProviders: {core: {hosts: []}}
   staticApiTokens: [{name: bridge, token_file: $HOME/state/api-token, permissions: [scan, status]}]
 END
-            scanbridge service -c second.yml &
-            listening 9091
             scanbridge lists add blocked-senders bad@sender.example
             sed -i '/urls:/s#http://127.0.0.1:9081#&, http://127.0.0.1:9091#' bridge.yml
         """,
+        goes_on={"scanbridge service -c service-2.yml": "9091"},
         shows=["OK: ", "http://127.0.0.1:9081: ", "http://127.0.0.1:9091: ", *["\nbad@sender.example"] * 2],
     ),
     "docs/operate/start.md": Story(

@@ -193,6 +193,20 @@ def test_later_events_are_told_in_order() -> None:
         "It was released from the quarantine by alice to b@example.org: 250 Ok.",
         "It was deleted from the quarantine by bob.",
     ]
+    assert told.now == "No longer in the quarantine: it was deleted."
+
+
+def test_a_mail_that_is_gone_without_a_deletion_may_have_expired() -> None:
+    told = story(entry(action="quarantine"), kept=Kept(GONE))
+    assert told.now == "No longer in the quarantine: it was deleted, or its retention period has ended."
+
+
+def test_a_tenant_is_named_by_its_domain_too() -> None:
+    """Nobody knows a tenant by its UUID."""
+    uid = "123e4567-e89b-12d3-a456-426614174000"
+    mail = entry(action="quarantine", rule=f"tenants.{uid}.policy.deliver", tenant=uid)
+    told = tell(Mail((mail,)), Surroundings(tenant_domain="example.org"), None, NOON)
+    assert any(f"the policy of tenant {uid} (example.org)" in step.text for step in told.steps)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +275,8 @@ def test_a_held_mail_may_have_left_the_hold_queue() -> None:
 def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
     """The next hop chooses it, and the operator copies the line."""
     told = story(entry(next_id="x; rm -rf /", sender="$(id)@x"))
-    assert told.commands[0] == "grep 'x; rm -rf /' /var/log/mail.log"
+    assert told.commands[0] == "grep -F 'x; rm -rf /' /var/log/mail.log"
+    assert told.commands[1].startswith(r"journalctl -u 'postfix*' -g 'x;\ rm\ \-rf\ /' ")
     assert story(entry(action="reject", sender="$(id)@x")).commands == ("scanbridge history --sender '$(id)@x'",)
 
 

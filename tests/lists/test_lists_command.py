@@ -135,6 +135,8 @@ def test_a_wrong_key_exits_with_77(service, tmp_path):
     for arguments in (["show"], ["entries", "large"], ["add", "large", "a@x.org"], ["delete", "large", "a@x.org"]):
         result = command(service.url, wrong, *arguments)
         assert result.exit_code == 77 and "refuses the API key" in result.output
+        assert f"; the key is in {wrong} (lists.api_key_file): replace it with one that" in result.output
+        assert "`scanbridge service apikey create NAME`" in result.output and "f" * 64 not in result.output
 
 
 def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypatch):
@@ -150,6 +152,8 @@ def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypa
     for name, text in (("without.yml", "the List API is not configured"), ("plain.yml", "unencrypted")):
         bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
         assert bad.exit_code == 78 and text in bad.output
+    idle = CliRunner().invoke(main, ["lists", "refresh", "-c", str(tmp_path / "with.yml")])
+    assert (idle.exit_code, idle.stderr) == (0, "nothing to refresh: no listener enforces a list\n")
     bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
     assert bad.exit_code == 78 and "unencrypted" in bad.output
 

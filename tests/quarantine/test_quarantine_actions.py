@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.cells import cell_len
 
+from bridge.cli import main
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.mime.mail_text import html_as_text, read
@@ -198,10 +200,25 @@ def test_one_line_per_mail_at_any_width(here: Desk, columns: int) -> None:
     ]
     assert all(cell_len(line) <= columns for line in lines)
     if columns >= 80:
-        assert lines[0].split() == ["ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE"]
-        for name, beginning in (("FROM", "s"), ("TO", "b@"), ("WHY", "malw"), ("STATE", "kept")):
+        # All of them are `kept`: without the room for that, the other columns get it.
+        state = [("STATE", "kept")] if columns == 300 else []
+        assert lines[0].split() == ["ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", *dict(state)]
+        for name, beginning in (("FROM", "s"), ("TO", "b@"), ("WHY", "malw"), *state):
             place = lines[0].index(name)
             assert all(_from_cell(line, place).startswith(beginning) for line in lines[1:]), name
+
+
+def test_what_all_mails_have_in_common_leaves_its_room_to_the_others(own: Desk) -> None:
+    """At 100 columns, sender, recipient, subject and reason were cut to about 14 characters each."""
+    subject = "A subject that is longer than any terminal, and then some more words"
+    first, second = own.send(mail(subject)), own.send(mail(subject))
+    _, said = own.on_terminal("list", columns=100)
+    header, *lines = said.splitlines()
+    assert "STATE" not in header and all(" b@example.org " in line and "a@client.example " in line for line in lines)
+    assert all(subject[:16] in line for line in lines)
+    assert own.call("release", first).exit_code == 0
+    _, said = own.on_terminal("list", columns=100)
+    assert "STATE" in said and "released" in said and second in said
 
 
 def _from_cell(line: str, place: int) -> str:
@@ -274,7 +291,8 @@ def test_a_wrong_id_names_the_nearest_one_and_is_never_guessed(here: Desk) -> No
     """A beginning of an id is not accepted: it may have been cut off while copying."""
     mail_id = here.ids[0]
     wrong = mail_id[:-1] + ("0" if mail_id[-1] != "0" else "1")
-    for given in (wrong, mail_id[:-1], mail_id.lower()):
+    two = wrong[:8] + ("0" if wrong[8] != "0" else "1") + wrong[9:]
+    for given in (wrong, two, mail_id[:-1], mail_id.lower()):
         done = here.call("delete", "--yes", given)
         assert done.exit_code == 3 and "did you mean 1A" in done.stderr, done.stderr
     done = here.call("show", "NOSUCHMAIL")
@@ -284,6 +302,10 @@ def test_a_wrong_id_names_the_nearest_one_and_is_never_guessed(here: Desk) -> No
 
 def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
     assert own.call("list").stderr == f"No mail in quarantine at {own.directory}\n"
+    chosen = CliRunner().invoke(main, ["quarantine", "list"], env={"SCANBRIDGE_CONFIG": str(own.config)})
+    assert chosen.stderr == (
+        f"No mail in quarantine at {own.directory}; configuration: {own.config} (-c FILE uses another one)\n"
+    )
     own.send()
     assert own.call("list", "--sender", "nobody").stderr == f"no matching mail (1 in quarantine at {own.directory})\n"
 
@@ -423,7 +445,10 @@ def test_root_finds_the_mail_of_the_installed_daemon(tmp_path: Path) -> None:
     listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if listed.stderr.startswith(("unshare", "mount")):
         unavailable(f"namespaces are not available here: {listed.stderr}")
-    assert listed.stderr == "No mail in quarantine at /var/lib/scanbridge/quarantine\n"
+    assert listed.stderr == (
+        "No mail in quarantine at /var/lib/scanbridge/quarantine; "
+        "configuration: /etc/scanbridge/bridge.yml (-c FILE uses another one)\n"
+    )
 
 
 def test_a_release_to_an_address_without_a_domain_is_refused(here: Desk) -> None:

@@ -234,6 +234,7 @@ def test_several_mails_are_released_and_the_worst_problem_is_the_exit_code(here:
     here.use(f"127.0.0.1:{free_port()}")
     done = here.call("release", "--again", "NOSUCHMAIL", first)
     assert done.exit_code == 75 and "not released" in done.stderr
+    assert "Connection refused; check relay.next_hop, then run the command again\n" in done.stderr
 
 
 def hop_of(here: Desk, *, lmtp: bool) -> testing.NextHop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from bridge.cli import main
 from bridge.runtime import yaml_file
+from bridge.runtime.build import version
 from bridge.service import config_files, settings
 from bridge.service.analysis.decision import delivered_anyway
 from tests.service.service_kit import CONFIG, DEADLINE_S, command
@@ -133,7 +135,9 @@ def test_a_taken_port_is_a_readable_error(tmp_path):
         (tmp_path / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         done = run("-c", "service.yml", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert f"service.yml:2: listen: cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert f"by process {os.getpid()} (" in done.stderr
+    assert f" bridge starting: scanbridge service {version()}\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 
 import trustme
+from click.testing import CliRunner, Result
 
+from bridge.cli import main
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -307,3 +309,36 @@ def test_a_reload_keeps_the_socket(tmp_path):
     with Process(tmp_path, text) as service:
         service.hang_up(text + "decisions: {otherwise: quarantine}\n")
         assert service.submit(mail()).json["decision"] == "quarantine"
+
+
+def ask_for_reload(service: ServiceProcess, *options: str) -> Result:
+    return CliRunner().invoke(main, ["service", "reload", "-c", str(service.directory / "service.yml"), *options])
+
+
+def test_the_command_reloads_the_service_of_its_configuration(tmp_path: Path) -> None:
+    """With two services on one machine, the documented `pgrep -f` found both."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    texts = [CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}") for _ in range(2)]
+    for directory in (first, second):
+        directory.mkdir()
+    with Process(first, texts[0]) as one, Process(second, texts[1]) as other:
+        (second / "service.yml").write_text(texts[1].replace(f"token: {TOKEN}", f"token: [{TOKEN}, {NEW_TOKEN}]"))
+        done = ask_for_reload(other)
+        assert (done.exit_code, done.stdout) == (0, "the new configuration is in use\n"), done.output
+        assert OK in other.log() and OK not in one.log()
+        (second / "service.yml").write_text(texts[1] + "tls: {cert_file: nothing, key_file: nothing}\n")
+        assert ask_for_reload(other).exit_code == 1
+
+
+def test_the_command_reports_why_nothing_was_reloaded(tmp_path: Path) -> None:
+    """A file with mistakes, a failed reload, and no service at all each have their own message."""
+    text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}")
+    with Process(tmp_path, text) as service:
+        (tmp_path / "service.yml").write_text(f"{text}nonsense: 1\n")
+        assert ask_for_reload(service).exit_code == 78
+        elsewhere = re.sub(r"(?m)^database: .*$", "database: sqlite:////proc/nothing/x.sqlite", text)
+        (tmp_path / "service.yml").write_text(elsewhere)
+        done = ask_for_reload(service)
+        assert done.exit_code == 1 and "reload failed, keeping the old configuration" in done.stderr, done.output
+    done = ask_for_reload(service)
+    assert done.exit_code == 1 and "answers at 127.0.0.1:" in done.stderr and "is it running?" in done.stderr

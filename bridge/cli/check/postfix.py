@@ -63,7 +63,8 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     try:
         settings = _read(directory)
     except (OSError, subprocess.SubprocessError) as exc:
-        yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}")
+        expected = "--postfix must name the directory with main.cf and master.cf, usually /etc/postfix"
+        yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}; {expected}")
         return
     used = [listener for listener in conf.listeners if _is_used(listener, settings)]
     unused = [listener for listener in conf.listeners if _kind(listener) and listener not in used]

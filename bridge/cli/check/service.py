@@ -6,15 +6,13 @@ Nothing is created or changed: no database, no socket file.
 from __future__ import annotations
 
 import asyncio
-import http.client
-import socket
-import ssl
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.api.scanning import SUBMIT_PATH
+from bridge.cli import service_pages
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
 from bridge.cli.check.queue import check_queue
@@ -37,7 +35,6 @@ from bridge.service.store import DATABASE_ID, Store
 from bridge.service.token_files import token_path
 
 CONNECT_TIMEOUT_S = 5.0
-MAX_PAGE = 1024 * 1024
 
 
 def check_service(loaded: Loaded) -> list[Finding]:
@@ -156,39 +153,11 @@ def _can_be_identified(url: str) -> bool:
 
 def _database_of_service(listen: Endpoint, *, tls: bool) -> str | None:
     """What the scanning service that answers there says about its database; None if no scanning service does."""
-    host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any else listen.host
-    connection = http.client.HTTPConnection(host, listen.port, timeout=CONNECT_TIMEOUT_S)
-    try:
-        with _connect(listen, host) as plain, _unverified(plain) if tls else plain as connection.sock:
-            connection.request("GET", "/openapi.json")
-            answer = connection.getresponse()
-            if answer.status != 200 or SUBMIT_PATH.encode() not in answer.read(MAX_PAGE):
-                return None  # only a scanning service has this page
-            connection.request("GET", "/livez")
-            return connection.getresponse().headers.get(DATABASE_ID, "")
-    except (OSError, http.client.HTTPException):
-        return None
-
-
-def _connect(listen: Endpoint, host: str) -> socket.socket:
-    if not listen.path:
-        return socket.create_connection((host, listen.port), CONNECT_TIMEOUT_S)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(CONNECT_TIMEOUT_S)
-    try:
-        sock.connect(listen.path)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _unverified(plain: socket.socket) -> ssl.SSLSocket:
-    """Its own certificate is checked elsewhere."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context.wrap_socket(plain)
+    page = service_pages.get(listen, "/openapi.json", tls=tls)
+    if page is None or page.status != 200 or SUBMIT_PATH.encode() not in page.content:
+        return None  # only a scanning service has this page
+    live = service_pages.get(listen, "/livez", tls=tls)
+    return live.headers.get(DATABASE_ID, "") if live is not None else None
 
 
 def _database(loaded: Loaded) -> Finding:

@@ -144,8 +144,10 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.daemon.sockets import Sockets
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_format import set_up_plain_log
+    from bridge.runtime.build import log_start
 
     set_up_plain_log(is_throttled=True)
+    log_start("scanbridge console")
     show_stack_on_abort()
     sources = wiring.sources(conf, path)
     address = conf.console.address
@@ -159,7 +161,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
 
     async def run() -> None:
         feeding = asyncio.create_task(feed_watchdog())
-        await process.run(sources, Sockets().open("console", address), on_ready, ends_with_input=beside)
+        await process.run(sources, Sockets().open("console.address", address), on_ready, ends_with_input=beside)
         feeding.cancel()
 
     try:

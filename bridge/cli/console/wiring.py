@@ -15,7 +15,7 @@ from bridge.cli.later_notes import LaterNotes
 from bridge.cli.lists.session import own_domains
 from bridge.cli.quarantine.scores import default_scores
 from bridge.cli.quarantine.session import Session
-from bridge.cli.state import state_directory
+from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.database import FILE, ConsoleStore
@@ -64,7 +64,7 @@ def need_libraries() -> None:
 
 def store(conf: Config, path: Path | None) -> ConsoleStore:
     """The console's own tables. SQLite keeps them in a separate file, so that mail never waits for their locks."""
-    state = resources.make_directory(state_directory(conf, path), "state_directory")
+    state = make_state_directory(conf, path)
     if history_place.has_server(conf):
         return ConsoleStore(history_place.server(conf))
     return ConsoleStore(Database.file(state / FILE))
@@ -83,7 +83,7 @@ def provider(conf: Config, back: str) -> Provider | None:
 
 def sources(conf: Config, path: Path | None) -> Sources:
     try:
-        state = resources.make_directory(state_directory(conf, path), "state_directory")
+        state = make_state_directory(conf, path)
         place = wiring.quarantine_place(conf, state)
         # People wait longer than a mail's reply, and for the searches of others: they share a connection.
         quarantine = Quarantine(replace(place, patience_s=_PATIENCE_S, statement_s=_STATEMENT_S))

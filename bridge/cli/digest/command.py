@@ -103,9 +103,11 @@ def serve(path: Path | None) -> None:
     from bridge.daemon.sockets import Sockets
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_format import set_up_plain_log
+    from bridge.runtime.build import log_start
     from bridge.user_pages import process
 
     set_up_plain_log(is_throttled=True)
+    log_start("scanbridge digest")
     show_stack_on_abort()
 
     with _open(path) as opened:
@@ -123,7 +125,7 @@ def serve(path: Path | None) -> None:
 
         async def run() -> None:
             feeding = asyncio.create_task(feed_watchdog())
-            sockets = Sockets().open("digests", page.address)
+            sockets = Sockets().open("digests.page.address", page.address)
             await process.run(sources, sockets, send_due, on_ready, opened.forget)
             feeding.cancel()
 

@@ -15,11 +15,11 @@ from bridge.cli.digest.actions import CommandUserActions
 from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings
 from bridge.cli.later_notes import LaterNotes
 from bridge.cli.quarantine.session import Session
-from bridge.cli.state import state_directory
+from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.console.oidc import Provider
-from bridge.daemon import history_place, resources, wiring
+from bridge.daemon import history_place, wiring
 from bridge.daemon.digests import digest_store
 from bridge.digests.counts import DigestCounts
 from bridge.digests.database import DigestStore
@@ -75,7 +75,7 @@ class Digesting:
     def open(cls, path: Path | None, *, makes_keys: bool = False) -> Digesting:
         conf = configured(path)
         try:
-            state = resources.make_directory(state_directory(conf, path), "state_directory")
+            state = make_state_directory(conf, path)
             quarantine = Quarantine(replace(wiring.quarantine_place(conf, state), patience_s=_PATIENCE_S))
             tables = digest_store(conf, state)
             return cls(

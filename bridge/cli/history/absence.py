@@ -18,6 +18,7 @@ from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
 from bridge.history.query import made_at
 from bridge.history.store import HistoryError
+from bridge.history.story import in_mail_log
 from bridge.mail.address import domain_of
 from bridge.observe.admin_client import get
 from bridge.runtime.counted import counted
@@ -179,11 +180,9 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
 
 
 def _commands(session: HistorySession, question: Question, since: float) -> Iterator[str]:
-    import shlex
-
     named = question.what or question.wanted.get("sender") or question.wanted.get("recipient")
     if named and named != "<>":
-        yield f"grep -F {shlex.quote(named)} /var/log/mail.log"
+        yield from in_mail_log(named)
     begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(since)) if since else "30d"
     yield session.command("history", "--since", begin)
     if question.is_address and (domain := domain_of(question.what)) and session.redaction.mode == "full":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option
+from bridge.cli.common import config_option, configuration_used
 from bridge.cli.history.filters import with_filters
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
@@ -134,12 +134,12 @@ def _say_none(session: HistorySession) -> None:
     oldest = session.read(session.store.oldest)
     if oldest is None:
         off = "" if session.config.history.enabled else "; history.enabled is false"
-        say(f"No mail is recorded yet in {session.place}{off}", err=True)
+        say(f"No mail is recorded yet in {session.place}{off}{configuration_used()}", err=True)
     else:
         import time
 
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(oldest))
-        say(f"no matching mail ({session.place} starts on {since})", err=True)
+        say(f"no matching mail ({session.place} starts on {since}){configuration_used()}", err=True)
 
 
 def _next_page(session: HistorySession, limit: int, cursor: str) -> str:

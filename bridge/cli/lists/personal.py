@@ -11,11 +11,11 @@ from pathlib import Path
 from bridge.cli.common import fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED
 from bridge.cli.quarantine.session import login_name
-from bridge.cli.state import state_directory
+from bridge.cli.state import make_state_directory
 from bridge.cli.table import lines
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.config.model import Config
-from bridge.daemon import personal_wiring, resources, wiring
+from bridge.daemon import personal_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.personal import PersonalLists
 from bridge.mail.address import domain_of
@@ -60,7 +60,7 @@ def delete(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...
 def _opened(path: Path | None, recipient: str | None) -> Iterator[tuple[Config, PersonalLists]]:
     conf = load_or_exit(path)
     try:
-        state = resources.make_directory(state_directory(conf, path), "state_directory")
+        state = make_state_directory(conf, path)
         lists = personal_wiring.personal_lists(conf, state, _tenant(conf, recipient or ""))
     except ConfigError as exc:
         fail_config(exc)

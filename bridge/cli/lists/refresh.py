@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run, with_hint
-from bridge.cli.state import state_directory
+from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, hint, run, with_hint
+from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say, say_json
-from bridge.daemon import list_wiring, resources
+from bridge.daemon import list_wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.copies import Copies
 from bridge.lists.fetch import refresh as fetch
@@ -25,10 +25,12 @@ def refresh(path: Path | None, as_json: bool) -> NoReturn:
     conf = load_or_exit(path)
     wanted = list_wiring.wanted_lists(conf)
     if not wanted:
-        fail(ConfigError("no listener enforces a list: add lists: {block: [...]} to one of them"))
-    copies = Copies(state_directory(conf, path) / "lists")
+        say("nothing to refresh: no listener enforces a list", err=True)
+        if as_json:
+            say_json({"lists": [], "exit_code": 0}, indent=2)
+        sys.exit(0)
     try:
-        resources.make_directory(copies.directory.parent, "state_directory")
+        copies = Copies(make_state_directory(conf, path) / "lists")
         job = list_wiring.list_job(conf, copies.directory, wanted)
     except ConfigError as exc:
         fail_config(exc)
@@ -50,7 +52,10 @@ def refresh(path: Path | None, as_json: bool) -> NoReturn:
         if not as_json:
             count = copy.table.about.count if copy else 0
             shown = counted(count, "entry", "entries") if copy else "no local copy"
-            say(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
+            say(
+                f"{listed}: {shown}" + (f"; not refreshed: {problem}{hint(problem)}" if problem else ""),
+                err=bool(problem),
+            )
     if as_json:
         say_json({"lists": rows, "exit_code": code}, indent=2)
     sys.exit(code)

@@ -107,16 +107,25 @@ def open_session(
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
         elif not (url and key):
-            raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}, "
-                              "or use --url and --api-key-file")  # fmt: skip
+            raise ConfigError(f"{not_configured(path)}; or use --url and --api-key-file")
         chosen = yaml_file.load(Path("lists"), Lists, yaml_file.dump(given))
-        secret = resources.read_secret(resources.locate(chosen.api_key_file, directory), "lists.api_key_file")
+        key_file = resources.locate(chosen.api_key_file, directory)
+        secret = resources.read_secret(key_file, "lists.api_key_file")
         encrypted = chosen.url.startswith("https:")
         tls = resources.client_tls(chosen.ca_file, directory, "lists.ca_file") if encrypted else None
     except ConfigError as exc:
         fail(exc)
-    settings = ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience_s))
+    settings = ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience_s), key_file=str(key_file))
     return Session(with_hint(settings, "--patience"), tenant, as_json, conf)
+
+
+def not_configured(path: Path | None) -> str:
+    """What is missing, where it belongs, and where the key comes from."""
+    where = f"to {path}" if path else "to a configuration file, and name it with -c"
+    return (
+        f"the List API is not configured: add lists: {{url: ..., api_key_file: ...}} {where}; "
+        "`scanbridge service apikey create NAME` prints a key for that file"
+    )
 
 
 def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
@@ -170,7 +179,7 @@ def attempt(work: Coroutine[Any, Any, None]) -> tuple[int, str]:
     try:
         uvloop.run(work)
     except BridgeError as exc:
-        return exit_code(exc), str(exc)
+        return exit_code(exc), f"{exc}{hint(exc) if isinstance(exc, ListsForbidden) else ''}"
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED, "interrupted"
     return 0, ""
@@ -192,9 +201,19 @@ def exit_code(exc: BridgeError) -> int:
             return EXIT_FAILED
 
 
+def hint(exc: BridgeError) -> str:
+    """The next step, to be appended to a message."""
+    match exc:
+        case ListsUnreachable():
+            return "; is the service running? check lists.url, or --url"
+        case ListsForbidden():
+            held = f"the key is in {exc.key_file} (lists.api_key_file)" if exc.key_file else "check lists.api_key_file"
+            return f"; {held}: replace it with one that `scanbridge service apikey create NAME` prints"
+    return ""
+
+
 def fail(exc: BridgeError) -> NoReturn:
-    hint = "; is the service running? check lists.url, or --url" if isinstance(exc, ListsUnreachable) else ""
-    say_lines(f"{exc}{hint}", err=True)
+    say_lines(f"{exc}{hint(exc)}", err=True)
     sys.exit(exit_code(exc))
 
 

@@ -30,6 +30,7 @@ QUARANTINED: MailTable[MailRecord] = MailTable(
     wide=(*BRIEF, "DECISION", "VERDICT", "SIZE", "CLIENT", "HELO", "LISTENER", "TENANT"),
     shared=("FROM", "TO", "SUBJECT", "WHY"),
     least_important=("TO", "FROM", "STATE", "WHY", "TIME", "SUBJECT"),
+    usual={"STATE": "kept"},
     in_full={
         "TO": lambda mail: ", ".join(mail.envelope.addresses),
         "TIME": lambda mail: mail.time.astimezone().isoformat(timespec="seconds"),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bridge.quarantine.release import ReleaseRequest
     from bridge.relay.relay import Relay
 
+_NEXT_HOP = "; check relay.next_hop, then run the command again"
 _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
@@ -195,6 +196,7 @@ async def _release_all(
     from bridge.cli.quarantine.bulk import Bulk
     from bridge.cli.quarantine.releasing import release_one
     from bridge.cli.quarantine.session import exit_code
+    from bridge.relay.handshake import CannotConnect
 
     try:
         with Bulk("released", len(mails), codes) as bulk:
@@ -203,7 +205,8 @@ async def _release_all(
                 if done.problem is None:
                     bulk.succeeded(f"{mail.id}: {done.text}")
                 else:
-                    bulk.failed(f"{mail.id}: {done.text}", exit_code(done.problem))
+                    step = _NEXT_HOP if isinstance(done.problem, CannotConnect) else ""
+                    bulk.failed(f"{mail.id}: {done.text}{step}", exit_code(done.problem))
     finally:
         await relay.close()
     return bulk.code

@@ -93,7 +93,7 @@ def _add(
 ) -> None:
     import uvloop
 
-    from bridge.cli.lists.session import fail, with_hint
+    from bridge.cli.lists.session import fail, not_configured, with_hint
     from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
     from bridge.daemon import list_wiring
     from bridge.lists.client import ListClient
@@ -102,7 +102,7 @@ def _add(
     lists = session.config.lists
     try:
         if lists is None:
-            raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}")
+            raise ConfigError(not_configured(path))
         settings = with_hint(list_wiring.list_settings(session.config))
     except ConfigError as exc:
         fail(exc)
@@ -139,12 +139,14 @@ class Addition:
     is_there: bool = False
     danger: str = ""  # why the entry needs --force
     problem: str = ""
+    step: str = ""  # the next one, for the terminal only: the console must not show paths
     code: int = 0
 
     def fail(self, exc: BridgeError) -> None:
-        from bridge.cli.lists.session import exit_code
+        from bridge.cli.lists.session import exit_code, hint
 
         self.problem, self.code = str(exc), exit_code(exc)
+        self.step = hint(exc)
 
 
 @dataclass(slots=True)
@@ -326,7 +328,7 @@ class Job:
 
 def _shown_plan(each: Addition, list_name: str) -> str:
     if each.problem:
-        return f"{each.entry or each.mail.id}: would not be added: {each.problem}"
+        return f"{each.entry or each.mail.id}: would not be added: {each.problem}{each.step}"
     return f"{each.entry}: {'already on' if each.is_there else 'would be added to'} {list_name} of {_scope(each)}"
 
 
@@ -337,7 +339,7 @@ def _say_row(each: Addition, list_name: str) -> None:
 
 def _result(each: Addition, list_name: str) -> str:
     if each.problem:
-        return f"not added to {list_name}: {each.problem}"
+        return f"not added to {list_name}: {each.problem}{each.step}"
     return f"{each.entry} {'added to' if each.added else 'already on'} {list_name} of {_scope(each)}"
 
 

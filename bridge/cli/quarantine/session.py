@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.common import configuration_used, fail_config, load_or_exit
 from bridge.cli.later_notes import DELETED, REPORTED, LaterNotes
-from bridge.cli.state import state_directory
+from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
@@ -35,6 +35,7 @@ from bridge.runtime.visible_text import visible
 
 EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 2, 3, 4, 75
 EXIT_INTERRUPTED = 130
+_SIMILAR_ID = 0.89  # of 1: an id has 19 characters, two of which may be wrong
 _MOST_SERIOUS_FIRST = (EXIT_INTERRUPTED, EXIT_FAILED, 78, 77, 65, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
 
 
@@ -59,7 +60,7 @@ class Session:
         log_to_syslog()
         conf = load_or_exit(path)
         try:
-            state = resources.make_directory(state_directory(conf, path), "state_directory")
+            state = make_state_directory(conf, path)
             place = wiring.quarantine_place(conf, state)
         except ConfigError as exc:
             fail_config(exc)
@@ -74,12 +75,12 @@ class Session:
 
     def say_none(self) -> None:
         """No mail was found: say where we looked."""
-        place, count = self.quarantine.place, len(self._ids())
+        place, count, used = self.quarantine.place, len(self._ids()), configuration_used()
         if count:
-            say(f"no matching mail ({count:,} in quarantine at {place})", err=True)
+            say(f"no matching mail ({count:,} in quarantine at {place}){used}", err=True)
         else:
             held = "; mail that a milter listener holds is in the mail server's hold queue" if self._holds() else ""
-            say(f"No mail in quarantine at {place}{held}", err=True)
+            say(f"No mail in quarantine at {place}{held}{used}", err=True)
 
     def _holds(self) -> bool:
         """Whether a listener leaves quarantined mail to the mail server."""
@@ -89,7 +90,7 @@ class Session:
     def unknown(self, mail_id: str) -> str:
         """The message for an id that does not exist. Only a slip of one or two characters is guessed."""
         ids = self._ids()
-        near = nearest(mail_id, ids, similar=0.9)
+        near = nearest(mail_id, ids, similar=_SIMILAR_ID)
         if near:
             return f"no such mail; did you mean {near}?"
         shown = "`scanbridge quarantine list` shows all" if ids else "it is empty"

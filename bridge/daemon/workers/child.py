@@ -20,6 +20,7 @@ import uvloop
 
 from bridge.config.model import Config
 from bridge.daemon import wiring
+from bridge.daemon.addresses import SERVICE_KEY, addresses
 from bridge.daemon.daemon import Daemon
 from bridge.daemon.embedded import start_service
 from bridge.daemon.shutdown import Shutdown
@@ -82,7 +83,7 @@ def worker(conf: Config, context: SupervisedWorker) -> Work:
 
     async def work(writer: log_writer.LineWriter) -> None:
         loop, shutdown = asyncio.get_running_loop(), Shutdown()
-        context.sockets.keep_only(wiring.addresses(conf))  # a reload may be about to close the others
+        context.sockets.keep_only(addresses(conf))  # a reload may be about to close the others
 
         def retire() -> None:
             context.retire()
@@ -108,7 +109,7 @@ def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
         signal.signal(STOP, signal.SIG_IGN)  # service managers signal all processes; workers need us to the end
         loop.add_signal_handler(HURRY, stop.set)
         loop.add_reader(context.lifeline, _on_supervisor_gone, context.lifeline, stop.set)
-        server = await start_service(conf, state, context.sockets.open("service", wiring.service_address(conf)))
+        server = await start_service(conf, state, context.sockets.open(SERVICE_KEY, wiring.service_address(conf)))
         context.report_ready()
         heartbeat = asyncio.create_task(context.beat_regularly())
         await stop.wait()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bridge.config.model import Config
 from bridge.daemon import wiring
+from bridge.daemon.addresses import ADMIN_KEY, SERVICE_KEY, addresses, listener_key
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.workers.aggregate import SharedRow
 from bridge.daemon.workers.child import RETIRE, fork, service, worker
@@ -66,17 +67,18 @@ class Processes:
     def open_sockets(self, conf: Config) -> None:
         """Open those that are not open yet. Raises CannotListen, ConfigError."""
         for listener in conf.listeners:
-            self.sockets.hold(listener.name, listener.address, listener.unix_mode, listener.unix_owner)
-        self.sockets.hold("admin", conf.admin.address)
+            key = listener_key(listener)
+            self.sockets.hold(key, listener.address, listener.unix_mode, listener.unix_owner)
+        self.sockets.hold(ADMIN_KEY, conf.admin.address)
 
     def open_service_socket(self) -> None:
-        self.sockets.hold("service", wiring.service_address(self.config))
+        self.sockets.hold(SERVICE_KEY, wiring.service_address(self.config))
 
     def close_unused_sockets(self) -> None:
         """Close those that the current configuration does not name."""
         conf = self.config
-        service = [("service", wiring.service_address(conf))] if conf.embedded_service else []
-        self.sockets.keep_only([*wiring.addresses(conf), *service])
+        service = [(SERVICE_KEY, wiring.service_address(conf))] if conf.embedded_service else []
+        self.sockets.keep_only([*addresses(conf), *service])
 
     # Starting
 

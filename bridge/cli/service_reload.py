@@ -1,0 +1,80 @@
+"""The work of `scanbridge service reload`: signal the service of one configuration, and wait for the result.
+
+The service is the process that listens at the address in its configuration, so several services on one machine are
+told apart. A process that could not handle the signal would be ended by it: only one that shows the metrics of
+`scanbridge service` is signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from bridge.cli import service_pages
+from bridge.cli.service_place import load_or_exit
+from bridge.cli.terminal import say
+from bridge.runtime import port_owner
+from bridge.runtime.endpoints import Endpoint
+from bridge.service.config_files import Loaded
+
+_POLL_S = 0.1
+_METRIC = re.compile(rb"^scanservice_(reload_success|config_time_seconds) (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    succeeded: bool  # the last reload
+    since: float  # when the configuration took effect
+
+
+def reload(path: Path, timeout_s: float) -> NoReturn:
+    """Ends the process with its exit code. Mistakes in the file are reported before anything is signalled."""
+    loaded = load_or_exit(path)
+    listen = loaded.config.listen
+    before = _state(loaded)
+    if before is None:
+        _fail(f"no `scanbridge service` answers at {listen} ({loaded.at('listen')}); is it running?")
+    try:
+        os.kill(_process(listen), signal.SIGHUP)
+    except PermissionError:
+        _fail("the service runs as another user: run this command as that user or as root")
+    end, now = time.monotonic() + timeout_s, before
+    while time.monotonic() < end:
+        now = _state(loaded) or now
+        if now.since > before.since:
+            say("the new configuration is in use")
+            sys.exit(0)
+        if before.succeeded and not now.succeeded:
+            break
+        time.sleep(_POLL_S)
+    if now.succeeded:
+        _fail(f"no result within {timeout_s:g} s: see the service's log")
+    _fail("reload failed, keeping the old configuration: the service's log says why")
+
+
+def _process(listen: Endpoint) -> int:
+    """Not its children, which inherit the socket, and not systemd, which may have opened it."""
+    found = [pid for pid in port_owner.owners(listen) if "service" in port_owner.command_line(pid)[1:]]
+    main = [pid for pid in found if port_owner.parent(pid) not in found]
+    if len(main) != 1:
+        _fail("its process cannot be seen: run this command as root or as the service's user, in the same container")
+    return main[0]
+
+
+def _state(loaded: Loaded) -> State | None:
+    page = service_pages.get(loaded.config.listen, "/metrics", tls=loaded.config.tls is not None)
+    found = dict(_METRIC.findall(page.content)) if page is not None else {}
+    if len(found) < 2:
+        return None
+    return State(float(found[b"reload_success"]) == 1, float(found[b"config_time_seconds"]))
+
+
+def _fail(text: str) -> NoReturn:
+    say(f"scanbridge service: {text}", err=True)
+    sys.exit(1)
