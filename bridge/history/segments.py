@@ -71,7 +71,7 @@ INDEXES = (
 )
 _COPY = (
     "INSERT INTO finished.kind SELECT * FROM main.kind",
-    "INSERT INTO finished.mail SELECT * FROM main.mail ORDER BY at, id",
+    "INSERT INTO finished.mail SELECT * FROM main.mail",  # SQLite copies whole pages: 0.7 us for each mail; sorted 4.5
 )
 MERGING = "merging.json"  # see `segment_merge`
 
@@ -271,7 +271,7 @@ def _copy_keys(connection: sqlite3.Connection) -> None:
             for key in address_keys(sender, recipients.split("\n") if recipients else ())
         ),
     )
-    connection.execute("INSERT INTO finished.address SELECT DISTINCT key, mail FROM keys ORDER BY key, mail")
+    connection.execute("INSERT OR IGNORE INTO finished.address SELECT key, mail FROM keys ORDER BY key, mail")
     connection.execute("DROP TABLE keys")
 
 

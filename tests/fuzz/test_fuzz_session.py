@@ -193,6 +193,7 @@ class Conversation(RuleBasedStateMachine):
         self._wait_for_the_slot()
         while scanner.arrived.acquire(blocking=False):
             pass
+        self.free = asyncio.Event()  # before the scanner can look at it, or it would wait for another mail's event
         self.other = self.bridge.client()
         self.other.open(b"LHLO other" if self.lmtp else b"EHLO other")
         assert self.other.begin(b"<>", b"<a@x.example>").startswith(b"354")
@@ -210,8 +211,7 @@ class Conversation(RuleBasedStateMachine):
     def let_go(self) -> None:
         other, self.other = self.other, None
         assert other is not None
-        free, self.free = self.free, asyncio.Event()
-        self.bridge.background.loop.call_soon_threadsafe(free.set)
+        self.bridge.background.loop.call_soon_threadsafe(self.free.set)
         assert other.reply().startswith(b"250 ")
         assert other.say(b"QUIT")[0].startswith(b"221 ")
         other.close()

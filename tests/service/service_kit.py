@@ -140,7 +140,8 @@ class ServiceProcess(Service):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = yaml_file.load(directory / "service.yml", ServiceConfig)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
+        # The process shares this file's position; unless it appends, it would write wherever `log` is reading.
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed in `end`)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bridge", "service", "-c", "service.yml"],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,47 @@ def test_an_upgrade_under_load_loses_nothing(
     assert arrived.pop("late") == 1 and arrived.pop("held") == 2
     assert load.accepted.keys() <= arrived.keys(), "accepted and not arrived"
     assert set(arrived.values()) == {1} == set(load.accepted.values())
+
+
+def test_two_versions_work_side_by_side(old: Path, tmp_path: Path, postgresql: Any) -> None:
+    """They share the database and the quarantine: each uses what the other has decided, held and released."""
+    shared: dict[str, Any] = {
+        "state_database": fresh_database(postgresql),
+        "quarantine": {"directory": str(tmp_path / "quarantine")},
+        "listeners": [{"name": "mx", "address": "systemd:smtp", "deadline": f"{DEADLINE_S}s"}],
+    }
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with (
+        managed(tmp_path / "old", 1, old, **shared) as (before, arrived_before),
+        managed(tmp_path / "new", 1, **shared) as (after, arrived_after),
+    ):
+        versions = ((before, old), (after, None))
+        loads = [Load(manager.port) for manager, _ in versions]
+        for (manager, _), (other, _) in permutations(versions):
+            late = b"Subject: late-%d\r\n\r\nhello\r\n" % manager.port
+            for each in (manager, other):
+                each.scanner.reply_to[b"Subject: held"] = answer(200, result("quarantine"))
+                each.scanner.reply_to[late.splitlines()[0]] = _after_the_deadline
+            assert send(manager, late).startswith(b"451")
+            until(lambda manager=manager: _late_scans(manager) == 1, "the late decision")
+            until(lambda other=other, late=late: send(other, late).startswith(b"250"), "the other version to use it")
+            assert scans(other, late) == 0
+            assert send(manager, HELD).startswith(b"250")
+        ids = held(before, old)
+        assert len(ids) == 2 and sorted(ids) == sorted(held(after, None))
+        for (manager, python), number in zip(versions, ids, strict=True):
+            run(python, "quarantine", "release", "-c", manager.config, number)
+        before.restart(old)  # the database has the newer schema now
+        for load in loads:
+            load.more()
+            load.end()
+    for load, arrived, (manager, _) in zip(loads, (arrived_before, arrived_after), versions, strict=True):
+        assert not load.errors
+        assert arrived.pop("held") == 1, manager
+        assert sum(arrived.pop(f"late-{each.port}", 0) for each, _ in versions) == 1
+        assert load.accepted.keys() <= arrived.keys(), "accepted and not arrived"
+        assert set(arrived.values()) == {1} == set(load.accepted.values())
 
 
 @contextmanager
