@@ -12,9 +12,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from bridge.cli.postfix_lines import MAILBOXES, Lines
+from bridge.cli.postfix_lines import FRONT, MAILBOXES, Lines
 from bridge.cli.postfix_script import functions
-from bridge.cli.postfix_settings import FRONT
 
 _MILTERS = ("smtpd_milters", "non_smtpd_milters")
 _OPTION = re.compile(r"\s+-o ([a-z_0-9]+)=(.*)")

@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.postfix_settings import FRONT
 from bridge.config.profiles import PROFILES
 from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from bridge.runtime.endpoints import NextHop
 
 MODES = ("proxy", "milter", "content-filter")
+FRONT = "smtp/inet"  # the clients' smtpd, at port 25
 RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit
 HEADERS_BYTES = 65536  # header fields that we add; they count for Postfix's limit when the mail comes back
 _POSTFIX_MAILBOX_BYTES = 51_200_000  # default of mailbox_size_limit and virtual_mailbox_limit

@@ -7,11 +7,14 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bridge.config.model import Config
+from bridge.cli.postfix_lines import FRONT
 from bridge.errors import ConfigError
 
-FRONT = "smtp/inet"  # port 25
+if TYPE_CHECKING:
+    from bridge.config.model import Config
+
 _BEHIND_POSTSCREEN = "smtpd/pass"
 
 

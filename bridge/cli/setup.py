@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import postfix_commands, postfix_lines, postfix_settings
+from bridge.cli import postfix_commands, postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.cli.postfix_settings import FRONT
+from bridge.cli.postfix_lines import FRONT
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
@@ -93,6 +92,10 @@ def _named(service: str | None) -> str | None:
 
 def _front(conf: Config, wanted: str | None) -> str | None:
     """The service that Postfix has. Without a Postfix here, the script looks for it where it is run."""
+    import subprocess
+
+    from bridge.cli import postfix_settings
+
     try:
         settings = postfix_settings.read(None)
     except (OSError, subprocess.SubprocessError):

@@ -243,7 +243,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
         if not kind.list and (names := _lists_of(entry)):
             yield (
                 f"The scanner found an entry about it in the {'lists' if len(names) > 1 else 'list'} {_joined(names)}: "
-                "about its sender, its client, a link or a file. The commands below show the entries about its sender."
+                "about its sender, its client, a link or a file."
             )
         if why := readable_reasons(entry.more.get("reasons")):
             yield f"Reasons for suspicion: {'; '.join(why)}."
