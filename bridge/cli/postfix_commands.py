@@ -74,6 +74,7 @@ def for_lines(lines: Lines, mode: str, next_step: str, service: str = FRONT) -> 
     parts = [_COMMANDS_HEAD, functions(mode=mode, is_undo=False)]
     if lines.master:
         parts.append(_FIND_FRONT.format(service=shlex.quote(service)))
+        parts += [f"own_service {_mark(lines.master, name)}" for name in _our_services(lines.master)]
     return "\n".join([*parts, *_main(lines.main), *_master(lines.master, service), next_step])
 
 
@@ -104,7 +105,6 @@ def _master(text: str, front: str) -> Iterator[str]:
             columns = stripped.split()
             service = "/".join(columns[:2])
             if service != front:
-                yield f"own_service {_mark(text, service)}"
                 yield f"postconf -M {shlex.quote(f'{service}={stripped}')}"
             elif columns[6] != "-":
                 yield f"limit field {shlex.quote(f'{service}/process_limit')} {columns[6]}"
@@ -121,6 +121,12 @@ def _set(service: str, name: str, value: str, front: str) -> Iterator[str]:
         yield f'limit option {place} "$(below_size_limit {value})"'
     else:
         yield f"change option {place} {shlex.quote(value)}"
+
+
+def _our_services(text: str) -> list[str]:
+    """All but the first, which is the clients' smtpd."""
+    listed = [line for line in text.splitlines() if re.match(r"[^\s#]", line)]
+    return ["/".join(line.split()[:2]) for line in listed[1:]]
 
 
 def _mark(text: str, service: str) -> str:
@@ -159,10 +165,8 @@ def _undo_filter(lines: Lines, mode: str, service: str | None) -> Iterator[str]:
         yield f"restore_all 'option|field' {shlex.quote(f'{service}/' if service else '')}"
         where = _literal(service) if service else "[^ ]*"
         yield _REMOVE_FILTER.format(pattern=shlex.quote(rf"s#^({where}/{name}) = {_literal(value)}$#\1#p"))
-    listed = [line for line in lines.master.splitlines() if re.match(r"[^\s#]", line)]
-    ours = ["/".join(line.split()[:2]) for line in listed[1:]]  # the first is the clients' smtpd
     used = rf"(^|/)(content_filter|smtpd_proxy_filter) = .*{_literal(_end(value))}$"
-    removals = "\n".join(f"    remove_service {_mark(lines.master, name)}" for name in ours)
+    removals = "\n".join(f"    remove_service {_mark(lines.master, name)}" for name in _our_services(lines.master))
     yield _IF_UNUSED.format(pattern=shlex.quote(used), removals=removals)
 
 
