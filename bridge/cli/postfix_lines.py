@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bridge.runtime.endpoints import NextHop
 
 MODES = ("proxy", "milter", "content-filter")
+FRONT = "smtp/inet"  # the clients' smtpd, at port 25
 RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit
 HEADERS_BYTES = 65536  # header fields that we add; they count for Postfix's limit when the mail comes back
 _POSTFIX_MAILBOX_BYTES = 51_200_000  # default of mailbox_size_limit and virtual_mailbox_limit
@@ -49,8 +50,8 @@ def next_step(path: Path | None) -> str:
     return f"# Then: postfix check && postfix reload && scanbridge check{given} --postfix /etc/postfix"
 
 
-def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
-    """`name` chooses a listener if several are suitable. Raises ConfigError."""
+def for_postfix(conf: Config, mode: str, name: str | None = None, service: str = FRONT) -> Lines:
+    """`name` chooses a listener if several are suitable; `service` is the smtpd of the clients. Raises ConfigError."""
     listener = _fitting(conf, mode, name)
     if mode == "milter":
         return Lines(_milter(conf, listener) + _addresses(conf))
@@ -58,6 +59,7 @@ def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
     wait_s = mail_server_wait_s(listener)
     values = {
         "name": listener.name,
+        "front": " ".join(service.rsplit("/", 1)),
         "deadline": f"{listener.deadline:g}s",
         "wait": f"{wait_s}s",
         "slots": conf.admission.share_of(conf.admission.max_in_processing),
@@ -174,7 +176,7 @@ def _our_networks(address: Endpoint) -> str:
 
 def _mailboxes(size: int) -> str:
     """local(8) and virtual(8) do not start if a mail may be larger than a mailbox."""
-    return _MAILBOXES if size > _POSTFIX_MAILBOX_BYTES else ""
+    return MAILBOXES if size > _POSTFIX_MAILBOX_BYTES else ""
 
 
 def _addresses(conf: Config) -> str:
@@ -198,7 +200,7 @@ def _milter(conf: Config, listener: Listener) -> str:
     )
 
 
-_MAILBOXES = """\
+MAILBOXES = """\
 # Postfix does not deliver to mailboxes that may be smaller than a mail. 0 = no limit; a larger limit works, too.
 mailbox_size_limit = 0
 virtual_mailbox_limit = 0
@@ -236,9 +238,9 @@ message_size_limit = {size}
 {mailboxes}"""
 
 _PROXY_MASTER = """\
-# Replaces the line "smtp inet ... smtpd"; keep its -o lines.
+# Replaces the line "{front} ... smtpd"; keep its -o lines.
 # As many processes as the bridge's admission.max_in_processing.
-smtp inet n - n - {slots} smtpd
+{front} n - n - {slots} smtpd
     -o smtpd_proxy_filter={where}
     -o message_size_limit={front_size}
 """
@@ -253,8 +255,8 @@ message_size_limit = {size}
 {mailboxes}"""
 
 _QUEUE_MASTER = """\
-# Replaces the line "smtp inet ... smtpd"; keep its -o lines.
-smtp inet n - n - - smtpd
+# Replaces the line "{front} ... smtpd"; keep its -o lines.
+{front} n - n - - smtpd
     -o message_size_limit={front_size}
 # Delivers to the bridge; no more connections than its admission.max_in_processing.
 scanbridge unix - - n - {slots} smtp

@@ -18,8 +18,10 @@ from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
+    from bridge.runtime.endpoints import Endpoint
 
 _POLL_S = 0.1
+_SCANNER_S = 10.0  # longer than a status request may take
 
 
 @click.command(cls=Command)
@@ -31,7 +33,8 @@ def reload(path: Path | None, timeout_s: float) -> None:
     """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new configuration is in use.
 
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
-    signalled, or if it keeps its old configuration; the reason is printed.
+    signalled, or if it keeps its old configuration; the reason is printed. If the scanner refuses the token or cannot
+    be reached with the new configuration, a warning is printed, and the exit code is still 0.
     """
     from bridge.observe.admin_client import ask
 
@@ -53,6 +56,8 @@ def reload(path: Path | None, timeout_s: float) -> None:
         state = ask(address)
         if state is not None and state["reload"]["count"] > before["reload"]["count"]:
             _report(state["reload"])
+            _warn_about_scanner(address, state)
+            return
         time.sleep(_POLL_S)
     _fail(f"no result within {timeout_s:g} s: see the log and `scanbridge status`")
 
@@ -67,11 +72,34 @@ def _load(path: Path | None) -> Config:
         fail_config(ConfigError(f"{exc}\nnothing was reloaded: a running daemon keeps its configuration"))
 
 
-def _report(outcome: dict[str, Any]) -> NoReturn:
+def _report(outcome: dict[str, Any]) -> None:
     if not outcome["ok"]:
         _fail(f"reload failed, keeping the old configuration: {outcome['problem']}")
     say("the new configuration is in use")
-    sys.exit(0)
+
+
+def _warn_about_scanner(address: Endpoint, state: dict[str, Any]) -> None:
+    """A new token or URL shows its mistake only when the daemon asks the scanner, which it does at once."""
+    from bridge.observe.admin_client import ask
+
+    end = time.monotonic() + _SCANNER_S
+    while not all(map(_is_known, state.get("scanner", ()))):
+        if time.monotonic() > end:
+            say_lines("WARNING: the scanner has not answered yet: see `scanbridge status`", err=True)
+            return
+        time.sleep(_POLL_S)
+        state = ask(address) or state
+    for host in state.get("scanner", ()):
+        if problem := _problem(host):
+            say_lines(f"WARNING: scanner {host['url']}: {problem}; see `scanbridge status`", err=True)
+
+
+def _is_known(host: dict[str, Any]) -> bool:
+    return host.get("age_s") is not None or bool(_problem(host))
+
+
+def _problem(host: dict[str, Any]) -> str:
+    return str(host.get("problem") or host.get("status_problem") or "")
 
 
 def _fail(text: str) -> NoReturn:

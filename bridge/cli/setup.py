@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import postfix_commands, postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.postfix_lines import FRONT
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config.model import Config
 
 
 @click.group(cls=Group)
@@ -28,20 +33,39 @@ def setup() -> None:
 @click.option(
     "--commands", is_flag=True, help="Print postconf commands for `sh` instead; running them again changes nothing."
 )
-@click.option("--undo", is_flag=True, help="Print postconf commands for `sh` that remove these settings.")
-def postfix(path: Path | None, mode: str, listener: str | None, file: str | None, commands: bool, undo: bool) -> None:
-    """Print the lines for Postfix's main.cf and master.cf. Exit code 78 if no listener is suitable."""
-    if (commands or undo) and file:
-        raise click.UsageError(f"{'--undo' if undo else '--commands'} changes both files: leave out --file")
+@click.option("--undo", is_flag=True, help="Print commands for `sh` that restore what --commands changed.")
+@click.option(
+    "--service",
+    help="Postfix's smtpd that takes mail from clients, as in master.cf. [default: smtp/inet, or the only one]",
+)
+def postfix(
+    path: Path | None,
+    mode: str,
+    listener: str | None,
+    file: str | None,
+    commands: bool,
+    undo: bool,
+    service: str | None,
+) -> None:
+    """Print the lines for Postfix's main.cf and master.cf.
+
+    Exit code 78 if no listener is suitable, or if Postfix does not have the service (with --commands). With --undo,
+    all services are restored unless --service names one.
+    """
+    _refuse_together(mode, file, commands, undo, service)
     try:
-        lines = postfix_lines.for_postfix(load_or_exit(path), mode, listener)
+        conf = load_or_exit(path)
+        front = _named(service)
+        if commands and not undo and mode != "milter":
+            front = _front(conf, front)
+        lines = postfix_lines.for_postfix(conf, mode, listener, front or FRONT)
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
     if undo:
-        say_lines(postfix_commands.undo(lines))
+        say_lines(postfix_commands.undo(lines, mode, front))
         return
     if commands:
-        say_lines(postfix_commands.for_lines(lines, postfix_lines.next_step(path)))
+        say_lines(postfix_commands.for_lines(lines, mode, postfix_lines.next_step(path), front or FRONT))
         return
     if file:
         say_lines(lines.main if file == "main.cf" else lines.master)
@@ -50,3 +74,30 @@ def postfix(path: Path | None, mode: str, listener: str | None, file: str | None
     if lines.master:
         say_lines(f"#### master.cf: add\n{lines.master}\n")
     say_lines(postfix_lines.next_step(path))
+
+
+def _refuse_together(mode: str, file: str | None, commands: bool, undo: bool, service: str | None) -> None:
+    if (commands or undo) and file:
+        raise click.UsageError(f"{'--undo' if undo else '--commands'} changes both files: leave out --file")
+    if service and mode == "milter":
+        raise click.UsageError("--mode milter applies to every smtpd: leave out --service")
+    if service and undo and mode == "content-filter":
+        raise click.UsageError("--undo --mode content-filter applies to all mail: leave out --service")
+
+
+def _named(service: str | None) -> str | None:
+    """`submission` is `submission/inet`."""
+    return service if service is None or service.endswith(("/inet", "/pass")) else f"{service}/inet"
+
+
+def _front(conf: Config, wanted: str | None) -> str | None:
+    """The service that Postfix has. Without a Postfix here, the script looks for it where it is run."""
+    import subprocess
+
+    from bridge.cli import postfix_settings
+
+    try:
+        settings = postfix_settings.read(None)
+    except (OSError, subprocess.SubprocessError):
+        return wanted
+    return postfix_settings.front_service(conf, settings, wanted)

@@ -21,6 +21,7 @@ from bridge.history.mails import Mail, is_open
 from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
+from bridge.mail.address import domain_of
 
 # States of `Kept`, in addition to those of the quarantine. `not_here`: another machine may have it.
 GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
@@ -244,6 +245,11 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
+        if not kind.list and (names := _lists_of(entry)):
+            yield (
+                f"The scanner found an entry about it in the {'lists' if len(names) > 1 else 'list'} {_joined(names)}: "
+                "about its sender, its client, a link or a file."
+            )
         if why := readable_reasons(entry.more.get("reasons")):
             yield f"Reasons for suspicion: {'; '.join(why)}."
     elif kind.error in ERRORS:
@@ -464,9 +470,36 @@ def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[s
         yield f"find {shlex.quote(around.maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
     elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
         yield from in_mail_log(queue_id)
-    if kind.list and (entry := mail.last.more.get("entry")):
-        yield f"scanbridge lists entries {shlex.quote(kind.list)}    # contains {entry}"
+    yield from _list_commands(mail.last)
     if is_open(mail.last) and row.sender:
         yield f"scanbridge history --sender {shlex.quote(row.sender)} --follow"
     elif kind.action in (Action.REJECT, Action.DISCARD) and row.sender:
         yield f"scanbridge history --sender {shlex.quote(row.sender)}"
+
+
+def _list_commands(entry: MailEntry) -> Iterator[str]:
+    """How to find the entries that matched, with their comments, and how to delete one."""
+    tenant = f"    # tenant's lists: --tenant {entry.kind.tenant}" if entry.kind.tenant else ""
+    matched = entry.more.get("entry")
+    for name in _lists_of(entry):
+        wanted = [str(matched)] if matched else _possible_entries(entry.row.sender)
+        words = "".join(f" -e {shlex.quote(word)}" for word in wanted)
+        pattern = f" | grep -iF{words}" if words else ""
+        yield f"scanbridge lists entries {shlex.quote(name)}{pattern}{tenant}"
+        yield f"scanbridge lists delete {shlex.quote(name)} {shlex.quote(str(matched)) if matched else 'ENTRY'}{tenant}"
+
+
+def _lists_of(entry: MailEntry) -> list[str]:
+    """The list that decided before the scan, or those that the scanner found a match in, which do not allow."""
+    if entry.kind.list:
+        return [entry.kind.list]
+    if entry.kind.action == Action.RELAY and not entry.kind.would:
+        return []
+    return [tag.removeprefix("list:") for tag in entry.tags if tag.startswith("list:") and "allowed" not in tag]
+
+
+def _possible_entries(sender: str) -> list[str]:
+    """What an entry about this sender contains: its domain, or the one above it. Pseudonyms are in no list."""
+    domain = "" if sender.startswith("~") else domain_of(sender)
+    above = domain.partition(".")[2]
+    return [name for name in (domain, above) if "." in name]

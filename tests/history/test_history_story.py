@@ -287,6 +287,26 @@ def test_lists_are_mentioned_only_if_they_were_asked() -> None:
         assert "asked" not in text(story(entry(**values), around=around))
 
 
+def test_the_entry_that_blocked_a_mail_can_be_found_and_deleted() -> None:
+    """The story had the tag `list:NAME` only, and no command for it."""
+    told = story(entry(action="reject", list="blocked-senders", sender="m@x"), around=Surroundings("smtp"))
+    known = story(entry(more={"entry": "@b $x"}, action="reject", list="blocked-senders", sender="m@x"))
+    assert "scanbridge lists delete blocked-senders ENTRY" in told.commands
+    assert known.commands[:2] == (
+        "scanbridge lists entries blocked-senders | grep -iF -e '@b $x'",
+        "scanbridge lists delete blocked-senders '@b $x'",
+    )
+    tags = "list:blocked-domains,list:allowed-senders,x:y"
+    scanned = entry(action="reject", decision="bounce", tags=tags, sender="m@mail.spam.example")
+    told = story(scanned)
+    assert "The scanner found an entry about it in the list blocked-domains: " in text(told)
+    assert told.commands[:2] == (
+        "scanbridge lists entries blocked-domains | grep -iF -e mail.spam.example -e spam.example",
+        "scanbridge lists delete blocked-domains ENTRY",
+    )
+    assert "scanbridge lists" not in text(story(entry(decision="deliver", tags="list:allowed-senders")))
+
+
 def test_a_refused_connection_has_a_story() -> None:
     kind = {"stage": "connect", "action": "reject", "rule": "listeners.trusted_clients", "decision": "", "scanner": ""}
     row = {"id": "", "session": "", "sender": "", "recipients": "", "message_id": "", "subject": "", "queue_id": ""}

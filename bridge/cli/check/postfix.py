@@ -7,12 +7,9 @@ twice. The settings come from `postconf`, which knows Postfix's defaults and ove
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.cli.check.finding import Finding
@@ -20,8 +17,10 @@ from bridge.cli.check.postfix_milter import NAMES as MILTER_NAMES
 from bridge.cli.check.postfix_milter import check_milters, milter_names
 from bridge.cli.check.seconds import seconds
 from bridge.cli.postfix_lines import HEADERS_BYTES, depends_on_recipients, front_size, mail_server_wait_s
+from bridge.cli.postfix_settings import Settings, front_service, is_way_back, read, why_unreadable
 from bridge.config.listener import Listener
 from bridge.config.model import Config
+from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
 
 _NAMES = (
@@ -43,28 +42,13 @@ _NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """main.cf with defaults, the -o lines of master.cf by service, and its services."""
-
-    main: dict[str, str]
-    overrides: dict[str, dict[str, str]]  # "smtp/inet" -> name -> value
-    services: dict[str, list[str]]  # "smtp/inet" -> the columns of master.cf
-
-    def of(self, service: str, name: str) -> str:
-        return self.overrides.get(service, {}).get(name, self.main[name])
-
-    def smtpds(self) -> list[str]:
-        return [service for service, columns in self.services.items() if columns[7] == "smtpd"]
-
-
 def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     """Checks every listener for Postfix against the settings in `directory`."""
     try:
-        settings = _read(directory)
+        settings = read(directory, *_NAMES)
     except (OSError, subprocess.SubprocessError) as exc:
         expected = "--postfix must name the directory with main.cf and master.cf, usually /etc/postfix"
-        yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}; {expected}")
+        yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {why_unreadable(exc)}; {expected}")
         return
     used = [listener for listener in conf.listeners if _is_used(listener, settings)]
     unused = [listener for listener in conf.listeners if _kind(listener) and listener not in used]
@@ -117,7 +101,7 @@ def _passes(service: str, listener: Listener, settings: Settings) -> str:
 
 def scanned_twice(conf: Config, used: list[Listener], settings: Settings) -> Iterator[Finding]:
     """Mail that passes two of our listeners: two filters at once, or one of them where scanned mail comes back."""
-    backs = [service for service in settings.smtpds() if _is_way_back(conf, service)]
+    backs = [service for service in settings.smtpds() if is_way_back(conf, service)]
     for service in (*settings.smtpds(), "pickup/unix"):
         steps = [(service, name) for listener in used if (name := _passes(service, listener, settings))]
         if not steps or service in backs:
@@ -138,19 +122,25 @@ def _proxy(conf: Config, listener: Listener, settings: Settings) -> Iterator[Fin
     what, wanted = f"Postfix and listener {listener.name}", names_of(listener.address)
     users = [smtpd for smtpd in settings.smtpds() if settings.of(smtpd, "smtpd_proxy_filter") in wanted]
     if not users:
-        advice = (
-            f"set -o smtpd_proxy_filter={wanted[0]} for smtp/inet in master.cf (scanbridge setup postfix --mode proxy)"
-        )
-        yield Finding(what, f"no smtpd passes mail to it: {advice}")
+        yield Finding(what, f"no smtpd passes mail to it: {_proxy_advice(conf, wanted[0], settings)}")
         return
     yield Finding(what, detail=f"{', '.join(users)}: smtpd_proxy_filter")
     for service in users:
-        if _is_way_back(conf, service):
+        if is_way_back(conf, service):
             yield Finding(what, f"mail loops: set -o smtpd_proxy_filter= for {service} in master.cf")
             continue
         yield _wait(listener, service, settings, "smtpd_proxy_timeout")
         yield _size(conf, service, settings)
-    yield from _way_back(conf, settings)
+    yield from _way_back(conf, settings, users)
+
+
+def _proxy_advice(conf: Config, name: str, settings: Settings) -> str:
+    """With a service that exists: `postconf` only warns about others."""
+    try:
+        service = front_service(conf, settings)
+    except ConfigError as exc:
+        return f"{exc} (scanbridge setup postfix --mode proxy)"
+    return f"set -o smtpd_proxy_filter={name} for {service} in master.cf (scanbridge setup postfix --mode proxy)"
 
 
 def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:
@@ -177,11 +167,11 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
     yield _bounces(settings)
     for smtpd in settings.smtpds():
         filtered = settings.of(smtpd, "content_filter") in used
-        if filtered and _is_way_back(conf, smtpd):
+        if filtered and is_way_back(conf, smtpd):
             yield Finding(what, f"mail loops: set -o content_filter= for {smtpd} in master.cf")
         elif filtered:
             yield _size(conf, smtpd, settings)
-    yield from _way_back(conf, settings)
+    yield from _way_back(conf, settings, [smtpd for smtpd in settings.smtpds() if not is_way_back(conf, smtpd)])
 
 
 def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Finding:
@@ -214,19 +204,12 @@ def _size(conf: Config, service: str, settings: Settings) -> Finding:
     return Finding(f"Postfix {service} message_size_limit", f"{problem} in master.cf" if larger else "", value)
 
 
-def _is_way_back(conf: Config, service: str) -> bool:
-    """Whether our next hop is this service on this machine."""
-    hops = [hop.address for hop in conf.relay.hops if hop.protocol == "smtp"] if conf.relay else []
-    name = service.removesuffix("/inet")
-    return any(hop.is_local and name.rpartition(":")[2] == str(hop.port) for hop in hops)
-
-
-def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
+def _way_back(conf: Config, settings: Settings, users: list[str]) -> Iterator[Finding]:
     """Only if mail comes back to this machine: another machine's Postfix is not in this directory."""
     hop = conf.relay.hops[0] if conf.relay else None
     if hop is None or hop.protocol != "smtp" or not hop.address.is_local or hop.address.path:
         return
-    service = next((smtpd for smtpd in settings.smtpds() if _is_way_back(conf, smtpd)), None)
+    service = next((smtpd for smtpd in settings.smtpds() if is_way_back(conf, smtpd)), None)
     what = f"Postfix and next hop {hop}"
     if service is None:
         yield Finding(
@@ -236,10 +219,17 @@ def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
     hosts = settings.of(service, "smtpd_authorized_xforward_hosts")
     denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 for {service} in master.cf"
     yield Finding(what, "" if _has_loopback(hosts) else f"it does not accept our XFORWARD: {denied}", hosts)
-    value, least = settings.of(service, "message_size_limit"), conf.limits.max_message_size
+    value, least = settings.of(service, "message_size_limit"), _largest(conf, users, settings)
     small = value.isdigit() and 0 < int(value) < least
     larger = f"mail comes back with more header fields: set message_size_limit = {least + HEADERS_BYTES} in main.cf"
     yield Finding(f"Postfix {service} message_size_limit", larger if small else "", value)
+
+
+def _largest(conf: Config, users: list[str], settings: Settings) -> int:
+    """The largest mail that these services pass to us; what is over our own limit does not come back."""
+    limits = [settings.of(user, "message_size_limit") for user in users]
+    ours = conf.limits.max_message_size
+    return min(ours, max((int(limit) or ours if limit.isdigit() else ours for limit in limits), default=ours))
 
 
 def _has_loopback(hosts: str) -> bool:
@@ -286,40 +276,3 @@ def names_of(address: Endpoint) -> list[str]:
         hosts = ["127.0.0.1", "localhost", "::1"]
     plain = [f"{host}:{address.port}" for host in hosts if ":" not in host]
     return [*plain, *(f"inet:{name}" for name in plain), *(f"[{host}]:{address.port}" for host in reversed(hosts))]
-
-
-def _read(directory: Path) -> Settings:
-    main = _postconf(directory, *_NAMES)
-    overrides: dict[str, dict[str, str]] = {}
-    for name, value in _postconf(directory, "-P").items():
-        service, _, key = name.rpartition("/")
-        overrides.setdefault(service, {})[key] = value
-    columns = [line.split() for line in _run_postconf(directory, "-M").splitlines()]
-    return Settings(main, overrides, {f"{row[0]}/{row[1]}": row for row in columns if len(row) > 7})
-
-
-def _postconf(directory: Path, *options: str) -> dict[str, str]:
-    """Settings by name. `$name` is expanded only if there is one: that may query the DNS."""
-    text = _run_postconf(directory, *options)
-    if "$" in text:
-        text = _run_postconf(directory, "-x", *options)
-    lines = text.splitlines()
-    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
-
-
-def _run_postconf(directory: Path, *options: str) -> str:
-    command = [_program(), "-c", str(directory), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
-    return done.stdout
-
-
-def _program() -> str:
-    """On Debian it is in /usr/sbin, which only root has on the PATH."""
-    places = [os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"]
-    return shutil.which("postconf", path=os.pathsep.join(places)) or "postconf"
-
-
-def _why(exc: Exception) -> str:
-    if isinstance(exc, subprocess.CalledProcessError):
-        return (exc.stderr or "").strip().splitlines()[-1:][0] if (exc.stderr or "").strip() else "postconf failed"
-    return (exc.strerror if isinstance(exc, OSError) else None) or type(exc).__name__

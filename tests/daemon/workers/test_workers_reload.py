@@ -63,6 +63,22 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
             assert client.reply().startswith(b"220 renamed.example ")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reload_with_a_refused_token_said_nothing(tmp_path: Path, count: int) -> None:
+    """The configuration is in use (exit code 0), and the warning names the scanner and its answer."""
+    with running(tmp_path, workers=count) as (bridge, scanner, _):
+        done = reload(bridge)
+        assert (done.returncode, done.stderr) == (0, "")
+        scanner.status = answer(401)
+        (tmp_path / "token").write_text("another-token-that-the-scanner-does-not-know\n")
+        done = reload(bridge)
+        assert done.returncode == 0 and "the new configuration is in use" in done.stdout
+        assert f"WARNING: scanner {scanner.url}: the token is refused" in done.stderr, done.stderr
+        change(bridge, scanner={"urls": [f"http://127.0.0.1:{free_port()}"], "token_file": "token"})
+        done = reload(bridge)
+        assert done.returncode == 0 and "WARNING: scanner http://127.0.0.1:" in done.stderr, done.stderr
+
+
 def test_a_change_that_needs_a_restart_is_refused(tmp_path: Path) -> None:
     """And `scanbridge reload` finds the mistakes of a bad file before it signals the daemon."""
     with running(tmp_path, workers=2) as (bridge, _, _):
