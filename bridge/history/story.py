@@ -7,8 +7,6 @@ was written by strangers: the caller must make it harmless before showing it.
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +16,10 @@ from bridge.api.scanning import readable_reasons
 from bridge.filter import rule_names
 from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
+from bridge.history.next_commands import lists_of, next_commands
 from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
-from bridge.mail.address import domain_of
 
 # States of `Kept`, in addition to those of the quarantine. `not_here`: another machine may have it.
 GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
@@ -94,9 +92,9 @@ def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None 
         steps += _attempt(attempt, around, number if len(mail.attempts) > 1 else 0)
     steps += [Step(event.at, _later(event), event.at) for event in mail.later]
     steps += _others(mail)
-    return Story(
-        _fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(_commands(mail, around, kept))
-    )
+    is_here = kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN)
+    commands = next_commands(mail, around.maildir, kept.state if kept is not None and is_here else "")
+    return Story(_fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(commands))
 
 
 # The first lines
@@ -245,7 +243,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
-        if not kind.list and (names := _lists_of(entry)):
+        if not kind.list and (names := lists_of(entry)):
             yield (
                 f"The scanner found an entry about it in the {'lists' if len(names) > 1 else 'list'} {_joined(names)}: "
                 "about its sender, its client, a link or a file."
@@ -446,60 +444,3 @@ def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
 
 def _moment(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at))
-
-
-# What to type next
-
-
-def in_mail_log(text: str) -> Iterator[str]:
-    """Both forms: many systems have no file, and others no journal."""
-    yield f"grep -F {shlex.quote(text)} /var/log/mail.log"
-    yield f"journalctl -u 'postfix*' -g {shlex.quote(re.escape(text))}    # if Postfix logs to the journal"
-
-
-def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[str]:
-    row, kind = mail.last.row, mail.last.kind
-    if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN):
-        yield f"scanbridge quarantine show {row.id}"
-        if kept.state != "released":
-            yield f"scanbridge quarantine release {row.id}"
-    if kind.action == Action.HOLD and row.queue_id:
-        yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still in the queue?"
-        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it"
-    if kind.action == Action.RELAY and around.maildir:
-        yield f"find {shlex.quote(around.maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
-    elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
-        yield from in_mail_log(queue_id)
-    yield from _list_commands(mail.last)
-    if is_open(mail.last) and row.sender:
-        yield f"scanbridge history --sender {shlex.quote(row.sender)} --follow"
-    elif kind.action in (Action.REJECT, Action.DISCARD) and row.sender:
-        yield f"scanbridge history --sender {shlex.quote(row.sender)}"
-
-
-def _list_commands(entry: MailEntry) -> Iterator[str]:
-    """How to find the entries that matched, with their comments, and how to delete one."""
-    tenant = f"    # tenant's lists: --tenant {entry.kind.tenant}" if entry.kind.tenant else ""
-    matched = entry.more.get("entry")
-    for name in _lists_of(entry):
-        wanted = [str(matched)] if matched else _possible_entries(entry.row.sender)
-        words = "".join(f" -e {shlex.quote(word)}" for word in wanted)
-        pattern = f" | grep -iF{words}" if words else ""
-        yield f"scanbridge lists entries {shlex.quote(name)}{pattern}{tenant}"
-        yield f"scanbridge lists delete {shlex.quote(name)} {shlex.quote(str(matched)) if matched else 'ENTRY'}{tenant}"
-
-
-def _lists_of(entry: MailEntry) -> list[str]:
-    """The list that decided before the scan, or those that the scanner found a match in, which do not allow."""
-    if entry.kind.list:
-        return [entry.kind.list]
-    if entry.kind.action == Action.RELAY and not entry.kind.would:
-        return []
-    return [tag.removeprefix("list:") for tag in entry.tags if tag.startswith("list:") and "allowed" not in tag]
-
-
-def _possible_entries(sender: str) -> list[str]:
-    """What an entry about this sender contains: its domain, or the one above it. Pseudonyms are in no list."""
-    domain = "" if sender.startswith("~") else domain_of(sender)
-    above = domain.partition(".")[2]
-    return [name for name in (domain, above) if "." in name]

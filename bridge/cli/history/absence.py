@@ -16,9 +16,9 @@ from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server, older_history
 from bridge.history.entry import MailEntry
+from bridge.history.next_commands import in_mail_log
 from bridge.history.query import made_at
 from bridge.history.store import HistoryError
-from bridge.history.story import in_mail_log
 from bridge.mail.address import domain_of
 from bridge.observe.admin_client import get
 from bridge.runtime.counted import counted
