@@ -52,7 +52,7 @@ RUN_CODES = """
 | 78 | the configuration is invalid, or a file it names cannot be used: do not restart |
 
 `scanbridge check`, `scanbridge scan` and `scanbridge status` exit with 1 when a check fails, when there is no decision, and when no daemon answers, respectively.
-`scanbridge explain` exits with 3 if no mail is found; `explain`, `history` and `stats` exit with 75 if the history cannot be read now.
+`scanbridge explain` exits with 3 if no mail is found; `explain`, `history` and `stats` exit with 75 if the history is temporarily unreadable.
 `scanbridge lists` has [more codes](../operate/lists.md#exit-codes).
 """  # noqa: E501
 

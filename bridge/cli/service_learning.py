@@ -39,7 +39,7 @@ def learning() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.pass_obj
 def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None:
-    """Show which senders and signals now have a different weight, and by how much.
+    """Show how much the reports have changed the weight of each sender and signal.
 
     The numbers use the scale of `explain`: above 0, mail looks more like phishing; below 0, less.
     """

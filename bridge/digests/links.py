@@ -69,6 +69,13 @@ class Key:
         return f"{self.id} {self.made_at} {self.secret.hex()}\n"
 
 
+_CREATE = "run `scanbridge digest keys rotate` to create it"
+_REPAIR = (
+    "restore the file or its permissions, or remove it and run `scanbridge digest keys rotate`: "
+    "links that were already sent then stop working"
+)
+
+
 def new_key() -> Key:
     return Key(secrets.token_hex(4), int(time.time()), secrets.token_bytes(32))
 
@@ -94,11 +101,10 @@ class LinkKeys:
                     self._seen = seen
             except (OSError, UnicodeDecodeError) as exc:
                 why = getattr(exc, "strerror", None) or "not a key file"
-                raise ConfigError(
-                    f"digests.key_file: {self.path}: {why}; `scanbridge digest keys rotate` writes it"
-                ) from exc
+                step = _CREATE if isinstance(exc, FileNotFoundError) else _REPAIR
+                raise ConfigError(f"digests.key_file: {self.path}: {why}; {step}") from exc
             except ValueError as exc:
-                raise ConfigError(f"digests.key_file: {self.path}: {exc}") from exc
+                raise ConfigError(f"digests.key_file: {self.path}: {exc}; {_REPAIR}") from exc
             return self._keys
 
     def make(self) -> None:
@@ -170,10 +176,10 @@ def parse_keys(text: str) -> tuple[Key, ...]:
             continue
         found = _KEY_LINE.fullmatch(line.strip())
         if found is None:
-            raise ValueError(f"line {number} is not a key; `scanbridge digest keys rotate` creates keys")
+            raise ValueError(f"line {number} is not a key")
         keys.append(Key(found[1], int(found[2]), bytes.fromhex(found[3])))
     if not keys:
-        raise ValueError("the file has no key; `scanbridge digest keys rotate` creates one")
+        raise ValueError("the file has no key")
     if len({key.id for key in keys}) != len(keys):
         raise ValueError("two keys have the same id")
     return tuple(keys)

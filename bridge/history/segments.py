@@ -203,11 +203,15 @@ def is_damage(exc: BaseException) -> bool:
 
 def set_aside(path: Path) -> None:
     """A damaged segment must not stop the others: it is renamed, for people to look at."""
-    log.warning("history: %s is damaged; it was renamed to %s", path, path.with_suffix(".damaged").name)
-    with suppress(OSError):  # a command may only be allowed to read
-        path.replace(path.with_suffix(".damaged"))
+    aside = path.with_suffix(".damaged")
+    try:
+        path.replace(aside)
         for name in (f"{path.name}-wal", f"{path.name}-shm"):
             path.with_name(name).unlink(missing_ok=True)
+    except OSError:  # a command may only be allowed to read
+        log.warning("history: %s is damaged and was skipped", path)
+    else:
+        log.warning("history: %s is damaged; it was renamed to %s", path, aside.name)
 
 
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:

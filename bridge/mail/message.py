@@ -74,7 +74,7 @@ class Spool:
 
     def take(self, count: int) -> None:
         if not self._account.take(count, self.limit):
-            raise Saturated("the limit for bytes in processing is reached")
+            raise Saturated("the limit on bytes in processing has been reached")
 
     def give_back(self, count: int) -> None:
         self._account.give_back(count)

@@ -109,7 +109,7 @@ def personal(text: str) -> str:
         return f"{address(recipient.strip('<>'))} {_sender(sender)}"
     except ValueError:
         example = "anna@example.org news@shop.example"
-        raise ValueError(f"not a recipient and a sender such as {example}") from None
+        raise ValueError(f"expected a recipient and a sender, separated by a space, such as {example}") from None
 
 
 def _domain(text: str) -> str:

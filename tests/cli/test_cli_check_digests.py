@@ -45,7 +45,7 @@ def test_a_good_set_up_has_no_findings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("digests", "sections", "state", "text"),
     [
-        ({"key_file": "missing"}, {"console": CONSOLE}, "problem", "`scanbridge digest keys rotate` writes it"),
+        ({"key_file": "missing"}, {"console": CONSOLE}, "problem", "run `scanbridge digest keys rotate` to create it"),
         ({"aliases_file": "missing"}, {"console": CONSOLE}, "problem", "digests.aliases_file"),
         ({"page": {}}, {"console": CONSOLE}, "warning", "set digests.page.public_url"),
         ({}, {}, "warning", "there is no console in which a releaser can decide"),

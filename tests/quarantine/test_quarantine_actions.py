@@ -301,10 +301,10 @@ def test_a_wrong_id_names_the_nearest_one_and_is_never_guessed(here: Desk) -> No
 
 
 def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
-    assert own.call("list").stderr == f"No mail in quarantine at {own.directory}\n"
+    assert own.call("list").stderr == f"no mail in quarantine at {own.directory}\n"
     chosen = CliRunner().invoke(main, ["quarantine", "list"], env={"SCANBRIDGE_CONFIG": str(own.config)})
     assert chosen.stderr == (
-        f"No mail in quarantine at {own.directory}; configuration: {own.config} (-c FILE uses another one)\n"
+        f"no mail in quarantine at {own.directory}; configuration: {own.config} (-c FILE uses another one)\n"
     )
     own.send()
     assert own.call("list", "--sender", "nobody").stderr == f"no matching mail (1 in quarantine at {own.directory})\n"
@@ -446,7 +446,7 @@ def test_root_finds_the_mail_of_the_installed_daemon(tmp_path: Path) -> None:
     if listed.stderr.startswith(("unshare", "mount")):
         unavailable(f"namespaces are not available here: {listed.stderr}")
     assert listed.stderr == (
-        "No mail in quarantine at /var/lib/scanbridge/quarantine; "
+        "no mail in quarantine at /var/lib/scanbridge/quarantine; "
         "configuration: /etc/scanbridge/bridge.yml (-c FILE uses another one)\n"
     )
 

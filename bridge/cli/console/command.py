@@ -120,7 +120,7 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
         if Users(store).find(name) is None:
             raise click.ClickException(f"there is no user {name}")
         Users(store).set_password(name, ask_secret("Password"))
-    say(f"the password of {name} was changed, and all sessions ended", err=True)
+    say(f"password of {name} changed; all of this user's sessions were ended", err=True)
 
 
 def enter_url(conf: Config, token: str) -> str:

@@ -80,7 +80,7 @@ class Session:
             say(f"no matching mail ({count:,} in quarantine at {place}){used}", err=True)
         else:
             held = "; mail that a milter listener holds is in the mail server's hold queue" if self._holds() else ""
-            say(f"No mail in quarantine at {place}{held}{used}", err=True)
+            say(f"no mail in quarantine at {place}{held}{used}", err=True)
 
     def _holds(self) -> bool:
         """Whether a listener leaves quarantined mail to the mail server."""

@@ -49,7 +49,7 @@ class Expected:
                 if digest:
                     self._by_hash.setdefault(digest, found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-            raise BadResult(f"{path} is not a result that `scanbridge replay --save` has written") from exc
+            raise BadResult(f"{path} was not written by `scanbridge replay --save`") from exc
 
     def find(self, name: str, digest: str) -> Judgement | None:
         """The same mail, else the same content under another name, else what has its name now."""

@@ -65,7 +65,7 @@ async def patiently(ask: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(ask)
         except TablesFailed as exc:
-            log.warning("console: %s; an action waits for it", exc)
+            log.warning("console: %s; retrying a pending action", exc)
         await asyncio.sleep(pause_s)
     return await asyncio.to_thread(ask)
 

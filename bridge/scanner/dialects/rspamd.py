@@ -136,7 +136,7 @@ class Rspamd:
     def read_status(self, answer: Answer) -> QueueStatus:
         need_status(self._url, answer)
         if answer.body.strip() != b"pong":
-            raise ScanMalformed(f"{self._url}: the answer to /ping is not pong: is it rspamd?")
+            raise ScanMalformed(f"{self._url}: the answer to /ping is not `pong`; is this an rspamd server?")
         return QueueStatus.GREEN
 
 

@@ -245,12 +245,12 @@ async def _fields(connection: Connection) -> dict[str, list[str]]:
         text = line.decode("utf-8", "replace")
         if line[:1] in (b" ", b"\t"):  # a continuation, as in X-Violations-Found
             if not last:
-                raise BadAnswer("not a header field")
+                raise BadAnswer("a line in the response header is not a header field")
             found[last][-1] += "\n" + text.strip()
             continue
         name, colon, value = text.partition(":")
         if not colon:
-            raise BadAnswer("not a header field")
+            raise BadAnswer("a line in the response header is not a header field")
         last = name.strip().lower()
         found.setdefault(last, []).append(value.strip())
     return found

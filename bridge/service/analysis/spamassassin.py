@@ -82,7 +82,7 @@ async def _read(connection: Connection) -> tuple[dict[str, str], bytes]:
     while line := await connection.line():
         name, colon, value = line.decode("utf-8", "replace").partition(":")
         if not colon or len(fields) >= MAX_FIELDS:
-            raise BadAnswer("not a header field")
+            raise BadAnswer("a line in the answer's header is not a header field")
         fields[name.strip().lower()] = value.strip()
     length = fields.get("content-length", "")
     if not re.fullmatch(r"[0-9]{1,7}", length):

@@ -219,7 +219,7 @@ class NatsWorker:
             await self._hand_back(message, HAND_BACK)
             raise
         except Exception as exc:  # its content could not be read or stored; another worker may have more luck
-            log.warning("ggrid=%s handed back: %s", head.ggrid, type(exc).__name__)
+            log.warning("ggrid=%s job returned to the queue: %s", head.ggrid, type(exc).__name__)
             await self._hand_back(message, HAND_BACK_LATER)
         finally:
             if result is None:
