@@ -53,9 +53,11 @@ done"""
 _IF_UNUSED = """\
 if {{ postconf -P; postconf content_filter smtpd_proxy_filter; }} | grep -Eq {pattern}; then
     say "the service for scanned mail stays, because a filter still uses it: postconf -P; postconf smtpd_proxy_filter"
+    {others}
 else
-{removals}
     restore_all 'main|option|field' ''
+{removals}
+    for mode in proxy content-filter; do restore_all service ''; done
 fi"""
 
 _COMMANDS_HEAD = """\
@@ -151,8 +153,8 @@ def _undo_milter(text: str) -> Iterator[str]:
     for line in text.splitlines():
         name, _, value = (part.strip() for part in line.partition("="))
         if name in _MILTERS:
-            pattern = rf"s#(^|[ ,]+){_literal(value)}([ ,]+|$)#\2#"
-            yield _REMOVE_MILTER.format(name=name, pattern=shlex.quote(pattern))
+            steps = (":next", rf"s#(^|[ ,]+){_in_sed(value)}([ ,]+|$)#\2#", "tnext")
+            yield _REMOVE_MILTER.format(name=name, pattern=" -e ".join(map(shlex.quote, steps)))
     yield "restore_all main ''"
 
 
@@ -163,11 +165,12 @@ def _undo_filter(lines: Lines, mode: str, service: str | None) -> Iterator[str]:
         yield f'[ "$(postconf -h {name})" != {shlex.quote(value)} ] || postconf -X {name}'
     else:
         yield f"restore_all 'option|field' {shlex.quote(f'{service}/' if service else '')}"
-        where = _literal(service) if service else "[^ ]*"
-        yield _REMOVE_FILTER.format(pattern=shlex.quote(rf"s#^({where}/{name}) = {_literal(value)}$#\1#p"))
+        where = _in_sed(service) if service else "[^ ]*"
+        yield _REMOVE_FILTER.format(pattern=shlex.quote(rf"s#^({where}/{name}) = {_in_sed(value)}$#\1#p"))
     used = rf"(^|/)(content_filter|smtpd_proxy_filter) = .*{_literal(_end(value))}$"
     removals = "\n".join(f"    remove_service {_mark(lines.master, name)}" for name in _our_services(lines.master))
-    yield _IF_UNUSED.format(pattern=shlex.quote(used), removals=removals)
+    others = ":" if service else "restore_all 'main|option|field' ''"
+    yield _IF_UNUSED.format(pattern=shlex.quote(used), removals=removals, others=others)
 
 
 def _filter(lines: Lines, mode: str) -> tuple[str, str]:
@@ -182,6 +185,11 @@ def _filter(lines: Lines, mode: str) -> tuple[str, str]:
 def _end(value: str) -> str:
     """What every spelling of this filter ends with: the port, or the path of its socket."""
     return value.partition("unix:")[2] or f":{value.rpartition(':')[2]}"
+
+
+def _in_sed(text: str) -> str:
+    """For `s#...#`."""
+    return _literal(text).replace("#", r"\#")
 
 
 def _literal(text: str) -> str:

@@ -41,8 +41,8 @@ own() {{  # KIND NAME: as the operator set it
 }}
 record() {{  # KIND NAME OURS BEFORE
     {{
-        [ ! -f "$records" ] || awk -F '\\t' -v OFS='\\t' -v mode="$mode" -v name="$2" -v ours="$3" -v before="$4" '
-            $3 == name {{ $4 = ours; $5 = before }} $1 != mode || $3 != name' "$records"
+        [ ! -f "$records" ] || ours="$3" before="$4" awk -F '\\t' -v OFS='\\t' -v mode="$mode" -v name="$2" '
+            $3 == name {{ $4 = ENVIRON["ours"]; $5 = ENVIRON["before"] }} $1 != mode || $3 != name' "$records"
         printf '%s\\t%s\\t%s\\t%s\\t%s\\n' "$mode" "$1" "$2" "$3" "$4"
     }} > "$records.new"
     mv "$records.new" "$records"
@@ -59,7 +59,7 @@ restore() {{  # KIND NAME: as it was before, unless it was changed since or anot
 restore_all() {{  # KINDS START: the recorded settings of this mode whose names begin with START
     [ -f "$records" ] || return 0
     awk -F '\\t' -v mode="$mode" -v kinds="^($1)$" -v start="$2" '
-        $1 == mode && $2 ~ kinds && index($3, start) == 1 {{ print $2, $3 }}' "$records" |
+        $1 == mode && $2 ~ kinds && (start == "" || index($3, start) == 1) {{ print $2, $3 }}' "$records" |
         while read -r kind name; do restore "$kind" "$name"; done
     [ -s "$records" ] || rm -f "$records"
 }}

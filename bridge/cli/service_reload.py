@@ -44,10 +44,12 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
         os.kill(_process(listen), signal.SIGHUP)
     except PermissionError:
         _fail("the service runs as another user: run this command as that user or as root")
+    except ProcessLookupError:
+        _fail("the service has ended in the meantime")
     end, now = time.monotonic() + timeout_s, before
     while time.monotonic() < end:
         now = _state(loaded) or now
-        if now.since > before.since:
+        if now.since != before.since:
             say("the new configuration is in use")
             sys.exit(0)
         if before.succeeded and not now.succeeded:
@@ -60,7 +62,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
 
 def _process(listen: Endpoint) -> int:
     """Not its children, which inherit the socket, and not systemd, which may have opened it."""
-    found = [pid for pid in port_owner.owners(listen) if "service" in port_owner.command_line(pid)[1:]]
+    found = [pid for pid in port_owner.owners(listen) if port_owner.name(pid) != "systemd"]
     main = [pid for pid in found if port_owner.parent(pid) not in found]
     if len(main) != 1:
         _fail("its process cannot be seen: run this command as root or as the service's user, in the same container")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,11 @@ def _refuse_together(mode: str, file: str | None, commands: bool, undo: bool, se
 
 def _named(service: str | None) -> str | None:
     """`submission` is `submission/inet`."""
-    return service if service is None or service.endswith(("/inet", "/pass")) else f"{service}/inet"
+    if service is None:
+        return None
+    if not re.fullmatch(r"[\w.:\[\]-]+(/inet|/pass)?", service, re.ASCII):
+        raise click.UsageError("--service: a service of master.cf is expected, such as submission or 192.0.2.1:25/inet")
+    return service if service.endswith(("/inet", "/pass")) else f"{service}/inet"
 
 
 def _front(conf: Config, wanted: str | None) -> str | None:

@@ -14,6 +14,8 @@ from bridge.history.mails import Mail, is_open
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of
 
+_ALLOWING = ("list:allowed-", "list:personal-allowed-")  # tags, by the service's default rules
+
 
 def in_mail_log(text: str) -> Iterator[str]:
     """Both forms: many systems have no file, and others no journal."""
@@ -60,7 +62,8 @@ def lists_of(entry: MailEntry) -> list[str]:
         return [entry.kind.list]
     if entry.kind.action == Action.RELAY and not entry.kind.would:
         return []
-    return [tag.removeprefix("list:") for tag in entry.tags if tag.startswith("list:") and "allowed" not in tag]
+    matched = [tag for tag in entry.tags if tag.startswith("list:") and not tag.startswith(_ALLOWING)]
+    return [tag.removeprefix("list:") for tag in matched]
 
 
 def _possible_entries(sender: str) -> list[str]:

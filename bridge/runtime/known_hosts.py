@@ -34,6 +34,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_known(name: str, hosts: Collection[str]) -> bool:
+    if "%" in name:  # no browser sends the zone of an address
+        return False
     if "." not in name or ip_or_none(name.strip("[]")) is not None:
         return True
     return name in {socket.gethostname().lower(), *(host.lower() for host in hosts)}

@@ -23,13 +23,6 @@ def owners(address: Endpoint) -> list[int]:
     return [pid for pid in sorted(_processes()) if links and not links.isdisjoint(_open_files(pid))]
 
 
-def command_line(pid: int) -> list[str]:
-    """Empty if the process has ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    return []
-
-
 def name(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
@@ -43,12 +36,16 @@ def parent(pid: int) -> int:
     return 0
 
 
-def _tcp(address: Endpoint) -> Iterator[str]:
+def _tcp(address: Endpoint) -> list[str]:
+    """The sockets of exactly this address, or else those that are in its way."""
+    found = []
     for table in ("tcp", "tcp6"):
-        for fields in _rows(table):
+        for fields in _rows(table, 10):
             host, _, port = fields[1].partition(":")
-            if fields[3] == _LISTENING and int(port, 16) == address.port and _overlaps(_host(host), address):
-                yield fields[9]
+            if fields[3] == _LISTENING and int(port, 16) == address.port:
+                found.append((_host(host), fields[9]))
+    exact = [inode for bound, inode in found if str(bound) == address.host]
+    return exact or [inode for bound, inode in found if _overlaps(bound, address)]
 
 
 def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -66,14 +63,16 @@ def _overlaps(bound: ipaddress.IPv4Address | ipaddress.IPv6Address, address: End
 
 
 def _unix(path: str) -> Iterator[str]:
-    for fields in _rows("unix"):
+    for fields in _rows("unix", 8):
         if fields[3] == _ACCEPTING and fields[7:] == [path]:
             yield fields[6]
 
 
-def _rows(table: str) -> Iterator[list[str]]:
+def _rows(table: str, least: int) -> Iterator[list[str]]:
+    """Lines with at least so many fields. The name of a unix socket may be any bytes, also a line end."""
     with suppress(OSError):
-        yield from (line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:])
+        lines = Path(f"/proc/net/{table}").read_text(errors="replace").split("\n")[1:]
+        yield from (fields for fields in map(str.split, lines) if len(fields) >= least)
 
 
 def _processes() -> Iterator[int]:

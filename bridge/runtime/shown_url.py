@@ -11,8 +11,8 @@ import re
 from urllib.parse import urlsplit
 
 HIDDEN = "…"  # in no URL: a sink does not accept it, if somebody loads what was shown
-_PASSWORD = re.compile(r"(?i)([?&][^=&]*password=)[^&#]*")
-_QUERY = re.compile(r"(/[^\s?]*)\?\S+")
+_PASSWORD = re.compile(r"(?i)([?&][^=&?]*password=)[^&#]*")
+_QUERY = re.compile(r"\?\S+")
 
 
 def shown_url(url: str, *, has_secret_path: bool = False) -> str:
@@ -34,4 +34,4 @@ def shown_database(url: str) -> str:
 
 def without_queries(text: str) -> str:
     """A library's message, in which a URL's path may be followed by its parameters."""
-    return _QUERY.sub(r"\1?...", text)
+    return _QUERY.sub("?...", text)

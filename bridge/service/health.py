@@ -76,5 +76,5 @@ def _is_local(scope: Scope) -> bool:
     client = scope.get("client")
     if client is None:  # a Unix socket
         return True
-    address = ip_or_none(client[0])
-    return address is not None and address.is_loopback
+    address, own = ip_or_none(client[0]), (scope.get("server") or ("",))[0]
+    return address is not None and (address.is_loopback or address == ip_or_none(own))

@@ -203,11 +203,17 @@ class Plan:
             with urllib.request.urlopen(url, timeout=2, context=context) as page:  # noqa: S310 (our own addresses)
                 return "" if page.status in wanted else f"{url} answers {page.status}"
         except HTTPError as exc:
-            with exc:
-                text = exc.read(500).decode(errors="replace").strip()
-            return "" if exc.code in wanted else f"{url} answers {exc.code} {text}"
+            return "" if exc.code in wanted else f"{url} answers {exc.code} {_said(exc)}"
         except OSError as exc:
             return f"{url}: {exc}"
+
+
+def _said(answer: HTTPError) -> str:
+    try:
+        with answer:
+            return answer.read(500).decode(errors="replace").strip()
+    except OSError:  # it was closed meanwhile
+        return ""
 
 
 _SCANBRIDGE = [sys.executable, "-m", "bridge"]

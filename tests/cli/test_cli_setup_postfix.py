@@ -153,6 +153,45 @@ def test_two_modes_are_undone_in_any_order(tmp_path: Path, order: tuple[str, str
     assert postfix.settings() == before
 
 
+def test_another_filter_mode_does_not_keep_the_settings_of_the_first(tmp_path: Path) -> None:
+    """Both share a port: after the undo of both, `bounce_size_limit = 1` and our services were still there."""
+    postfix = Postfix(tmp_path, "content-filter")
+    before = postfix.settings()
+    for mode, option in (
+        ("content-filter", "--commands"), ("proxy", "--commands"), ("content-filter", "--undo"), ("proxy", "--undo"),
+    ):  # fmt: skip
+        postfix.listen(mode)
+        postfix.run(option)
+        if (mode, option) == ("content-filter", "--undo"):
+            shown = postfix.settings()
+            assert "bounce_size_limit" not in shown[0] and "127.0.0.1:10026" in shown[1]
+    assert postfix.settings() == before and postfix.files() == ["main.cf", "master.cf"]
+
+
+def test_undo_removes_a_service_at_a_port_that_was_configured_before(tmp_path: Path) -> None:
+    """It trusts its clients, and stayed when the next hop had got another port."""
+    postfix = Postfix(tmp_path, "proxy")
+    before = postfix.settings()
+    postfix.listen("proxy", relay={"next_hop": "smtp://127.0.0.1:10036"})
+    postfix.run("--commands")
+    assert "127.0.0.1:10036" in postfix.settings()[1]
+    postfix.listen("proxy")
+    postfix.run("--undo")
+    assert postfix.settings() == before
+
+
+def test_a_milter_that_is_listed_twice_is_removed_twice(tmp_path: Path) -> None:
+    postfix = Postfix(tmp_path, "milter", "smtpd_milters = inet:127.0.0.1:10025, inet:127.0.0.1:10025, inet:o:1\n")
+    postfix.run("--undo")
+    assert "smtpd_milters = inet:o:1\n" in postfix.settings()[0]
+
+
+@pytest.mark.parametrize("name", ["x$(id)", 'x"', "a b", "x/unix", "x#y"])
+def test_a_service_cannot_be_a_command(tmp_path: Path, name: str) -> None:
+    """The name is part of a script that root runs."""
+    assert Postfix(tmp_path, "proxy").setup("--commands", "--service", name).exit_code == 2
+
+
 PORT = "192.0.2.1:25 inet n - n - - smtpd\n"
 SUBMISSION = "submission inet n - n - - smtpd\n"
 POSTSCREEN = "smtp inet n - n - 1 postscreen\nsmtpd pass - - n - - smtpd\n"

@@ -255,7 +255,7 @@ def test_stopped_service_is_451_until_it_is_back(installed, ports, postfix, dest
         assert nothing_arrived(postfix, destination, marker)
     finally:
         installed.service.start()
-    assert send(ports.proxy_front, mail(marker)).startswith("250")
+    until(lambda: send(ports.proxy_front, mail(marker)).startswith("250"), "the bridge to reach the service again")
     destination.arrived(marker)
 
 

@@ -22,6 +22,7 @@ from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.links import NeedsProcess
 from bridge.service.decision_settings import Decisions
 from tests.mime import ours
+from tests.processor_time import cpu_s
 from tests.service.service_kit import EICAR, zipped
 
 HEAD = (
@@ -245,6 +246,17 @@ def test_entries_of_an_apple_file_that_repeat_its_content_are_charged() -> None:
     entries = b"".join(struct.pack(">III", 1, number, 1 << 20) for number in range(20_000))
     content = struct.pack(">II16xH", 0x00051600, 0x00020000, 20_000) + entries + bytes(1 << 20)
     assert inspect(mail(encoded(b"application/applefile", content)), Limits()).limits
+
+
+def test_a_long_name_of_many_contents_took_seconds() -> None:
+    """Each content has the name of the file, which may be as long as the file."""
+    name_at = 26 + 12 * 1001
+    entries = struct.pack(">III", 3, name_at, 100_000)
+    entries += b"".join(struct.pack(">III", 1, name_at + number, 1) for number in range(1000))
+    content = struct.pack(">II16xH", 0x00051600, 0x00020000, 1001) + entries + b"a" * 100_000
+    found: list[object] = []
+    assert cpu_s(lambda: found.append(inspect(mail(encoded(b"application/applefile", content)), Limits()).limits)) < 4
+    assert found[0]
 
 
 def calendar(line: bytes, fold: bytes = b"\r\n ") -> bytes:

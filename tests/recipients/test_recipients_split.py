@@ -134,7 +134,7 @@ def test_one_tenants_late_scan_defers_only_its_recipients(tmp_path: Path, hop: N
     """Its recipients read 451, the others get the mail; the retry gets the stored decision."""
     config = {"tenants": TENANTS, "late_decisions": {"store": "memory"}}
     config["relay"] = {"next_hop": hop.url}
-    with running_bridge(tmp_path, config, protocol="lmtp", deadline="1s") as bridge:
+    with running_bridge(tmp_path, config, protocol="lmtp", deadline="4s") as bridge:
         late = asyncio.Event()
 
         async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

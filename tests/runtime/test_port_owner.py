@@ -41,9 +41,28 @@ def test_a_unix_socket_names_its_process(tmp_path: Path) -> None:
     assert f"listen: cannot listen at {address}: Address already in use by process {os.getpid()} (" in str(failed.value)
 
 
+def test_a_strange_name_of_another_socket_is_no_error(tmp_path: Path) -> None:
+    """Names in the abstract namespace may be any bytes; one of them ended the start of a daemon with a traceback."""
+    address = Endpoint(path=str(tmp_path / "socket"))
+    with socket.socket(socket.AF_UNIX) as odd, socket.socket(socket.AF_UNIX) as lines, bind(address):
+        for sock, name in ((odd, b"\0\xff\xfe%d"), (lines, b"\0a\nb\n%d")):
+            sock.bind(name % os.getpid())
+            sock.listen()
+        assert port_owner.owners(address) == [os.getpid()]
+
+
+def test_the_same_port_of_another_version_of_ip_is_another_socket() -> None:
+    """The process on :: was signalled, or named, instead of the one on 127.0.0.1."""
+    with bind(Endpoint("127.0.0.1", 0)) as sock:
+        port = address_of(sock).port
+        with bind(Endpoint("::", port)) as other:
+            exact = set(port_owner._tcp(Endpoint("127.0.0.1", port)))
+            assert exact == {str(os.fstat(sock.fileno()).st_ino)} != {str(os.fstat(other.fileno()).st_ino)}
+
+
 def test_a_process_that_has_ended_has_no_name() -> None:
     """It may end between the two looks."""
-    assert (port_owner.name(0), port_owner.command_line(0)) == ("", [])
+    assert (port_owner.name(0), port_owner.parent(0)) == ("", 0)
 
 
 def test_a_socket_that_does_not_listen_is_not_in_the_way() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.runtime.shown_url import shown_database, shown_url, without_queries
+from tests.processor_time import is_linear
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,8 @@ def test_parameters_in_a_message_are_hidden() -> None:
     """A library's message about a URL keeps its words; only what follows the path is removed."""
     text = "Max retries exceeded with url: /v1/traces?token=sesame (Caused by ...): really?"
     assert without_queries(text) == "Max retries exceeded with url: /v1/traces?... (Caused by ...): really?"
+
+
+def test_many_slashes_took_seconds() -> None:
+    """The message may contain what a collector of traces says."""
+    assert is_linear(without_queries, "/" * 20_000, "/" * 80_000)

@@ -17,6 +17,7 @@ _COUNT_AT, _ENTRIES_AT = 24, 26
 _ENTRY = struct.Struct(">III")
 _CONTENT, _NAME = 1, 3
 _ENTRY_COST = 256  # work for each; the standard defines 15, but there may be 65,535
+_NAME_COST = 16  # work for each byte of the names, with each content
 _BINARY_HEADER = 128  # bytes, of MacBinary
 _MAX_NAME = 63
 
@@ -39,8 +40,10 @@ def apple_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
         own = next((content[at : at + length] for number, at, length in entries if number == _NAME), b"")
         spans = [(at, length) for number, at, length in entries if number == _CONTENT]
     known = tuple(dict.fromkeys((own.decode("mac_roman"), own.decode("utf-8", "replace"), *names)))
+    name_cost = _NAME_COST * sum(map(len, known))
     for start, length in dict.fromkeys(spans):
         data = content[start : start + length]
+        budget.take_work(name_cost)
         budget.take_member()
         budget.take(len(data))
         yield Member(known, data, is_disputed=True)
