@@ -202,11 +202,16 @@ def test_sending_a_command_byte_by_byte_does_not_extend_its_timeout(hasty: Runni
 
 def test_each_command_has_its_own_timeout(hasty: RunningBridge) -> None:
     """A client that sends a command now and then may stay longer than one command timeout."""
+    assert any(_may_stay(hasty) for _ in range(5)), "cut off each time, so not because this machine was slow"
+
+
+def _may_stay(hasty: RunningBridge) -> bool:
     with hasty.client() as client:
         client.open()
         for _ in range(3):
-            assert receives(client, 0.4) == b""
-            assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
+            if receives(client, 0.4) or client.say(b"NOOP") != [b"250 2.0.0 OK"]:
+                return False
+    return True
 
 
 def test_silence_in_data_is_421(hasty: RunningBridge) -> None:

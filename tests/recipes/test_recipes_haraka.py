@@ -24,6 +24,9 @@ def installed() -> tuple[Path, Path]:
 class Haraka:
     """Haraka with the recipe's files, as one process."""
 
+    # The recipe leaves it at 30 s. Only this timeout ends an attempt to reach a bridge that is not running.
+    forward_timeout_s = 8
+
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._node, self._program = installed()
@@ -35,8 +38,7 @@ class Haraka:
         for file in (setting.files / "config").iterdir():
             text = setting.file(f"config/{file.name}").replace("0.0.0.0:25", f"127.0.0.1:{setting.front}")
             (config / file.name).write_text(self.adapted(text.replace("nodes=cpus", "nodes=0")))
-        # The recipe leaves it at 30s. Only this timeout ends an attempt to reach a bridge that is not running.
-        (config / "queue" / "smtp_forward.timeout").write_text("4\n")
+        (config / "queue" / "smtp_forward.timeout").write_text(f"{self.forward_timeout_s}\n")
         with (self._home / "log").open("wb") as log:
             command = [self._node, self._program / "bin" / "haraka", "-c", self._home]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._home)

@@ -26,6 +26,8 @@ class Asking(Setting):
 class HarakaWithPlugin(Haraka):
     """The recipe's plugin and token beside its configuration."""
 
+    forward_timeout_s = 30  # it forwards to the destination, which always runs
+
     def __enter__(self) -> Self:
         setting, home = self._setting, self._home
         (home / "plugins").mkdir(parents=True)

@@ -215,7 +215,7 @@ def test_a_file_that_is_no_result_is_65(at: Replays, tmp_path: Path, text: str) 
     forget(at)
     (tmp_path / "bad.json").write_text(text)
     done = at.run("--expect", tmp_path / "bad.json")
-    assert done.returncode == 65 and "is not a result" in done.stderr and at.desk.bridge.scanner.submissions == []
+    assert done.returncode == 65 and "was not written by" in done.stderr and at.desk.bridge.scanner.submissions == []
 
 
 def test_mail_without_an_earlier_decision_is_not_a_change(tmp_path: Path) -> None:

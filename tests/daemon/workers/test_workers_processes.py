@@ -160,7 +160,7 @@ def test_a_problem_is_reported_once(tmp_path: Path) -> None:
     config, port, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9", workers=2)
     with socket.create_server(("127.0.0.1", port)):
         done = scanbridge("run", "-c", config)
-    assert done.returncode == 1 and done.stderr.count("Address already in use; is another program") == 1
+    assert done.returncode == 1 and done.stderr.count("Address already in use by process") == 1
     (tmp_path / "cert.pem").write_text("nonsense")
     tls = {"cert_file": "cert.pem", "key_file": "cert.pem"}
     listeners = [{"name": "mx", "address": f"127.0.0.1:{port}", "tls": tls}]
