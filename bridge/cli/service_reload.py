@@ -1,8 +1,8 @@
 """The work of `scanbridge service reload`: signal the service of one configuration, and wait for the result.
 
 The service is the process that listens at the address in its configuration, so several services on one machine are
-told apart. A process that could not handle the signal would be ended by it: only one that shows the metrics of
-`scanbridge service` is signalled.
+told apart. A process that does not handle the signal would be ended by it: so the address must show the metrics of
+`scanbridge service`, and the process must be Python, not a program that forwards connections to a container.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
     listen = loaded.config.listen
     before = _state(loaded)
     if before is None:
-        _fail(f"no `scanbridge service` answers at {listen} ({loaded.at('listen')}); is it running?")
+        _fail(_why_unknown(loaded))
     try:
         os.kill(_process(listen), signal.SIGHUP)
     except PermissionError:
@@ -62,7 +62,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
 
 def _process(listen: Endpoint) -> int:
     """Not its children, which inherit the socket, and not systemd, which may have opened it."""
-    found = [pid for pid in port_owner.owners(listen) if port_owner.name(pid) != "systemd"]
+    found = [pid for pid in port_owner.owners(listen) if port_owner.name(pid).startswith(("scanbridge", "python"))]
     main = [pid for pid in found if port_owner.parent(pid) not in found]
     if len(main) != 1:
         _fail("its process cannot be seen: run this command as root or as the service's user, in the same container")
@@ -75,6 +75,14 @@ def _state(loaded: Loaded) -> State | None:
     if len(found) < 2:
         return None
     return State(float(found[b"reload_success"]) == 1, float(found[b"config_time_seconds"]))
+
+
+def _why_unknown(loaded: Loaded) -> str:
+    listen = loaded.config.listen
+    page = service_pages.get(listen, "/metrics", tls=loaded.config.tls is not None)
+    if page is not None and page.status in (401, 403):
+        return f"at {listen}, /metrics needs a token, so the result cannot be seen: send SIGHUP to the service"
+    return f"no `scanbridge service` answers at {listen} ({loaded.at('listen')}); is it running?"
 
 
 def _fail(text: str) -> NoReturn:

@@ -92,8 +92,8 @@ def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None 
         steps += _attempt(attempt, around, number if len(mail.attempts) > 1 else 0)
     steps += [Step(event.at, _later(event), event.at) for event in mail.later]
     steps += _others(mail)
-    is_here = kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN)
-    commands = next_commands(mail, around.maildir, kept.state if kept is not None and is_here else "")
+    state = kept.state if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN) else ""
+    commands = next_commands(mail, around.maildir, state)
     return Story(_fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(commands))
 
 

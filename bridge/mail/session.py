@@ -31,7 +31,7 @@ class Client:
     source: str | None = None  # LOCAL or REMOTE
 
 
-NOBODY = Client()  # nothing is known of it
+UNKNOWN_CLIENT = Client()
 
 
 @value
@@ -41,7 +41,7 @@ class Session:
     id: str
     listener: str
     peer: str  # the other end of the connection, for the log: an address, or "unix"
-    client: Client = NOBODY
+    client: Client = UNKNOWN_CLIENT
     tls: str | None = None  # the TLS version between the peer and us
     helo: str | None = None  # the peer's own HELO
     esmtp: bool = True

@@ -132,7 +132,7 @@ def _add_columns(connection: Connection) -> None:
     """Version 3 adds `client` and `tags`, which are read from each record, and an index for searching."""
     known = {column["name"] for column in inspect(connection).get_columns(mails.name)}
     for name in _SINCE_3:
-        if name not in known:  # a new database has them from the beginning
+        if name not in known:  # a new database has them already
             connection.execute(text(f"ALTER TABLE {mails.name} ADD COLUMN {name} TEXT DEFAULT '' NOT NULL"))
     own = (tags.c.place == mails.c.place, tags.c.id == mails.c.id)
     joined = select(func.aggregate_strings("\n" + tags.c.tag, "")).where(*own).scalar_subquery()

@@ -58,7 +58,7 @@ class ReleaseAttempt:
         return self.reply.startswith("2")
 
     def is_within(self, seconds: float, now: datetime) -> bool:
-        """Whether it was made this recently. The other machine's clock may be ahead of ours."""
+        """Whether it was made less than this long ago. Another machine made it, whose clock may be ahead."""
         try:
             return abs((now - datetime.fromisoformat(self.at)).total_seconds()) < seconds
         except (ValueError, TypeError):  # a damaged record

@@ -12,7 +12,7 @@ from bridge.runtime.ip import client_of
 
 
 class ClientCounts:
-    """The open connections of each client. A unix socket's clients (None) are not told apart, and not counted."""
+    """The open connections of each client. Clients of a unix socket (None) have no address and are not counted."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()

@@ -69,7 +69,7 @@ def _unix(path: str) -> Iterator[str]:
 
 
 def _rows(table: str, least: int) -> Iterator[list[str]]:
-    """Lines with at least so many fields. The name of a unix socket may be any bytes, also a line end."""
+    """The lines with at least `least` fields. The name of a unix socket may contain any byte, even a line end."""
     with suppress(OSError):
         lines = Path(f"/proc/net/{table}").read_text(errors="replace").split("\n")[1:]
         yield from (fields for fields in map(str.split, lines) if len(fields) >= least)

@@ -1,7 +1,7 @@
 """A URL of the configuration as people may see it: without what may be a secret.
 
-Some receivers have their token in the URL, as a password, a parameter or a part of the path. Whoever may read the
-configuration file finds it there; logs, pages and commands show the rest. If this is wrong, a token is in a log or on
+Some receivers have their token in the URL, as a password, a parameter or a part of the path. It can be read in
+the configuration file; logs, pages and commands show the rest. If this is wrong, a token is in a log or on
 a screen.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-HIDDEN = "…"  # in no URL: a sink does not accept it, if somebody loads what was shown
+HIDDEN = "…"  # in no URL: a sink refuses it if what was shown is loaded
 _PASSWORD = re.compile(r"(?i)([?&][^=&?]*password=)[^&#]*")
 _QUERY = re.compile(r"\?\S+")
 

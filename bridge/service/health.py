@@ -2,7 +2,7 @@
 
 /livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
 served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to
-clients on this machine that use a host name of its own; clients elsewhere need a token with the permission `metrics`.
+clients on this machine that use one of its names; other clients need a token with the permission `metrics`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Health:
 
     async def metrics(self, request: Request) -> Response:
         try:
-            if not _is_local(request.scope):
+            if not is_local(request.scope):
                 self._tokens.check(request.scope, Permission.METRICS)
             elif not has_known_host(request.scope, self._hosts):
                 raise Refused(421, "wrong_host", wrong_host("metrics_hosts"))
@@ -72,9 +72,9 @@ class Health:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _is_local(scope: Scope) -> bool:
+def is_local(scope: Scope) -> bool:
     client = scope.get("client")
     if client is None:  # a Unix socket
         return True
-    address, own = ip_or_none(client[0]), (scope.get("server") or ("",))[0]
-    return address is not None and (address.is_loopback or address == ip_or_none(own))
+    address = ip_or_none(client[0])
+    return address is not None and address.is_loopback

@@ -61,7 +61,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
     "not_json": (415, "The List API requires application/json."),
     "encoded_body": (415, "The body of the request is compressed (Content-Encoding, Transfer-Encoding)."),
-    "wrong_host": (421, "/metrics: the Host field is not a name of this machine, and may be another site's."),
+    "wrong_host": (421, "/metrics: the Host field is not a name of this machine and may belong to another site."),
     "head_too_large": (431, "The request line and header fields are larger than 64 KiB."),
     "trailer_too_large": (431, "The trailer fields of a chunked request are larger than 64 KiB."),
     "internal": (500, "An internal error occurred."),

@@ -162,7 +162,7 @@ class Plan:
         keys = f"{self.secret('s3-access-key')},{self.secret('s3-secret-key')}"
         command = [program("rclone"), "serve", "s3", "--addr", f"{address}:9000"]
         command += ["--cert", "node.pem", "--key", "node.pem", "--vfs-cache-mode", "off", "data"]
-        # Not as --auth-key: everybody on the machine sees the arguments. The value is a list in CSV.
+        # Not as --auth-key: every user of the machine can see the arguments. The value is a list in CSV.
         environment = {"RCLONE_CONFIG": "/dev/null", "HOME": str(directory), "RCLONE_AUTH_KEY": f'"{keys}"'}
         return command, lambda: self.trouble_at(f"https://{address}:9000/", {200, 400, 403}), environment
 

@@ -87,7 +87,7 @@ def attempt(number: int) -> dict[str, str]:
 
 
 def attempted(console: ConsoleProcess, address: str, number: int) -> None:
-    """As if this address had tried so many links: comparing as many passwords would take seconds."""
+    """Record this number of attempts from the address. Real ones would take seconds, because passwords are compared."""
     with closing(console.store) as store:
         for _ in range(number):
             assert Attempts(store).admit(None, address) == 0

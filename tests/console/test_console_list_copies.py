@@ -67,7 +67,7 @@ def test_an_added_entry_is_looked_up_without_reading_the_whole_list() -> None:
 
 
 def test_the_console_goes_on_while_it_looks_added_entries_up() -> None:
-    """It looked them up in the event loop: no page, sign-in or job of anybody went on."""
+    """It looked them up in the event loop: no page, sign-in or job made progress."""
     copies, copy = ListCopies(lambda: pytest.fail("the copy is there")), copy_of(["a"])
     copies._copies["notes", None] = copy
 

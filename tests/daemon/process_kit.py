@@ -194,8 +194,10 @@ def write_config(directory: Path, scanner: str, next_hop: str, /, **sections: An
 def start(
     config: Path, port: int, admin: int, env: dict[str, str] | None = None, is_program: bool = False, **streams: Any
 ) -> Bridge:
-    """Without an environment and streams of its own, it is forked from a process that has imported everything, unless
-    a test must see how the program starts (`is_program`)."""
+    """Unless `env` or streams are given, the daemon is forked from a process that has imported everything.
+
+    `is_program`: start the program, for a test of its start.
+    """
     is_warm = env is None and not streams and not is_program and can_be_warm(environment())
     program = [WARM] if is_warm else [sys.executable, "-m", "bridge"]
     command = [*program, "run", "-c", str(config)]

@@ -121,7 +121,7 @@ def _run(client: socket.socket) -> NoReturn:
 
 
 def _watch(client: socket.socket, pid: int, streams: list[int]) -> NoReturn:
-    """The parent of a daemon: reports its process id, and later how it ended."""
+    """The parent of a daemon: reports its process id and, when it has ended, its exit code."""
     for stream in (0, 1, 2, *streams):
         os.close(stream)
     client.sendall(pid.to_bytes(4, "big"))

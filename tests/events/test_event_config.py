@@ -115,7 +115,7 @@ def test_every_kind_can_be_configured(tmp_path: Path) -> None:
 
 
 def test_the_parameters_of_a_url_are_hidden_and_not_lost_silently(tmp_path: Path) -> None:
-    """`config show` printed a token in a URL. What it shows instead is refused if somebody loads it."""
+    """`config show` printed a token in a URL. What it shows instead is refused when it is loaded."""
     conf = load(tmp_path, {**HOOK, "url": "https://siem.example/hook?token=hunter2"})
     (sink,) = effective(conf)["events"]
     assert sink["url"] == "https://siem.example/hook?…"

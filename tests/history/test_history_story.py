@@ -202,7 +202,7 @@ def test_a_mail_that_is_gone_without_a_deletion_may_have_expired() -> None:
 
 
 def test_a_tenant_is_named_by_its_domain_too() -> None:
-    """Nobody knows a tenant by its UUID."""
+    """People do not know a tenant by its UUID."""
     uid = "123e4567-e89b-12d3-a456-426614174000"
     mail = entry(action="quarantine", rule=f"tenants.{uid}.policy.deliver", tenant=uid)
     told = tell(Mail((mail,)), Surroundings(tenant_domain="example.org"), None, NOON)

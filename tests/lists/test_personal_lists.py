@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bridge.cli import main
+from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.filter.personal import candidates
 from bridge.lists.personal import BadEntry, Change, PersonalListFull, PersonalLists, PersonalListsFailed
 from bridge.lists.personal_table import EMPTY, PersonalTable
@@ -182,3 +185,21 @@ def test_command_shows_and_changes_entries(tmp_path: Path) -> None:
     assert run("delete", "block", ANNA, "a@x.example", "z@x.example")[1] == (
         "a@x.example: deleted\nz@x.example: no such entry\n"
     )
+
+
+async def test_two_changes_at_the_same_time_are_both_seen(tmp_path: Path) -> None:
+    """Within a tick of the file system's clock, the files kept size and time, and the second change stayed unseen."""
+    path = tmp_path / "p.sqlite"
+    lists = PersonalLists(Database.file(path))
+    refresh = PersonalRefresh(PersonalLists(Database.file(path), only_reads=True), path)
+    now_ns = time.time_ns() + 3600 * 10**9  # later than any look, however slow this machine is
+    sizes = []
+    for number, sender in enumerate(("a@x.example", "b@x.example"), 1):
+        lists.block(ANNA, sender)
+        for file in tmp_path.glob("p.sqlite*"):
+            os.utime(file, ns=(now_ns, now_ns))
+        sizes.append(sum(file.stat().st_size for file in tmp_path.glob("p.sqlite*")))
+        await refresh.look()
+        assert len(refresh.table) == number, sizes
+    refresh.close()
+    lists.close()

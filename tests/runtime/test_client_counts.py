@@ -22,7 +22,7 @@ from bridge.runtime.client_counts import ClientCounts, client_behind
     ],
 )
 def test_a_client_is_an_address_or_a_network(peername: Any, client: str | None) -> None:
-    """Whoever has one IPv6 address has a whole network of them, and could use each of them once."""
+    """A client with one IPv6 address has a whole network of them, and could use each of them once."""
     assert client_behind(peername) == client
 
 

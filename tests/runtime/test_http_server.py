@@ -188,7 +188,7 @@ async def test_a_body_that_two_servers_could_read_differently_is_refused(rest: b
 
 
 async def test_one_client_cannot_take_all_connections() -> None:
-    """One address opened all of them and sent nothing: everybody else read 503 until the time for a head was over."""
+    """One address opened all of them and sent nothing: all others received 503 until the time for a head was over."""
     async with serving(max_connections=8) as server:
         held = [await connect(server) for _ in range(8)]
         refused = [reader for reader, _ in held[6:]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.service import openapi
+from bridge.service.health import is_local
 from bridge.service.lists.store import PREDEFINED
 from tests.service.service_kit import CONFIG, TOKEN, Lists, service, wait_for
 
@@ -100,6 +101,12 @@ def test_a_site_whose_name_points_here_cannot_read_the_metrics(tmp_path):
         for host in ("evil.example", "evil.example:9081", "localhost.evil.example"):
             assert (metrics(host).status, metrics(host).json["error"]) == (421, "wrong_host"), host
         assert running.request("GET", "/livez", headers={"Host": "evil.example"}).status == 200
+
+
+def test_the_address_of_this_machine_in_the_network_is_not_local():
+    """A browser on this machine would read the metrics for a site whose name points at that address."""
+    assert is_local({"client": ("127.0.0.1", 5), "server": ("127.0.0.1", 9081)})
+    assert not is_local({"client": ("192.0.2.2", 5), "server": ("192.0.2.2", 9081)})
 
 
 def test_health_and_metrics(tmp_path):

@@ -8,13 +8,18 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 from pathlib import Path
 
+import pytest
 import trustme
 from click.testing import CliRunner, Result
 
-from bridge.cli import main
+from bridge.cli import main, service_reload
+from bridge.runtime import port_owner
+from bridge.runtime.endpoints import Endpoint
+from tests.requirements import need
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -342,3 +347,18 @@ def test_the_command_reports_why_nothing_was_reloaded(tmp_path: Path) -> None:
         assert done.exit_code == 1 and "reload failed, keeping the old configuration" in done.stderr, done.output
     done = ask_for_reload(service)
     assert done.exit_code == 1 and "answers at 127.0.0.1:" in done.stderr and "is it running?" in done.stderr
+
+
+def test_a_program_that_forwards_connections_is_not_signalled() -> None:
+    """SIGHUP ends most programs, and with one of them the way to a service in a container."""
+    need("perl")
+    port = free_port()
+    script = "my $open = IO::Socket::INET->new(Listen => 1, LocalAddr => $ARGV[0]) or die; sleep 600"
+    with subprocess.Popen(["perl", "-MIO::Socket::INET", "-e", script, f"127.0.0.1:{port}"]) as forwarder:
+        try:
+            wait_for(lambda: port_owner.owners(Endpoint("127.0.0.1", port)) == [forwarder.pid])
+            with pytest.raises(SystemExit):
+                service_reload._process(Endpoint("127.0.0.1", port))
+            assert forwarder.poll() is None
+        finally:
+            forwarder.kill()

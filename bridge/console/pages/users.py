@@ -1,6 +1,6 @@
 """Local users: administrators add, change and remove them, and give them a password or a link to choose one.
 
-A user who is changed has to sign in again. The last administrator cannot be removed: nobody could undo that here.
+A user who is changed has to sign in again. The last administrator cannot be removed: no one could undo that here.
 """
 
 from __future__ import annotations

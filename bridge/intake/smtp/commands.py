@@ -18,7 +18,7 @@ from bridge.intake.smtp.fast_path import recognise
 from bridge.intake.smtp.paths import Path, parse_path
 from bridge.intake.smtp.session import CLOSE, SmtpSession
 from bridge.mail.reply import Reply
-from bridge.mail.session import NOBODY, Client
+from bridge.mail.session import UNKNOWN_CLIENT, Client
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
@@ -131,7 +131,7 @@ def _client_from(client: Client, argument: bytes, names: tuple[str, ...]) -> tup
 
 
 def _forwarded_client(session: SmtpSession, argument: bytes) -> tuple[Client] | Reply:
-    return _client_from(session.forwarded or NOBODY, argument, xforward.XFORWARD_NAMES)
+    return _client_from(session.forwarded or UNKNOWN_CLIENT, argument, xforward.XFORWARD_NAMES)
 
 
 def _introduced_client(session: SmtpSession, argument: bytes) -> tuple[Client] | Reply:

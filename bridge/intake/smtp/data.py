@@ -45,7 +45,7 @@ class DataReader:
         self._start = 2  # bytes of that invented line end that remain to be dropped
         self._line_ends = LineEnds()
         self.fault: Fault | None = None
-        self.began = 0.0  # on the clock of whoever feeds it
+        self.began = 0.0  # on the clock of the event loop
         self.received = 0  # bytes since `exceeded_limit` was last asked
         self.silent_s = 0.0
         self.total = 0

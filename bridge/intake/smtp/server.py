@@ -35,7 +35,7 @@ from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import NOBODY, Client, Session, canonical_ip
+from bridge.mail.session import UNKNOWN_CLIENT, Client, Session, canonical_ip
 from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
@@ -347,7 +347,7 @@ class SmtpServer:
             session.id,
             self.settings.name,
             session.peer_address or "unix",
-            client=NOBODY if in_header else client,
+            client=UNKNOWN_CLIENT if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,

@@ -37,7 +37,7 @@ from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_ma
 from bridge.intake.smtp.paths import Path
 from bridge.intake.smtp.rules import SessionRules
 from bridge.mail.reply import Reply, weightiest
-from bridge.mail.session import NOBODY, Client, Session
+from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import new_id
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class SmtpSession(StockSession):
         self.envelope = SmtpEnvelope(rules.content_encoding)
         self.is_tls_accepted = True  # False: the handler refuses the client's certificate
         self.trusted = False  # may name its own clients; the handler sets this when a client connects
-        self.client = NOBODY  # the client behind this connection, as far as we trust what we were told
+        self.client = UNKNOWN_CLIENT  # the client behind this connection, as far as we trust what we were told
         self.introduced = False  # `client` comes from XCLIENT
         self.forwarded: Client | None = None  # from XFORWARD, for one mail
         self.described: tuple[Any, Session] | None = None  # the handler's description of this session, and its source

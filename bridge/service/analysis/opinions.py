@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 REJECTED = 15.0  # our score of a mail that another filter would just reject: the default table bounces it
-UNSURE = 0.0  # at most, from a filter that does not call the mail spam: or it would be held on nobody's word
+UNSURE = 0.0  # at most, from a filter that does not call the mail spam
 
 
 def opinion_of(score: float, threshold: float, worth: float) -> float:
