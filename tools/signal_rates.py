@@ -47,9 +47,9 @@ def card(found: models.Model) -> str:
     lines = [
         f"Trained on {value['trained']} on {trained} phishing mails and {legitimate} legitimate ones (sources below).",
         f"For the measurement, models were trained without the newest {value['tested_on_newest_phishing']} phishing",
-        "mails, and without the source of legitimate mail that was judged:",
+        "mails, and without the source of the legitimate mail that was judged:",
         "",
-        "| profile | newest phishing caught | false alarms by source that was not trained on |",
+        "| profile | newest phishing caught | false alarms by source (not used in training) |",
         "|---|---|---|",
     ]
     for name in ("cautious", "balanced", "strict"):
