@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from measure import Run, Work, latency, run
+from measure import Run, Work, latency, run_alone
 from peers import PEERS, Peer, ours
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def measure_all() -> dict[str, list[Point]]:
     for text, points in works.items():
         for value, peer, work in points:
             print(f"cost against {text}: {value:g}", file=sys.stderr, flush=True)
-            found.setdefault(text, []).append((value, run(peer, work)))
+            found.setdefault(text, []).append((value, run_alone(peer, work)))
     return found
 
 

@@ -1,8 +1,8 @@
 """One run of one peer under one load: CPU time per mail, memory, latency.
 
 The peer has one core to itself; scanner, next hop and load share the other. The CPU time is that of the peer's whole
-process tree, so it hardly depends on the speed of the load. On a machine with other work it still grows, so rows are
-compared by ratio within one run, and `others` says how much of a core other work took.
+process tree, so it hardly depends on the speed of the load. On a machine with other work it still grows, so peers take
+turns, and are compared by the ratio within each turn; `others` says how much of a core other work took.
 """
 
 # ruff: noqa: S311, S603, S607 - it starts its own programs
@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -55,6 +56,7 @@ class Run:
     idle_mb: float
     peak_mb: float
     others: float  # share of a core that other work took
+    costs: list[float]  # CPU time per mail in each round: peers are compared within a round
 
     @property
     def rate(self) -> float:
@@ -220,21 +222,50 @@ def load(protocol: str, port: int, work: Work, seconds: float = 0.0) -> dict[str
     return found
 
 
-def run(peer: Peer, work: Work) -> Run:
+def run_alone(peer: Peer, work: Work) -> Run:
     with running(peer, work.scanner_ms, work.cores) as (ports, pid):
-        if work.rate:
-            return _run_at_rate(ports, pid, work)
-        if work.warm:
-            load(
-                peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s
-            )
-        time.sleep(0.2)
-        idle, began, before, busy = memory_mb(pid), time.monotonic(), cpu_s(pid), _busy_s()
-        with Sampler(pid) as sampler:
-            result = load(peer.protocol, ports.peer, work)
-        used = cpu_s(pid) - before
-        others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # the load takes most of one core
-        return Run(result, used / max(result["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+        _warm_up(peer, ports, work)
+        return _part(peer, ports, pid, work)
+
+
+def alternate(works: dict[Peer, Work], rounds: int) -> dict[str, Run]:
+    """All peers at once, loaded in turn with the mails of one round: what slows the machine down slows all of them."""
+    with ExitStack() as stack:
+        places: dict[Peer, tuple[Ports, int]] = {}
+        for peer, work in works.items():
+            try:
+                places[peer] = stack.enter_context(running(peer, work.scanner_ms, work.cores))
+            except RuntimeError as exc:
+                print(f"{peer.name} does not start: {exc}", file=sys.stderr)
+        for peer, (ports, _) in places.items():
+            _warm_up(peer, ports, works[peer])
+        parts: dict[Peer, list[Run]] = {peer: [] for peer in places}
+        for _ in range(rounds):
+            for peer, (ports, pid) in places.items():
+                parts[peer].append(_part(peer, ports, pid, works[peer]))
+    return {peer.name: _whole(found) for peer, found in parts.items()}
+
+
+def _warm_up(peer: Peer, ports: Ports, work: Work) -> None:
+    if work.warm and not work.rate:  # the load at a rate warms the peer up itself
+        load(peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s)
+    time.sleep(0.2)
+
+
+def _part(peer: Peer, ports: Ports, pid: int, work: Work) -> Run:
+    if work.rate:
+        return _run_at_rate(ports, pid, work)
+    idle, began, before, busy = memory_mb(pid), time.monotonic(), cpu_s(pid), _busy_s()
+    with Sampler(pid) as sampler:
+        result = load(peer.protocol, ports.peer, work)
+    used = cpu_s(pid) - before
+    others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # the load takes most of one core
+    return _result(result, used, idle, sampler, others)
+
+
+def _result(result: dict[str, Any], used: float, idle: float, sampler: Sampler, others: float) -> Run:
+    cpu_ms = used / max(result["mails"], 1) * 1e3
+    return Run(result, cpu_ms, idle, max(sampler.peak, idle), max(others, 0.0), [cpu_ms])
 
 
 def _run_at_rate(ports: Ports, pid: int, work: Work) -> Run:
@@ -254,12 +285,19 @@ def _run_at_rate(ports: Ports, pid: int, work: Work) -> Run:
     result = {"mails": found["offered"], "seconds": seconds, "bytes": work.size, "refused": 0}
     result |= {"errors": sum(found["errors"].values()) + sum(stage["n"] for stage in found["refused"].values())}
     result |= {f"total_{part}_ms": found["accepted"][part] for part in ("p50", "p99")}
-    return Run(result, used / max(result["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+    return _result(result, used, idle, sampler, others)
 
 
-def best(peer: Peer, work: Work, times: int) -> Run:
-    """The run with the median CPU time per mail, among those without errors if there are any."""
-    runs = [run(peer, work) for _ in range(times)]
-    good = [result for result in runs if not result.errors] or runs
-    middle = median(result.cpu_ms for result in good)
-    return min(good, key=lambda result: abs(result.cpu_ms - middle))
+def _whole(parts: list[Run]) -> Run:
+    """Sums, and the medians of what cannot be added."""
+    sums = {key: sum(part.load[key] for part in parts) for key in ("mails", "seconds", "errors", "refused")}
+    times = {key: median(part.load[key] for part in parts) for key in ("total_p50_ms", "total_p99_ms")}
+    costs = [part.cpu_ms for part in parts]
+    return Run(
+        {"bytes": parts[0].load["bytes"], **sums, **times},
+        median(costs),
+        parts[0].idle_mb,
+        max(part.peak_mb for part in parts),
+        median(part.others for part in parts),
+        costs,
+    )

@@ -44,6 +44,7 @@ def test_the_site_has_recipes_and_root_pages(site):
         assert (site / "deploy" / recipe.parent.name / "index.html").is_file(), recipe
 
 
+@pytest.mark.long
 def test_a_page_without_navigation_and_a_broken_link_fail(tmp_path):
     """Both together in a copy of the documents: the strict build names them."""
     for name in ("README.md", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
@@ -76,6 +77,7 @@ def test_lists_and_tables_are_rendered(site):
         assert not left, name
 
 
+@pytest.mark.long
 def test_a_reader_searches_and_leafs_through_the_site(site):
     """In a browser: the search finds a page, and on a narrow screen the list of pages does not hide the page."""
     serve = partial(SimpleHTTPRequestHandler, directory=str(site))

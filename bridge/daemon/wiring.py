@@ -192,12 +192,14 @@ def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wr
 def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
         return Maildir(resources.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+    is_verified = settings.tls == "required" or settings.ca_file
+    tls_context = resources.client_tls(settings.ca_file, conf.directory, "relay.ca_file") if is_verified else None
     return SmtpRelay(
         RelaySettings(
             next_hop=hop,
             hostname=hostname(conf),
             tls=settings.tls,
-            tls_context=resources.client_tls(settings.ca_file, conf.directory, "relay.ca_file"),
+            tls_context=tls_context,
             connect_timeout_s=settings.connect_timeout,
             timeout_s=settings.timeout,
             max_idle_s=settings.max_idle,

@@ -14,7 +14,11 @@ from bridge.runtime import yaml_file
 from bridge.testing import FakeScanner, NextHop, configuration
 from tests.requirements import find, need
 
-MODES = ("proxy", "content-filter", "milter")
+MODES = (
+    "proxy",
+    pytest.param("content-filter", marks=pytest.mark.long),
+    pytest.param("milter", marks=pytest.mark.long),
+)
 MAIN = "compatibility_level = 3.6\nmyhostname = m.example\n"
 FRONT = "smtp inet n - n - - smtpd\n"
 OTHERS = "local unix - n n - - local\nvirtual unix - n n - - virtual\n"
@@ -138,6 +142,7 @@ def test_a_new_limit_of_the_bridge_is_not_taken_for_the_operators(tmp_path: Path
 
 
 @pytest.mark.parametrize("order", [("milter", "proxy"), ("proxy", "milter")])
+@pytest.mark.long
 def test_two_modes_are_undone_in_any_order(tmp_path: Path, order: tuple[str, str]) -> None:
     """A setting that both need stays until both are undone."""
     postfix = Postfix(tmp_path, "milter")
@@ -153,6 +158,7 @@ def test_two_modes_are_undone_in_any_order(tmp_path: Path, order: tuple[str, str
     assert postfix.settings() == before
 
 
+@pytest.mark.long
 def test_another_filter_mode_does_not_keep_the_settings_of_the_first(tmp_path: Path) -> None:
     """Both share a port: after the undo of both, `bounce_size_limit = 1` and our services were still there."""
     postfix = Postfix(tmp_path, "content-filter")
@@ -168,6 +174,7 @@ def test_another_filter_mode_does_not_keep_the_settings_of_the_first(tmp_path: P
     assert postfix.settings() == before and postfix.files() == ["main.cf", "master.cf"]
 
 
+@pytest.mark.long
 def test_undo_removes_a_service_at_a_port_that_was_configured_before(tmp_path: Path) -> None:
     """It trusts its clients, and stayed when the next hop had got another port."""
     postfix = Postfix(tmp_path, "proxy")
@@ -241,6 +248,7 @@ def test_an_unclear_service_is_an_error(tmp_path: Path, options: list[str]) -> N
     assert postfix.settings() == before
 
 
+@pytest.mark.long
 def test_undo_of_one_service_keeps_what_another_needs(tmp_path: Path) -> None:
     """The service for scanned mail goes with the last filter."""
     postfix = Postfix(tmp_path, "proxy", master_cf=FRONT + SUBMISSION)

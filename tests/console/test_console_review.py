@@ -140,6 +140,7 @@ def test_a_report_that_cannot_be_sent_is_said_to_have_failed(tmp_path: Path) -> 
         assert audited(made, "REFUSED")[0][1] == "failed"
 
 
+@pytest.mark.long
 def test_a_campaign_is_blocked_and_deleted(desk: World, browser: Any, service: Service) -> None:
     """From its group: the page says which entry went to which list, and leads there."""
     sender = "campaign@evil.example"

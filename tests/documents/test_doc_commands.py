@@ -24,6 +24,8 @@ GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 RECORDED = "embedded; until scanbridge explain $ID >/dev/null; do sleep 0.05; done"  # a moment after the reply
 
+QUICK = ("README.md", "docs/operate/lists.md", "docs/operate/quarantine.md", "docs/operate/try.md")  # in every run
+
 STORIES: dict[str, Story] = {
     "README.md": Story(
         goes_on={"make run": "10025 10027 9081 9082"},
@@ -305,7 +307,13 @@ def need_a_room(story: Story, page: Sequence[Block]) -> None:
     need(*(name for name in OTHERS if name in words), *(name for key in HIDDEN if key in words for name in HIDDEN[key]))
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in RUN}))
+PAGES = [
+    page if page in QUICK else pytest.param(page, marks=pytest.mark.long)
+    for page in sorted({block.page for block in RUN})
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_work(page, tmp_path):
     """The commands of this page do what the page says."""
     story, own = STORIES.get(page, Story()), [block for block in RUN if block.page == page]

@@ -100,6 +100,7 @@ def test_events_in_the_outbox_survive_a_kill(tmp_path: Path, receiver: Receiver)
     assert len(set(receiver.ids())) == 5
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_nothing_that_was_in_the_outbox(tmp_path: Path, receiver: Receiver) -> None:
     """Another one delivers: it takes the lease over, and the killed one's events with it."""
     receiver.answer = lambda receiver, event: 503
@@ -326,7 +327,7 @@ def test_a_door_list_refusal_and_a_scan_have_one_shape(tmp_path: Path, scanner_r
     assert found[1]["data"]["stage"] == "content" and set(early["data"]) <= set(found[1]["data"]) | {"error", "problem"}
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
+@pytest.mark.parametrize("level", ["debug", pytest.param("info", marks=pytest.mark.long)])
 def test_the_url_of_a_webhook_is_not_shown(tmp_path: Path, receiver: Receiver, level: str) -> None:
     """The HTTP client logged each request with its URL, and the URLs of some receivers contain a token."""
     sink = {**hook(tmp_path, receiver), "url": receiver.url + "/open?token=sesame"}

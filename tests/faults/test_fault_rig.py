@@ -6,10 +6,13 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.faults import rig
 from tests.requirements import need
 
 
+@pytest.mark.long
 def test_every_mail_that_was_accepted_has_arrived(tmp_path: Path) -> None:
     """Whatever was killed, frozen, stopped, reloaded or full in the meantime."""
     need("postfix", "strace", "mount", root=True)

@@ -65,6 +65,7 @@ def reporter(directory: Path, rspamd: LearningRspamd) -> Reporter:
     return Reporter.open(conf, state)
 
 
+@pytest.mark.long
 def test_learned_mail_is_judged_otherwise(rspamd: LearningRspamd, tmp_path: Path) -> None:
     """The counts of rspamd rise by what is reported, and the next mail of the same kind becomes spam, others do not."""
     reports = reporter(tmp_path, rspamd)

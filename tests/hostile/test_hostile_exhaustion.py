@@ -60,6 +60,7 @@ def test_header_one_byte_per_segment_costs_no_extra_work(tmp_path: Path) -> None
             assert client.say(b"\r\n.")[0].startswith(b"250 ")
 
 
+@pytest.mark.long
 def test_deferred_mails_with_huge_message_ids_filled_the_memory(tmp_path: Path) -> None:
     """The history kept the whole Message-ID of each deferred mail for days: 900 KB each, and 10,000 of them."""
     with bridge_process(tmp_path) as bridge, bridge.client() as client:

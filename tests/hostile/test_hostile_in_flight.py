@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from bridge.testing import SmtpClient
 from tests.hostile.hostile_kit import Hanging, bridge_process
 
@@ -13,6 +15,7 @@ BESIDE = 12 * 1024  # bytes; measured 9.5 KiB when this was written, 20 KiB befo
 CONTENT = b"Subject: x\r\n\r\n" + (b"x" * 76 + b"\r\n") * 1300 + b".\r\n"  # 100 KiB
 
 
+@pytest.mark.long
 def test_mail_being_scanned_costs_little_besides_its_content(tmp_path: Path) -> None:
     """Spooled content is on disk, so the growth is the rest: connections, transactions, tasks."""
     config = {

@@ -153,7 +153,16 @@ def content_of(kind: str, marker: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "kind", ["8 bit", "long lines", "dots", "empty body", "no body", "blank lines at the end", "50 MiB"]
+    "kind",
+    [
+        "8 bit",
+        "long lines",
+        "dots",
+        "empty body",
+        "no body",
+        "blank lines at the end",
+        pytest.param("50 MiB", marks=pytest.mark.long),
+    ],
 )
 def test_mail_arrives_byte_for_byte(installed, ports, postfix, destination, marker, kind):
     """Through Postfix, bridge, service and Postfix again, nothing changes but the fields added in front."""
@@ -259,6 +268,7 @@ def test_stopped_service_is_451_until_it_is_back(installed, ports, postfix, dest
     destination.arrived(marker)
 
 
+@pytest.mark.long
 def test_bridge_killed_under_load_loses_no_accepted_mail(installed, ports, postfix, destination, marker):
     """kill -9: Postfix answers 451 itself; every mail that a client saw accepted has arrived."""
     accepted: list[str] = []

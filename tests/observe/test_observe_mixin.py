@@ -138,6 +138,7 @@ def test_the_tests_of_the_alerts_use_series_that_exist(scene: Scene) -> None:
             assert [real for real in found if names <= set(real["metric"])], series["series"]
 
 
+@pytest.mark.long
 def test_alerts_fire_when_the_scanner_is_killed_and_resolve_when_it_is_back(scene: Scene) -> None:
     """Two workers under load; the rules are the shipped ones, but with shorter time ranges."""
     expected = {"ScanbridgeMailDeferred", "ScanbridgeNoScanner", "ScanbridgeScansFail", "ScanbridgeScannerDown"}

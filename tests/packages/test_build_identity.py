@@ -68,6 +68,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path / "checkout")
 
 
+@pytest.mark.long
 def test_two_builds_of_one_version_can_be_told_apart(checkout: Checkout, tmp_path: Path) -> None:
     """Each names its commit, in a wheel that was built from the source archive, and two of one commit are equal."""
     first = checkout.commit()

@@ -59,6 +59,7 @@ def test_image_runs_unprivileged_and_has_a_health_check() -> None:
 
 
 @pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["unchanged", "misspelt"])
+@pytest.mark.long
 def test_compose_file_follows_the_schema(change: dict[str, Any], sound: bool, tmp_path: Path) -> None:
     """The schema of the Compose Specification, which comes with check-jsonschema."""
     (tmp_path / "compose.yaml").write_text(yaml.safe_dump(compose() | change))
@@ -111,6 +112,7 @@ def cluster(tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_the_cluster_follows_the_schema_and_names_existing_files(cluster: Path) -> None:
     """Mounted files, secrets and their users exist; ports are bound to loopback only."""
     done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", CLUSTER / "compose.yaml")

@@ -104,6 +104,7 @@ def _is_whole(debian: Debian) -> None:
     assert debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token") == before
 
 
+@pytest.mark.long
 def test_a_mail_passes_after_the_installation(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What autopkgtest runs on a machine of its own, in our root: as root, with the package and nothing else."""
     need("unshare", root=True)

@@ -83,6 +83,7 @@ def _refused(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.long
 def test_wheel_from_pipx_brings_program_and_man_pages(dist: Path, tmp_path: Path) -> None:
     """`pipx install`: the command is there, and `man scanbridge-run` finds its page."""
     places = {"PIPX_HOME": tmp_path / "home", "PIPX_BIN_DIR": tmp_path / "bin", "PIPX_MAN_DIR": tmp_path / "man"}

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from bridge.testing import until
 from tests.chain import dialogue, is_listening
 from tests.node_packages import node_and_modules
@@ -80,6 +82,7 @@ def from_afar(port: int, content: bytes, **envelope: Any) -> tuple[str, str]:
     return to, re.sub(r" \([0-9A-F-]{36}\.\d+\)$", " (...)", reply.replace("as NEXT1", "as ..."))
 
 
+@pytest.mark.long
 def test_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
     """What the client gets and where the mail is in every case; the scanner knows the client, no byte is changed."""
     with Forwarding("haraka", tmp_path, service) as setting, Haraka(setting) as haraka:

@@ -7,6 +7,7 @@ import smtplib
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 import yaml
 
 from tests.recipes.recipe_kit import Case, Service, Setting, agree, mail, play, sent
@@ -55,6 +56,7 @@ def asked(port: int, content: bytes, **envelope: Any) -> tuple[str, str]:
     return to, re.sub(r" \([0-9A-F-]{36}\.\d+\)", " (...)", reply)
 
 
+@pytest.mark.long
 def test_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
     """What the client gets and where the mail is in every case; the scanner knows the client, no byte is changed."""
     with _setting(tmp_path, service) as setting, HarakaWithPlugin(setting) as haraka:

@@ -102,7 +102,14 @@ def test_a_database_that_cannot_be_read_is_said(at: Replays, tmp_path: Path) -> 
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=["KILL", "TERM", "INT"])
+@pytest.mark.parametrize(
+    "sig",
+    [
+        pytest.param(signal.SIGKILL, id="KILL"),
+        pytest.param(signal.SIGTERM, id="TERM", marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, id="INT", marks=pytest.mark.long),
+    ],
+)
 def test_the_service_ends_with_the_command_however_that_ends(at: Replays, tmp_path: Path, sig: int) -> None:
     """No process and no file is left."""
     slow = tmp_path / "slow.sock"

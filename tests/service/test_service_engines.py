@@ -34,6 +34,7 @@ from tests.service.service_kit import (
 MIB = 1024 * 1024
 
 
+@pytest.mark.long
 def test_real_engines_decide(tmp_path, clamd, rspamd):
     """With rspamd and ClamAV, GTUBE is bounced, EICAR in a zip attachment quarantined, a clean mail delivered."""
     engines = f"clamav: {{address: '127.0.0.1:{clamd.port}'}}, rspamd: {{url: 'http://127.0.0.1:{rspamd.port}'}}"

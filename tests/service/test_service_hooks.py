@@ -147,6 +147,7 @@ def test_verdicts():
         read_answer("n", b'{"verdict": 5}')
 
 
+@pytest.mark.long
 def test_the_template_and_its_tests(tmp_path, monkeypatch):
     """The template's own tests pass, and the kit reports an engine that fails."""
     for name in ("invoices.py", "test_invoices.py"):

@@ -281,6 +281,7 @@ def tags_of(running: Service, content: bytes, **more) -> set[str]:
     return {tag for tag in found if tag.startswith("phishing:")}
 
 
+@pytest.mark.long
 def test_two_nodes_learn_from_each_other(tmp_path) -> None:
     """What people report to one node changes the score on the other one, for that sender only, until it is reset."""
     (tmp_path / "service.yml").write_text(CONFIG)

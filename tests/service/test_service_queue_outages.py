@@ -144,6 +144,7 @@ def test_content_that_no_one_removes_expires(nats, tmp_path):
         wait_for(lambda: in_queue(front) == (0, 0))
 
 
+@pytest.mark.long
 def test_a_mail_analyzed_twice_has_one_record(nats, tmp_path):
     """A worker dies after the analysis, before the job is acknowledged: another does it again."""
     plain = configuration([nats.url])

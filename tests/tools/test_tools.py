@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.requirements import need, unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +15,7 @@ QUICK = 6  # checks
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--mount-proc"]
 
 
+@pytest.mark.long
 def test_quick_tools_find_nothing() -> None:
     """nmap from an untrusted address, sslscan, smuggling towards a real Postfix, STARTTLS injection both ways."""
     need("nmap", "sslscan", "postfix", "unshare", "ip", root=True)

@@ -95,6 +95,7 @@ def test_a_database_that_is_gone_costs_answers_and_no_mail(tmp_path: Path, fragi
         mails(running.admin_port, 2)
 
 
+@pytest.mark.long
 def test_queries_of_a_locked_database_are_bounded_in_number_and_time(tmp_path: Path, postgresql: str) -> None:
     """Some run, some wait, the rest is refused at once; all are answered soon, and mail does not notice."""
     url = fresh_database(postgresql)
@@ -276,6 +277,7 @@ def scripts() -> int:
     return sum("json.loads(line)" in command_line(pid) for pid in children(os.getpid()))
 
 
+@pytest.mark.long
 def test_a_search_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
     """A month of senders that all differ: the process that counts them is limited, and says so."""
     store = SqliteHistory(tmp_path / "state" / "history")

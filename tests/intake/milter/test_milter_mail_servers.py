@@ -154,6 +154,7 @@ def test_mail_of_50_mib_passes_and_one_byte_more_is_552(front, marker):
     assert big_mail(front.port("mx"), marker + "over", 50 * MiB + 1).startswith("552 5.3.4 ")
 
 
+@pytest.mark.long
 def test_200_simultaneous_clients_are_all_served(front, marker):
     """There are as many connections as clients, and every mail gets its own decision."""
     wants = ["relay", "reject", "discard", "tempfail"]
