@@ -247,7 +247,7 @@ def test_undo_of_one_service_keeps_what_another_needs(tmp_path: Path) -> None:
     before = postfix.settings()
     postfix.run("--commands")
     postfix.run("--commands", "--service", "submission")
-    assert "stays" in postfix.run("--undo", "--service", "smtp")
+    assert "keeping the service" in postfix.run("--undo", "--service", "smtp")
     after = postfix.settings()
     assert "smtp/inet/smtpd" not in after[2] and "submission/inet/smtpd_proxy_filter = 127.0.0.1:10025" in after[2]
     assert "127.0.0.1:10026" in after[1]
