@@ -18,8 +18,8 @@ HELP = ("-h, --help", "Show this message and exit.")
 EXIT_STATUS = [
     ("0", "Done."),
     ("1", "The command failed; standard error says why."),
-    ("2", "The command line is wrong."),
-    ("78", "The configuration has mistakes; all of them are shown with file and line."),
+    ("2", "The command line is invalid."),
+    ("78", "The configuration has errors; all of them are shown with file and line."),
 ]
 
 

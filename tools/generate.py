@@ -45,8 +45,8 @@ relay:
   next_hop: smtp://127.0.0.1:10026
 ```
 
-- Unknown and duplicate keys are rejected. All mistakes are shown together, with file and line, and the exit code is 78.
-- Sizes and times carry their unit: `50MiB`, `256B`, `90s`, `5m`, `30d`, `500ms`.
+- Unknown and duplicate keys are rejected. All errors are reported together, with file and line; the exit code is 78.
+- Sizes and times need a unit: `50MiB`, `256B`, `90s`, `5m`, `30d`, `500ms`.
 - Secrets are in files, never in the configuration. A relative file name is looked up in `$CREDENTIALS_DIRECTORY` if
   that is set (systemd's `LoadCredential=`), then in the directory of the configuration file.
 - A changed file takes effect at the next start, or after `scanbridge reload` (SIGHUP):

@@ -64,7 +64,7 @@ def configuration_used() -> str:
     if context is None or context.get_parameter_source("path") is ParameterSource.COMMANDLINE:
         return ""
     path = context.params.get("path")
-    return f"; configuration: {path or 'the embedded default'} (-c FILE uses another one)"
+    return f"; configuration: {path or 'the embedded default'} (use -c FILE for another one)"
 
 
 def fail_config(exc: ConfigError) -> NoReturn:
@@ -84,4 +84,4 @@ def _check_path() -> str:
             case ParameterSource.ENVIRONMENT:
                 return f"check the environment variable {VARIABLE}"
         context = context.parent
-    return "name the file with -c"
+    return "give the file with -c"

@@ -254,7 +254,7 @@ def _run(outbox: Outbox, work: Any) -> Any:
     try:
         return work()
     except OutboxError as exc:
-        _fail(f"the outbox of events cannot be used: {exc}")
+        _fail(f"the event outbox cannot be used: {exc}")
     finally:
         outbox.close()
 

@@ -32,7 +32,7 @@ if [ "$left" != "$now" ]; then
 fi"""
 
 _SIZE = """\
-# A smaller message_size_limit of your own stays; a larger one, or 0 (no limit), is replaced.
+# If your own message_size_limit is smaller, it is kept; a larger one, or 0 (no limit), is replaced.
 limit main message_size_limit {size}
 # Postfix does not deliver to mailboxes that may be smaller than a mail: a smaller limit is removed.
 no_mailbox_limit mailbox_size_limit
@@ -52,7 +52,7 @@ done"""
 
 _IF_UNUSED = """\
 if {{ postconf -P; postconf content_filter smtpd_proxy_filter; }} | grep -Eq {pattern}; then
-    say "the service for scanned mail stays, because a filter still uses it: postconf -P; postconf smtpd_proxy_filter"
+    say "keeping the service for scanned mail, which a filter still uses: see postconf -P; postconf smtpd_proxy_filter"
     {others}
 else
     restore_all 'main|option|field' ''
@@ -67,7 +67,7 @@ _COMMANDS_HEAD = """\
 
 _UNDO_HEAD = """\
 # Run as root: scanbridge setup postfix --mode MODE --undo | sh -e
-# Restores what was set before --commands changed it. A setting that you changed since, or made by hand, stays.
+# Restores what was set before --commands changed it. Settings that you have changed since, or made by hand, are kept.
 # For a Postfix in another directory, first: export MAIL_CONFIG=DIRECTORY"""
 
 

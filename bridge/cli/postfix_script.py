@@ -74,7 +74,7 @@ change() {{  # KIND NAME VALUE
     esac
     put "$1" "$2" "= $3"
 }}
-limit() {{  # KIND NAME VALUE: a smaller limit of your own stays
+limit() {{  # KIND NAME VALUE: keeps a smaller limit of your own
     limit=$(own "$1" "$2")
     limit=${{limit#= }}
     case $limit in
@@ -82,7 +82,7 @@ limit() {{  # KIND NAME VALUE: a smaller limit of your own stays
     *)
         if [ "$limit" -lt "$3" ]; then
             restore "$1" "$2"
-            say "$2 stays at $limit: your own limit is smaller than $3"
+            say "keeping $2 at $limit: your own limit is smaller than $3"
         else
             change "$1" "$2" "$3"
         fi
@@ -111,7 +111,7 @@ below_size_limit() {{  # BYTES, or fewer: scanned mail has more header fields, a
     size=$(postconf -hx message_size_limit)
     less=$((size > {twice} ? size - {headers} : size / 2))
     if [ "$size" -gt 0 ] && [ "$less" -lt "$1" ]; then
-        say "mail from clients may have $less bytes: scanned mail has more header fields, and your limit is $size"
+        say "mail from clients is limited to $less bytes: scanned mail has more header fields, and your limit is $size"
         echo "$less"
     else
         echo "$1"
@@ -121,7 +121,7 @@ own_service() {{  # NAME PARAMETER VALUE: stops if a service of this name is not
     [ "$(recorded "$1" 4)" = "=" ] || case $(shown service "$1")$(postconf -Ph "$1/$2" 2>/dev/null || :) in
     - | "=$3") ;;
     *)
-        say "master.cf has a service $1 of your own; change the address in bridge.yml, or remove the service"
+        say "master.cf already has another service $1; change the address in bridge.yml, or remove the service"
         exit 78
         ;;
     esac

@@ -44,7 +44,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
         _fail(f"no daemon answers at {address}; is it running?")
     pid = before["pid"]
     if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
-        _fail(f"the program at {address} is not our daemon: its process id is {pid!r:.20}")
+        _fail(f"the program at {address} is not a scanbridge daemon: it reports the process id {pid!r:.20}")
     try:
         os.kill(pid, signal.SIGHUP)
     except PermissionError:

@@ -32,7 +32,7 @@ def next_step(exc: Exception, conf: Config) -> str:
         case ScanFailed() | MessageTooLarge() | ScanTimeout(is_slow=True):  # the mail is the cause
             return ""
         case ScanError() if "certificate is not valid" in str(exc):
-            return "; set scanner.ca_file to its issuer, or have it renewed"
+            return "; set scanner.ca_file to its issuer's certificate, or have the certificate renewed"
         case ScanError():
             return _NOT_RUNNING if conf.embedded_service else "; check scanner.urls"
         case _:

@@ -151,8 +151,8 @@ def token(name: str) -> None:
 def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_json: bool) -> None:
     """Explain what the service finds in a mail, and the reasons for its decision.
 
-    FILE is a mail saved by a mail program (.eml). Reads only the mail's bytes: no lists, no other engines, no
-    network. Without a configuration, the service's defaults apply.
+    FILE is a mail saved by a mail program (.eml). Only the mail itself is examined: no lists, no other engines,
+    no network. Without a configuration, the service's defaults apply.
     """
     from bridge.cli.service_explain import lines_of
     from bridge.service.analysis.explanation import explain as explained

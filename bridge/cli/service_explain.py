@@ -28,4 +28,4 @@ def _model_lines(answer: ModelAnswer) -> Iterator[str]:
     for contribution in answer.contributions:
         detail = f"  ({contribution.found_in.replace('|', ', ')})" if contribution.found_in else ""
         yield f"  {contribution.weight:+6.2f}  {contribution.name}{detail}"
-    yield f"  all context together counts {answer.context:+.2f}, all words together {answer.words:+.2f}"
+    yield f"  all context together: {answer.context:+.2f}, all words together: {answer.words:+.2f}"

@@ -12,6 +12,7 @@ import click
 from bridge.cli.service_place import opened_store, own_config
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json
+from bridge.runtime.counted import counted
 
 _MAX_LINE = 20_000
 
@@ -67,7 +68,7 @@ def reset(path: Path | None, own: Path | None, scope: str) -> None:
 
     with opened_store(own or path) as store:
         count = VoteStore(store).reset(scope)
-    say(f"{count:,} votes removed", err=True)
+    say(f"{counted(count, 'vote')} removed", err=True)
 
 
 @learning.command("export")
@@ -108,4 +109,4 @@ def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) 
             sys.exit(1)
     with opened_store(own or path) as store:
         count = VoteStore(store).replace(scope, votes)
-    say(f"{count:,} votes stored", err=True)
+    say(f"{counted(count, 'vote')} stored", err=True)

@@ -45,7 +45,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
     except PermissionError:
         _fail("the service runs as another user: run this command as that user or as root")
     except ProcessLookupError:
-        _fail("the service has ended in the meantime")
+        _fail("the service has exited in the meantime")
     end, now = time.monotonic() + timeout_s, before
     while time.monotonic() < end:
         now = _state(loaded) or now
@@ -65,7 +65,7 @@ def _process(listen: Endpoint) -> int:
     found = [pid for pid in port_owner.owners(listen) if port_owner.name(pid).startswith(("scanbridge", "python"))]
     main = [pid for pid in found if port_owner.parent(pid) not in found]
     if len(main) != 1:
-        _fail("its process cannot be seen: run this command as root or as the service's user, in the same container")
+        _fail("its process cannot be found: run this command as root or as the service's user, in the same container")
     return main[0]
 
 
@@ -81,7 +81,7 @@ def _why_unknown(loaded: Loaded) -> str:
     listen = loaded.config.listen
     page = service_pages.get(listen, "/metrics", tls=loaded.config.tls is not None)
     if page is not None and page.status in (401, 403):
-        return f"at {listen}, /metrics needs a token, so the result cannot be seen: send SIGHUP to the service"
+        return f"/metrics at {listen} requires a token, so this command cannot see the result: send SIGHUP instead"
     return f"no `scanbridge service` answers at {listen} ({loaded.at('listen')}); is it running?"
 
 

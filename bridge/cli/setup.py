@@ -37,7 +37,7 @@ def setup() -> None:
 @click.option("--undo", is_flag=True, help="Print commands for `sh` that restore what --commands changed.")
 @click.option(
     "--service",
-    help="Postfix's smtpd that takes mail from clients, as in master.cf. [default: smtp/inet, or the only one]",
+    help="The smtpd service in master.cf that accepts mail from clients. [default: smtp/inet, or the only one]",
 )
 def postfix(
     path: Path | None,
@@ -91,7 +91,7 @@ def _named(service: str | None) -> str | None:
     if service is None:
         return None
     if not re.fullmatch(r"[\w.:\[\]-]+(/inet|/pass)?", service, re.ASCII):
-        raise click.UsageError("--service: a service of master.cf is expected, such as submission or 192.0.2.1:25/inet")
+        raise click.UsageError("--service: expected a service in master.cf, such as submission or 192.0.2.1:25/inet")
     return service if service.endswith(("/inet", "/pass")) else f"{service}/inet"
 
 

@@ -50,7 +50,7 @@ def _show_cluster(path: Path | None, as_json: bool) -> NoReturn:
 
     named = load_or_exit(path).cluster
     if not named.bridges:
-        say("the configuration names no other nodes; add their admin addresses as cluster.bridges", err=True)
+        say("the configuration lists no nodes; add their admin addresses to cluster.bridges", err=True)
         sys.exit(EXIT_CONFIG)
     view = cluster_view.look(named.bridges, named.workers)
     if as_json:
@@ -165,4 +165,4 @@ def _worker(worker: dict[str, Any]) -> str:
     if silent_s := worker.get("silent_s", 0):
         return f"{worker['pid']}, not responding for {silent_s} s"
     ready = "ready" if worker["ready"] else "not ready"
-    return f"{worker['pid']}, up {worker['uptime_s']} s, {ready}, {worker['connections']} connections"
+    return f"{worker['pid']}, up {worker['uptime_s']} s, {ready}, {counted(worker['connections'], 'connection')}"

@@ -27,7 +27,7 @@ ADDRESS = r"^[^\s@<>]+@[^\s@<>]+$"
 def _sender(text: str) -> str:
     name, address = parseaddr(text)
     if not re.fullmatch(ADDRESS, address) or any(ord(character) < 32 for character in text):
-        raise ValueError("an address is expected here, for example `Quarantine <quarantine@example.org>`")
+        raise ValueError("expected an address, for example `Quarantine <quarantine@example.org>`")
     Address(display_name=name, addr_spec=address)
     return text
 
@@ -36,7 +36,7 @@ def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        raise ValueError("a time zone is expected here, for example Europe/Zurich") from None
+        raise ValueError("expected a time zone, for example Europe/Zurich") from None
     return name
 
 
@@ -50,7 +50,7 @@ class UserPolicy(Section):
     spam: Literal["release", "request", "nothing"] = Field(
         "release",
         description="Spam and bulk mail. `release`: users release it themselves. `request`: they ask, and the release "
-        "waits for a releaser in the console. `nothing`: they see that it is held.",
+        "waits for a releaser in the console. `nothing`: they only see that it is held.",
     )
     phishing: Literal["release", "request", "nothing"] = Field("request", description="Phishing and fraud.")
     malware: Literal["request", "nothing"] = Field(
@@ -150,7 +150,7 @@ class Digests(Section):
     )
     aliases_file: str | None = Field(
         None,
-        description="File that says which addresses belong to one person, one line each: `alias@example.org "
+        description="File that says which addresses belong to the same person, one line each: `alias@example.org "
         "jane@example.org`, `@jane.example jane@example.org` for a whole domain, `@old.example @new.example` if the "
         f"local parts are the same. {FILE_LOOKUP}",
     )

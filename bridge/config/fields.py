@@ -48,7 +48,7 @@ SecretFile = Annotated[str, AfterValidator(_not_the_secret)]
 
 def _host_name(name: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]{1,255}", name) or re.search(r"[\"'<>()@,;]", name):
-        raise ValueError("a host name is expected here, for example mx.example.org")
+        raise ValueError("expected a host name, for example mx.example.org")
     return name
 
 

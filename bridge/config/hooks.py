@@ -16,8 +16,8 @@ class Hooks(Section):
     token_file: str = Field(description=f"File with the token that the mail server sends (`Bearer`). {FILE_LOOKUP}")
     deletes: bool = Field(
         True,
-        description="The mail server deletes and changes header fields, and removes recipients, when it is told to. "
-        "If not, fields that look like ours stay in the mail.",
+        description="Whether the mail server deletes and changes header fields, and removes recipients, when it is "
+        "told to. If false, fields that look like ours remain in the mail.",
     )
     lossy_content: Literal["tempfail", "scan"] = Field(
         "tempfail",

@@ -41,7 +41,7 @@ class Admission(Section):
         1,
         ge=1,
         description="Number of bridges that share the scanner. Each divides its `max_in_processing` and "
-        "`throttle_threshold` by this number, so that all of them can have the same file.",
+        "`throttle_threshold` by this number, so that all of them can use the same file.",
     )
     limit: Literal["fixed", "adaptive"] = Field(
         "fixed",

@@ -68,16 +68,16 @@ class Listener(Section):
     client_header: str | None = Field(
         None,
         pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
-        description="Header field in which a mail server without XFORWARD names its client at the top of each mail: "
+        description="Header field in which a mail server without XFORWARD reports its client at the top of each mail: "
         "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field of this "
         "name is trusted, and all of them are removed. The mail server must add it to every mail: see "
         "[the client's address](../operate/client-address.md).",
     )
     refuse_ambiguous_mime: bool = Field(
         False,
-        description="Refuse mail whose MIME structure mail programs may read differently, with 554 5.6.0 and without a "
-        "scan, for [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2. Some real mail has them; "
-        "`mode: shadow` shows what would be refused.",
+        description="Refuse mail whose MIME structure different mail programs may read differently, with 554 5.6.0 and "
+        "without a scan. Only [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2 count. Some legitimate "
+        "mail has them; `mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
@@ -179,7 +179,7 @@ class Listener(Section):
         address = info.data.get("address")
         if not networks and address is not None and not (address.is_local or address.systemd):
             raise ValueError(
-                f"{address} can be reached from other machines: name the mail servers that may use it, "
+                f"{address} can be reached from other machines: list the mail servers that may use it, "
                 "or listen on 127.0.0.1"
             )
         return networks or ["127.0.0.0/8", "::1/128"]

@@ -73,7 +73,7 @@ class Lists(Section):
     api_key_file: SecretFile = Field(description=f"File with the API key. {FILE_LOOKUP}")
     ca_file: str | None = Field(None, description=CA_FILE)
     refresh: Duration = Field(
-        300.0, ge=1, description="How often the local copies of the lists that listeners name are refreshed."
+        300.0, ge=1, description="How often the local copies of the lists that listeners use are refreshed."
     )
     without_copy: Literal["accept", "tempfail"] = Field(
         "accept",

@@ -37,7 +37,7 @@ def refuse_own_listeners(section: str, hops: Iterable[tuple[Place, NextHop]], li
             continue
         problem = (
             f"this is our own listener {own.name} ({own.address}), so every mail would loop and be "
-            "rejected; name the server that takes the mail from scanbridge"
+            "rejected; set this to the server that accepts mail from scanbridge"
         )
         error = PydanticCustomError("own_listener", "{problem}", {"problem": problem})
         mistakes.append(InitErrorDetails(type=error, loc=place, input=None))

@@ -148,7 +148,7 @@ class Log(Section):
 def _workers(value: Any) -> Any:
     if value == "auto" or (type(value) is int and 1 <= value <= 64):
         return value
-    raise ValueError("a number from 1 to 64 is expected here, or `auto`")
+    raise ValueError("expected a number from 1 to 64, or `auto`")
 
 
 _COUNT_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 64}, {"enum": ["auto"]}]}
@@ -211,7 +211,7 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions, the history, the outbox of events and the index of the quarantine: "
+        description="Database for late decisions, the history, the event outbox and the quarantine index: "
         "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
         "the state directory.",
     )

@@ -22,7 +22,8 @@ class PersonalLists(Section):
     allow_by: AllowedBy = Field(
         "administrators",
         description="Who may add entries that allow a sender. `users`: the recipients themselves. `administrators`: "
-        "only administrators, also at a user's request. `nobody`: no one, and existing entries have no effect.",
+        "only administrators, on their own or at a user's request. `nobody`: no one, and existing entries have no "
+        "effect.",
     )
     allow_verdicts: list[str] = Field(
         ["spam", "bulk"],

@@ -35,7 +35,7 @@ class PolicyEntry(Section):
     def _known(cls, value: Any) -> Any:
         names = [str(action) for action in Action]
         if isinstance(value, str) and value not in names:
-            raise ValueError(f"one of these is expected here: {', '.join(names)}{did_you_mean(value, names)}")
+            raise ValueError(f"expected one of these: {', '.join(names)}{did_you_mean(value, names)}")
         return value
 
     @model_validator(mode="after")
@@ -63,8 +63,8 @@ class Policy(Section):
     undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="The service answers no mail, for any reason. Each of the next four keys overrides this for one "
-        "reason. If only this mail gets no answer, `failed` applies.",
+        description="The service gives no answers at all, for whatever reason. Each of the next four keys overrides "
+        "this for one reason. If only this mail gets no answer, `failed` applies.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"

@@ -124,9 +124,9 @@ class Scanner(Section):
     )
     size_limit_counts: Literal["mail", "request"] = Field(
         "mail",
-        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as ours does. `request`: "
-        "the whole body of the request, with the envelope and the form around the mail; a mail that would exceed it is "
-        "refused with 552 and not sent.",
+        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as the included service "
+        "does. `request`: the whole body of the request, with the envelope and the form around the mail; a mail that "
+        "would exceed it is refused with 552 and not sent.",
     )
     allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
         None,
@@ -156,7 +156,7 @@ class Scanner(Section):
             if discovery is not None and discovery.records == "srv" and parts.port is not None:
                 raise ValueError("with SRV records, a URL must not have a port: https://_scan._tcp.example.org")
             if parts.scheme == "http" and not info.data.get("allow_plain_http"):  # `localhost`, too, is looked up
-                raise ValueError("the DNS may name any host: use https://, or set allow_plain_http: true")
+                raise ValueError("the DNS may return any host: use https://, or set allow_plain_http: true")
         return discovery
 
     @field_validator("token_file")

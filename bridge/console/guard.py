@@ -117,7 +117,7 @@ class Guard:
             raise Refused(403, "Not allowed", text)
         if route.all_tenants and not person.sees_everything:
             call.audit_detail = "needs access to all tenants"
-            raise Refused(403, "Not allowed", "This is for people who may see the mail of all tenants.")
+            raise Refused(403, "Not allowed", "Only people who may see the mail of all tenants can do this.")
 
     async def _note_refused(self, call: Call, exc: Refused) -> None:
         """People who have signed in; strangers could fill the log."""

@@ -164,7 +164,7 @@ def _check_admin_left(connection: Connection, name: str) -> None:
     is_admin = (_t.role == str(Role.ADMIN)) & (_t.tenants == tenants_to_text(None))
     names = set(connection.execute(select(_t.name).where(is_admin)).scalars())
     if names == {name}:
-        raise UserMistake(f"{name} is the last administrator for all mail, and must stay one")
+        raise UserMistake(f"{name} is the last administrator for all mail, and must remain one")
 
 
 def _end_sign_ins(connection: Connection, name: str) -> None:

@@ -20,7 +20,7 @@ _PAGES = {
     "/status": "everything that the command scanbridge status shows, as JSON",
     "/metrics": "metrics for Prometheus",
     "/api/v1/openapi.json": "the history of mail, for programs; needs a token",
-    "/readyz": "200 if mail can pass, otherwise 503; the reason in words",
+    "/readyz": "200 if mail can pass, otherwise 503 with the reason",
     "/healthz": "200 if the process answers",
 }
 

@@ -119,7 +119,7 @@ def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _discovery(names: Sequence[dict[str, Any]]) -> Iterator[str]:
     for name in names:
         if name["problem"]:
-            yield f"scanner.discovery: {name['url']}: {name['problem']}; keeping {name['hosts']} hosts"
+            yield f"scanner.discovery: {name['url']}: {name['problem']}; keeping {counted(name['hosts'], 'host')}"
 
 
 # The next hops

@@ -26,7 +26,7 @@ def read_aliases(text: str) -> dict[str, str]:
         if not words:
             continue
         if len(words) != 2 or not all("@" in word for word in words):
-            raise ValueError(f"line {number}: two addresses are expected, an alias and its owner")
+            raise ValueError(f"line {number}: expected two addresses, an alias and its owner")
         alias, owner = map(_comparable, words)
         if owner.startswith("@") and not alias.startswith("@"):
             raise ValueError(f"line {number}: the owner of an address cannot be a domain")

@@ -152,9 +152,7 @@ class Run:
             except StopAsyncIteration:
                 return
             await self._one(waiting)
-        self.progress.problem = (
-            "the next hop cannot be reached at the moment; the other people will get their digests later"
-        )
+        self.progress.problem = "the next hop cannot be reached at the moment; the remaining digests will be sent later"
 
     async def _next(self, people: AsyncIterator[Waiting]) -> Waiting:
         async with self._turn:

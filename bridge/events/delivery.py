@@ -115,7 +115,7 @@ class Delivery:
         try:
             asyncio.run(self._main())
         except Exception:
-            log.exception("events: unexpected error; delivery has stopped")
+            log.exception("events: unexpected error; delivery has stopped: restart scanbridge")
             self.problem = "an unexpected error; see the log"
         finally:
             self.outbox.close()

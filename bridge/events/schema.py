@@ -89,7 +89,7 @@ MAIL: dict[str, Schema] = {
     "replies": _LIST_OF_REPLIES,
     "next_queue_id": _text("Queue id at the next hop."),
     "error": _text("Kind of the error, if there was one.", enum=[str(member) for member in FailureLabel]),
-    "problem": _text("The error in words."),
+    "problem": _text("The error message."),
     "wait_ms": _number("Time in the throttle.", "number"),
     "scan_ms": _number("Time that the scanner took.", "number"),
     "relay_ms": _number("Time that the next hop took.", "number"),
@@ -140,7 +140,7 @@ SCANNER: dict[str, Schema] = {
         enum=[str(state) for state in ScannerState],
     ),
     "state_before": _text("The previous state.", enum=[str(state) for state in ScannerState]),
-    "problem": _text("Why it is down, in words."),
+    "problem": _text("Why it is down."),
 }
 TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Login name of the operator.")}
 

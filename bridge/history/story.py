@@ -353,8 +353,8 @@ def _others(mail: Mail) -> Iterator[Step]:
     if mail.others:
         ids = ", ".join(entry.row.id for entry in mail.others[:_MANY] if entry.row.id)
         count = len(mail.others)
-        times = "once more" if count == 1 else f"{count} more times"
-        yield Step(None, f"The same message arrived {times} as a separate mail: {ids}.")
+        mails = "a separate mail" if count == 1 else f"{count} separate mails"
+        yield Step(None, f"The same message also arrived as {mails}: {ids}.")
 
 
 # Where it is

@@ -17,6 +17,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import ListNotFound, ListsError, clean
 from bridge.lists.sync import Applied, Difference, WantedEntries, apply, difference
 from bridge.lists.tree import Target
+from bridge.runtime.counted import counted
 from bridge.runtime.suggestion import did_you_mean
 
 
@@ -162,7 +163,7 @@ async def carry_out(
     if left is not None and not left.is_empty(prune=plan.prune):
         plan.state, plan.problem = State.DIFFERENT, _what_differs(left, prune=plan.prune)
     elif refused:
-        plan.state, plan.problem = State.DIFFERENT, f"{len(refused):,} entries were refused and skipped"
+        plan.state, plan.problem = State.DIFFERENT, f"refused and skipped: {counted(len(refused), 'entry', 'entries')}"
 
 
 def _what_differs(left: Difference, *, prune: bool) -> str:
@@ -172,6 +173,6 @@ def _what_differs(left: Difference, *, prune: bool) -> str:
 
 def still_different(number: int, example: str) -> str:
     return (
-        f"{number:,} entries still differ, for example {clean(example)!r}: the file has the same entry in two "
-        "spellings, or the list was changed by someone else in the meantime"
+        f"still different: {counted(number, 'entry', 'entries')}, for example {clean(example)!r}; the file has the "
+        "same entry in two spellings, or someone else has changed the list in the meantime"
     )

@@ -319,9 +319,9 @@ class Metrics(Collector):
         )
         self.events_lost = Counter(
             "scanbridge_events_lost",
-            "Events that a sink will never get, by reason: the database was slow or gone and the queue in memory full "
-            "(queue), too many were waiting (outbox), the database was gone when scanbridge stopped (stop), or a dead "
-            "letter was 30 days old (expired).",
+            "Events that a sink will never get, by reason: the database was slow or unavailable and the queue in "
+            "memory was full (queue), too many were waiting (outbox), the database was unavailable when scanbridge "
+            "stopped (stop), or a dead letter was 30 days old (expired).",
             ("sink", "reason"),
         )
         self.reports = Gauge(

@@ -65,4 +65,4 @@ class PurgeGuard:
         old = sum(at < oldest for at in kept_at)
         if not before or max(before) >= oldest or old * 2 <= len(kept_at):
             return ""
-        return f"{old} of {len(kept_at)} mails would be removed together, even the newest from before the start"
+        return f"{old} of {len(kept_at)} mails would be removed at once, including the newest one from before startup"

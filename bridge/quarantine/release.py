@@ -107,7 +107,7 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
         with closing(Message(Spool(sys.maxsize))) as message:
             _fetch(quarantine, mail_id, message)
             if message.begins_with_space():
-                raise StoreError("it starts with white space, which would continue our own header field; export it")
+                raise StoreError("it starts with white space, which would continue our header field; export it instead")
             held.check()
             return await _send(quarantine, mail, envelope, message, held, next_hop, request)
 

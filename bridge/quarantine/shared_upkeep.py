@@ -34,7 +34,7 @@ class SharedUpkeep:
             is_ours = self._turns.take(self._count, max_age_s, _COUNT_S)
             done = None if is_ours else self._turns.last(self._count)
         except TurnsFailed as exc:
-            log.debug("quarantine: counting without the other bridges: %s", exc)
+            log.debug("quarantine: cannot coordinate with the other bridges, counting alone: %s", exc)
             return count()
         if not is_ours:
             # While the first of them counts for the first time, there is nothing to use yet.
@@ -47,7 +47,7 @@ class SharedUpkeep:
             if not self._turns.take(self._upkeep, every_s, _UPKEEP_S):
                 return 0
         except TurnsFailed as exc:
-            log.debug("quarantine: upkeep without the other bridges: %s", exc)
+            log.debug("quarantine: cannot coordinate with the other bridges, doing the upkeep alone: %s", exc)
             return work()
         return self._do(self._upkeep, work, str)
 

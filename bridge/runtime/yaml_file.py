@@ -178,7 +178,7 @@ class Tree:
                 self._mistake(key_node, (*where, key), f"this key appears twice, first in line {first}; remove one")
                 continue
             if "\u00a0" in key:
-                self._mistake(key_node, where, "a no-break space, perhaps copied from a page; write a plain space")
+                self._mistake(key_node, where, "a no-break space, perhaps copied from a web page; use a plain space")
                 continue
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             result[key] = self._value(child, (*where, key), above)
@@ -285,7 +285,7 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
 # The words of PyYAML in the commonest mistakes, and what to do.
 _YAML_WORDS = {
     "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or start a new line",
-    "expected <block end>": "this line is indented differently from the others of its section; align them",
+    "expected <block end>": "this line is indented differently from the other lines of its section; align them",
     "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",
     "found undefined alias": "no anchor (&) of this name; if it is text that starts with *, put it in quotes",
     "expected the node content": "a value is missing or incomplete",
@@ -296,27 +296,27 @@ _YAML_WORDS = {
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "this key is required",
-    "model_type": "keys and values are expected here, for example {{key: value}}",
-    "dict_type": "keys and values are expected here, for example {{key: value}}",
-    "model_attributes_type": "keys and values are expected here, for example {{key: value}}",
-    "list_type": "a list is expected here, for example [first, second]",
-    "string_type": "text is expected here",
-    "string_too_short": "text is expected here",
-    "too_short": "entries expected here: at least {min_length}",
-    "too_long": "entries allowed here: at most {max_length}",
-    "bool_type": "true or false is expected here",
-    "bool_parsing": "true or false is expected here",
-    "int_type": "a whole number is expected here",
-    "int_parsing": "a whole number is expected here",
-    "int_from_float": "a whole number is expected here",
-    "float_type": "a number is expected here",
-    "float_parsing": "a number is expected here",
-    "greater_than": "a number above {gt} is expected here",
-    "greater_than_equal": "at least {ge} is expected here",
-    "less_than": "a number below {lt} is expected here",
-    "less_than_equal": "at most {le} is allowed here",
-    "literal_error": "one of these is expected here: {expected}",
-    "enum": "one of these is expected here: {expected}",
+    "model_type": "expected keys and values, for example {{key: value}}",
+    "dict_type": "expected keys and values, for example {{key: value}}",
+    "model_attributes_type": "expected keys and values, for example {{key: value}}",
+    "list_type": "expected a list, for example [first, second]",
+    "string_type": "expected text",
+    "string_too_short": "expected text",
+    "too_short": "expected {min_length} or more entries",
+    "too_long": "expected at most {max_length} entries",
+    "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
+    "int_type": "expected a whole number",
+    "int_parsing": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "float_parsing": "expected a number",
+    "greater_than": "expected a number above {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected a number below {lt}",
+    "less_than_equal": "expected at most {le}",
+    "literal_error": "expected one of these: {expected}",
+    "enum": "expected one of these: {expected}",
 }
 
 

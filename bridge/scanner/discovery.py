@@ -127,7 +127,7 @@ class Discovery:
             problems.append("its SRV record says that there is no such service")
             return None
         if not _HOST_NAME.fullmatch(target) or not record.port:  # it becomes part of a URL, and of a certificate check
-            problems.append("an SRV record does not name a host and a port")
+            problems.append("an SRV record does not specify a host and a port")
             return None
         addresses = tuple((await self._addresses(target, problems, ttls))[:MAX_ADDRESSES])
         url = _at(self._parts, target, record.port)

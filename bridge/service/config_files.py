@@ -164,7 +164,7 @@ class _Reading:
         value = {} if value is None else value
         if not isinstance(value, dict):
             hint = f": {REST_API_HINT}" if _REST_API.search(text) else ""
-            self.mistakes.append(f"{path}:1: the file: keys and values are expected here{hint}")
+            self.mistakes.append(f"{path}:1: the file: expected keys and values{hint}")
             return
         if not value:
             self.empty.add(path)

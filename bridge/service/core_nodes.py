@@ -268,7 +268,7 @@ def _certificate_problem(exc: ssl.SSLCertVerificationError) -> str:
         case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
             return f"its certificate is for another name ({text}); use that name in hosts, or another certificate"
         case 18 | 19 | 20 | 21:  # self-signed, or an issuer that is not in our file
-            return f"its certificate has an unknown issuer ({text}); name the issuer's certificate in caFile"
+            return f"its certificate has an unknown issuer ({text}); set caFile to the issuer's certificate"
         case _:
             return f"its certificate is not valid ({text})"
 

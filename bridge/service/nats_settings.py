@@ -67,9 +67,9 @@ class Nats(Section):
         if sum(value is not None for value in (self.credentials_file, self.token_file, self.user)) > 1:
             raise ValueError("set only one of credentials_file, token_file and user")
         if (self.user is None) != (self.password_file is None):
-            raise ValueError("user and password_file belong together")
+            raise ValueError("user and password_file must be set together")
         if (self.client_cert_file is None) != (self.client_key_file is None):
-            raise ValueError("client_cert_file and client_key_file belong together")
+            raise ValueError("client_cert_file and client_key_file must be set together")
         if not self.is_encrypted and (self.ca_file or self.client_cert_file):
             raise ValueError("ca_file and client_cert_file have no effect without tls:// servers")
         self._directory = abby_directory(info)

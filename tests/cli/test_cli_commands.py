@@ -91,7 +91,7 @@ def test_every_command_reports_the_mistakes_in_the_configuration(
     done = place.run(*command)
     assert done.exit_code == 78
     assert done.stderr.splitlines() == [
-        f"{place.config}:1: listeners: entries expected here: at least 1",
+        f"{place.config}:1: listeners: expected 1 or more entries",
         f"{place.config}:1: scanner: this key is required",
         f"{place.config}:2: nonsense: unknown key; did you mean policy.nonsense?",
     ]

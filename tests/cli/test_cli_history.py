@@ -227,7 +227,7 @@ def test_an_empty_history_says_where_it_looked(place: Place) -> None:
     place.add(1)
     assert "no matching mail" in place.run("history", "--action", "hold").stderr
     found = scanbridge("history", "--action", "hold", env=environment(SCANBRIDGE_CONFIG=str(place.file)))
-    assert found.stderr.endswith(f"; configuration: {place.file} (-c FILE uses another one)\n")
+    assert found.stderr.endswith(f"; configuration: {place.file} (use -c FILE for another one)\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -276,7 +276,7 @@ def test_several_mails_are_listed_and_the_newest_are_told(place: Place) -> None:
     assert told.startswith("5 mails match a@sender.example since ")
     assert re.findall(r"(?m)^ +\d  \S+ \S+  (ID\d+) ", told) == [f"ID{number:04d}" for number in range(1, 6)]
     assert re.findall(r"Our id is (\w+)", told) == ["ID0001", "ID0002"]
-    assert f"`scanbridge explain -c {place.file} ID` explains each of the others" in told
+    assert f"for any other, run `scanbridge explain -c {place.file} ID`" in told
     data = json.loads(place.says("explain", "a@sender.example", "--json"))
     assert (data["matches"], len(data["mails"]), len(data["others"])) == (5, 3, 2)
 
@@ -303,7 +303,7 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     assert done.returncode == 3
     for expected in (
         "No mail was found for nobody@sender.example between ",
-        "From that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "For that time, it has 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
         "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
         "To the domain sender.example during that time: 0 mails.",
@@ -323,7 +323,7 @@ def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     made = f"{int((place.now - 60) * 1000):X}ABCD0001"
     done = place.run("explain", made)
     assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
-    assert "From that time, it has 1 mail" in done.stdout
+    assert "For that time, it has 1 mail" in done.stdout
 
 
 def test_without_a_history_explain_says_so(tmp_path: Path) -> None:

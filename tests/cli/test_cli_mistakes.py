@@ -232,7 +232,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a patience without a unit", _nothing, "lists show --patience 5", 2, ["--patience", "for example 90s"]),
     ("a host name for an address", _nothing, "scan mail.eml --remote-address mx.example", 2,
      ["--remote-address", "expected an IP address, for example 192.0.2.7"]),
-    ("a service without any file", _nothing, "service", 78, ["service.yml", "No such file", "name the file with -c"]),
+    ("a service without any file", _nothing, "service", 78, ["service.yml", "No such file", "give the file with -c"]),
     # more YAML
     ("a second colon", _line("hostname: mx: a"), "check", 78, [":8: not YAML", "a second colon", "quotes"]),
     ("a wrong indentation", _whole("scanner:\n  urls: [a]\n token_file: x\n"), "check", 78,
@@ -244,11 +244,11 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      [":9: not YAML", "ends in the middle", "close its quote"]),
     ("a no-break space", _line("log:\u00a0{level: info}"), "check", 78, [":8: ", "no-break space", "a plain space"]),
     ("typographic quotes", _line("hostname: \u201cmx.example\u201d"), "check", 78,
-     [":8: hostname", "a host name is expected here, for example mx.example.org"]),
+     [":8: hostname", "expected a host name, for example mx.example.org"]),
     # more keys and values
     ("one URL instead of a list", lambda desk: desk.replace(
         f'["http://127.0.0.1:{desk.scanner}"]', "http://127.0.0.1:9081"), "check", 78,
-     [":1: scanner.urls", "a list is expected here, for example ["]),
+     [":1: scanner.urls", "expected a list, for example ["]),
     ("the token for its file", _in_file("token_file: token", f"token_file: {'ab' * 32}"), "check", 78,
      [":1: scanner.token_file", "the secret itself", "write it to a file"]),
     ("the URL of an operation", _in_file('"], token', '/v1/messageQueue/submitEmail"], token'), "check", 78,
@@ -259,7 +259,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      [":8: policy.bounce", "reject takes a 5xx code"]),
     ("a level of another program", _line("log: {level: verbose}"), "check", 78, [":8: log.level", "debug, info"]),
     ("a listener for a next hop", _next_hop("smtp://127.0.0.1:{port}"), "check", 78,
-     [":4: relay.next_hop", "our own listener mx", "name the server"]),
+     [":4: relay.next_hop", "our own listener mx", "set this to the server"]),
     ("a deadline beyond the mail server's", _in_file("name: mx,", "name: mx, deadline: 10m,"), "check", 1,
      ["listener mx", "shorter than the 100s", "set it to 90s"]),
     ("two addresses that are one", lambda desk: desk.replace(str(desk.admin), str(desk.port)), "check", 78,

@@ -54,8 +54,8 @@ nonsense: 1
     ("text", "expected"),
     [
         ("", "bridge.yml:1: scanner: this key is required"),
-        ("- a\n- b\n", "bridge.yml:1: the file: keys and values are expected here"),
-        ("just text", "bridge.yml:1: the file: keys and values are expected here"),
+        ("- a\n- b\n", "bridge.yml:1: the file: expected keys and values"),
+        ("just text", "bridge.yml:1: the file: expected keys and values"),
         ("a: [1, 2", "bridge.yml:1: not YAML: the file ends in the middle of a value; ',' or ']' is missing"),
         ("a: [1,", "bridge.yml:1: not YAML: the file ends in the middle of a value; close its bracket"),
         ("a: 'b", "bridge.yml:1: not YAML: the file ends in the middle of a value; close its quote"),
@@ -63,12 +63,12 @@ nonsense: 1
         ("a: 1\n---\nb: 2\n", "bridge.yml:2: not YAML: but found another document"),
         ("a: \x00\n", "bridge.yml:1: not YAML: a character that is not allowed"),
         ("[" * 600, "bridge.yml:1: nested too deeply"),
-        (SMALL + "policy:\n", "bridge.yml:9: policy: keys and values are expected here"),
-        (SMALL + "policy: []\n", "bridge.yml:9: policy: keys and values are expected here"),
-        (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: a list is expected here"),
+        (SMALL + "policy:\n", "bridge.yml:9: policy: expected keys and values"),
+        (SMALL + "policy: []\n", "bridge.yml:9: policy: expected keys and values"),
+        (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: expected a list"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
-        (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
+        (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: expected text"),
         (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first in line 9"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: the file: a key must be a word"),
         (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
@@ -81,8 +81,8 @@ nonsense: 1
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
         ), "bridge.yml:1: too many values, counting each use of an alias"),
-        (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: a number from 1 to 64 is expected"),
-        (SMALL + "workers: 65\n", "bridge.yml:9: workers: a number from 1 to 64 is expected here, or `auto`"),
+        (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: expected a number from 1 to 64"),
+        (SMALL + "workers: 65\n", "bridge.yml:9: workers: expected a number from 1 to 64, or `auto`"),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_is_reported_with_its_line(text: str, expected: str) -> None:

@@ -29,7 +29,7 @@ def test_a_bad_configuration_reports_every_mistake_and_exits_with_78(tmp_path: P
     assert done.stderr.splitlines() == [
         f"{path}:1: scanner.urls: a base URL must be https://host:port, or http://host:port on loopback",
         f"{path}:3: listeners.0.trusted_clients: 0.0.0.0:25 can be reached from other machines: "
-        "name the mail servers that may use it, or listen on 127.0.0.1",
+        "list the mail servers that may use it, or listen on 127.0.0.1",
         f"{path}:4: listeners.1.prot: unknown key; did you mean protocol?",
     ]
 

@@ -44,7 +44,7 @@ def load(directory: Path, *sinks: dict[str, Any]) -> Config:
         ({**HOOK, "url": "http://siem.example/hook"}, "unencrypted"),
         ({**HOOK, "url": "ftp://siem.example/hook"}, "a URL must be"),
         ({**HOOK, "url": "https://u:hunter2@siem.example/"}, "must not contain a user name or password"),
-        ({**HOOK, "types": []}, "at least 1"),
+        ({**HOOK, "types": []}, "1 or more"),
         ({**HOOK, "types": ["mail.eaten"]}, "mail.decided"),
         ({**HOOK, "name": "Bad Name"}, "name"),
         ({**HOOK, "max_attempts": 1}, "2"),

@@ -106,7 +106,7 @@ def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> N
     one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
     assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
     assert [attempt.row.id for attempt in one.others] == ["ID0001"]
-    assert "The same message arrived once more as a separate mail: ID0001." in text(tell(one, Surroundings(), None))
+    assert "The same message also arrived as a separate mail: ID0001." in text(tell(one, Surroundings(), None))
     assert [attempt.row.id for attempt in two.others] == ["ID0002"]
 
 

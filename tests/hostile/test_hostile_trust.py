@@ -227,7 +227,7 @@ def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:
     """An address reachable from other machines needs a list of trusted clients."""
     for address in ("0.0.0.0:10025", "[::]:10025", "192.0.2.1:10025", "mail.example.org:10025"):
         with (
-            pytest.raises(ConfigError, match="name the mail servers that may use it"),
+            pytest.raises(ConfigError, match="list the mail servers that may use it"),
             running_bridge(tmp_path, address=address),
         ):
             pass

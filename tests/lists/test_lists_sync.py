@@ -175,7 +175,7 @@ def test_a_feed_with_refused_entries_can_be_synced_without_them(service, tmp_pat
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries), "--keep-going")
     assert done.exit_code == 1
     assert (
-        "25 entries were refused and skipped" in done.stderr
+        "refused and skipped: 25 entries" in done.stderr
         and f"{tmp_path}/f.txt:601: the entry 'bad 0' is refused" in done.stderr
     )
     assert "and 5 more entries were refused" in done.stderr

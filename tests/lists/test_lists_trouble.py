@@ -156,7 +156,7 @@ def test_a_service_that_confirms_but_does_not_store_is_reported(tmp_path):
     with misbehaving(tmp_path, adding(b"", after=99)) as server:
         (tmp_path / "f.txt").write_text("a@x.org\n")
         done = server.run("sync", "large", str(tmp_path / "f.txt"))
-    assert done.exit_code == 1 and "1 entries still differ, for example 'a@x.org'" in done.stderr
+    assert done.exit_code == 1 and "still different: 1 entry, for example 'a@x.org'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["show"], ["entries", "large"], ["add", "large", "a@x.org"]])

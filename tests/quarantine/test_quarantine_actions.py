@@ -304,7 +304,7 @@ def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
     assert own.call("list").stderr == f"no mail in quarantine at {own.directory}\n"
     chosen = CliRunner().invoke(main, ["quarantine", "list"], env={"SCANBRIDGE_CONFIG": str(own.config)})
     assert chosen.stderr == (
-        f"no mail in quarantine at {own.directory}; configuration: {own.config} (-c FILE uses another one)\n"
+        f"no mail in quarantine at {own.directory}; configuration: {own.config} (use -c FILE for another one)\n"
     )
     own.send()
     assert own.call("list", "--sender", "nobody").stderr == f"no matching mail (1 in quarantine at {own.directory})\n"
@@ -447,7 +447,7 @@ def test_root_finds_the_mail_of_the_installed_daemon(tmp_path: Path) -> None:
         unavailable(f"namespaces are not available here: {listed.stderr}")
     assert listed.stderr == (
         "no mail in quarantine at /var/lib/scanbridge/quarantine; "
-        "configuration: /etc/scanbridge/bridge.yml (-c FILE uses another one)\n"
+        "configuration: /etc/scanbridge/bridge.yml (use -c FILE for another one)\n"
     )
 
 

@@ -57,7 +57,7 @@ async def test_a_clock_that_was_ahead_emptied_the_quarantine(tmp_path: Path) -> 
     upkeep = QuarantineUpkeep(cast(Any, running))
     await quarantine.keep(make_tx(), HEAD, {})  # by the same clock: it proves nothing
     for _ in range(2):
-        with pytest.raises(StoreError, match="2 of 3 mails would be removed together"):
+        with pytest.raises(StoreError, match="2 of 3 mails would be removed at once"):
             await upkeep._purge()
     assert len(quarantine.ids()) == 3
     assert await quarantine.purge(RETENTION_S) == 2

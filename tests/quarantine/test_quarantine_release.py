@@ -116,7 +116,7 @@ def test_a_release_without_an_answer_is_not_repeated_for_a_while(here: Desk) -> 
     mail_id = here.send()
     here.bridge.next_hop.replies[b"."] = b""
     unsure = here.call("release", mail_id)
-    assert unsure.exit_code == 75 and f"{mail_id}: unsure, because the whole mail was sent" in unsure.stderr
+    assert unsure.exit_code == 75 and f"{mail_id}: unsure: the whole mail was sent" in unsure.stderr
     assert [mail["releases"][0]["unsure"] for mail in here.listed("--state", "unsure")] == [["b@example.org"]]
     assert "the next hop did not answer; b@example.org may have it" in here.call("show", mail_id).stdout
     (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())

@@ -88,7 +88,8 @@ def test_what_changed_is_shown_line_by_line(at: Replays) -> None:
         ["before", "\\", "now", "deliver", "quarantine"],
         ["quarantine", "1", "2"],
     ]
-    assert end.endswith("compared with the decisions at the time\n3 mails replayed: 2 unchanged, 1 changed\n")
+    compared = "compared with the decisions made when the mail arrived"
+    assert end.endswith(f"{compared}\n3 mails replayed: 2 unchanged, 1 changed\n")
     assert len(at.run("--all").stdout.split("\n\n")[0].split("\n")) == 4
 
 
@@ -176,7 +177,7 @@ def test_a_saved_result_is_what_later_ones_are_compared_with(at: Replays, tmp_pa
     """`--save` now, `--expect` after a change."""
     saved = tmp_path / "saved.json"
     at.desk.bridge.scanner.reply = DELIVER
-    assert at.run("--save", saved).returncode == 1  # compared with the decisions at the time
+    assert at.run("--save", saved).returncode == 1  # compared with the decisions made when the mail arrived
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     assert at.run("--expect", saved).returncode == 0
     at.desk.bridge.scanner.reply_to = {b"hello 2": answer(200, result("bounce"))}

@@ -268,7 +268,7 @@ async def test_a_target_that_is_no_host_name_does_not_end_the_watch(label: bytes
         dns.answer = dns_kit.services((label, b"example"), port=port)
         found = scanner_of("http://_scan._tcp.example", discovery=settings(dns.port, "srv"))
         async with found as scanner, watching(scanner):
-            await eventually(lambda: "does not name a host" in scanner.discoveries[0].problem, "the record to be read")
+            await eventually(lambda: "not specify a host" in scanner.discoveries[0].problem, "the record to be read")
             assert not scanner.hosts
             dns.answer = dns_kit.services((label, b"example"), (b"good", b"example"), port=port)
             await eventually(lambda: [host.place.name for host in scanner.hosts] == ["good.example"], "the other host")

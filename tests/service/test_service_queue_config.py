@@ -24,12 +24,12 @@ LOCAL = 'servers: ["nats://127.0.0.1:4222"]'
 @pytest.mark.parametrize(
     ("nats", "said"),
     [
-        ("servers: []", "at least 1"),
+        ("servers: []", "1 or more"),
         ('servers: ["nats://mq.example.org:4222"]', "nats:// is not encrypted"),
         ('servers: ["tls://u:secret@mq.example.org:4222"]', "without user name or password"),
         ('servers: ["tls://a.example.org", "nats://127.0.0.1"]', "either tls:// or nats://"),
         (f"{LOCAL}, credentials_file: a, token_file: b", "only one of"),
-        (f"{LOCAL}, user: a", "user and password_file belong together"),
+        (f"{LOCAL}, user: a", "user and password_file must be set together"),
         (f"{LOCAL}, ca_file: a", "without tls://"),
         (f"{LOCAL}, replicas: 2", "replicas"),
         (f"{LOCAL}, name: a.b", "name"),

@@ -19,7 +19,7 @@ _EXISTING = click.Path(path_type=Path, exists=True)
 @click.command(cls=Command)
 @config_option
 @click.option(
-    "--postfix", type=_EXISTING, help="Also check Postfix, configured in this directory (such as /etc/postfix)."
+    "--postfix", type=_EXISTING, help="Also check Postfix, with this configuration directory (such as /etc/postfix)."
 )
 @click.option("--exim", type=_EXISTING, help="Also check Exim, with this configuration file or directory.")
 @click.option(

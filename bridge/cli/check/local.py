@@ -42,7 +42,8 @@ def check_state_directory(conf: Config) -> Finding:
     except OSError as exc:
         return Finding(
             what,
-            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space, or choose another one",
+            f"state_directory: {state} cannot be written to: {exc.strerror}; check its owner and the free space, "
+            "or choose another directory",
         )
     return Finding(what, _foreign_files(state), str(state))
 
@@ -87,7 +88,7 @@ def check_api(conf: Config) -> Iterator[Finding]:
         what, key = f"api token {token.name}", f"api.tokens.{number}"
         warning = _open_to_all(f"{key}.token_file", resources.locate(token.token_file, conf.directory))
         if unknown := [uid for uid in token.tenants or () if uid not in tenants]:
-            warning = warning or f"{key}.tenants: there is no such tenant in `tenants`: {', '.join(unknown)}"
+            warning = warning or f"{key}.tenants: not in `tenants`: {', '.join(unknown)}; add or correct them"
         yield Finding(what, detail=token.token_file, warning=warning)
     address = conf.admin.address
     if conf.api.tokens and not (address.is_local or address.systemd):

@@ -47,7 +47,7 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     try:
         settings = read(directory, *_NAMES)
     except (OSError, subprocess.SubprocessError) as exc:
-        expected = "--postfix must name the directory with main.cf and master.cf, usually /etc/postfix"
+        expected = "--postfix must be the directory with main.cf and master.cf, usually /etc/postfix"
         yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {why_unreadable(exc)}; {expected}")
         return
     used = [listener for listener in conf.listeners if _is_used(listener, settings)]
@@ -114,7 +114,7 @@ def scanned_twice(conf: Config, used: list[Listener], settings: Settings) -> Ite
             yield Finding(
                 f"Postfix {service}",
                 f"mail is scanned twice, by {ways}: remove all but one of them "
-                "(at the service that takes scanned mail back, set -o smtpd_milters= in master.cf)",
+                "(for the service that takes scanned mail back, set -o smtpd_milters= in master.cf)",
             )
 
 

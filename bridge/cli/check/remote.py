@@ -80,9 +80,9 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
     try:
         await scanner.try_scan(host, max(_TIMEOUT_S, conf.scanner.connect_timeout))
     except Saturated as exc:
-        return Finding(what, detail=status, warning=f"it has no room for a test mail at the moment: {exc}")
+        return Finding(what, detail=status, warning=f"it has no capacity for a test mail at the moment: {exc}")
     except ScanTimeout as exc:
-        return Finding(what, detail=status, warning=f"{exc}: it may be slow or hanging")
+        return Finding(what, detail=status, warning=f"{exc}: it may be slow or hung")
     except ScanError as exc:
         text = f"it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
         return Finding(what, text)

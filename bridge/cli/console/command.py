@@ -49,7 +49,7 @@ def link(given: Path | None, path: Path | None, name: str) -> None:
 
     with _open(path or given) as (conf, store):
         if Users(store).find(name) is None:
-            raise click.ClickException(f"there is no user {name}")
+            raise click.ClickException(f"there is no user {name}; `scanbridge console user list` shows all users")
         say(enter_url(conf, SignInLinks(store).make(name)))
 
 
@@ -105,7 +105,7 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 
     with _open(path or given) as (_, store):
         Users(store).remove(name)
-    say(f"{name} removed, and all sessions ended", err=True)
+    say(f"{name} was removed; all of this user's sessions were ended", err=True)
 
 
 @user.command()
@@ -118,9 +118,9 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
 
     with _open(path or given) as (_, store):
         if Users(store).find(name) is None:
-            raise click.ClickException(f"there is no user {name}")
+            raise click.ClickException(f"there is no user {name}; `scanbridge console user list` shows all users")
         Users(store).set_password(name, ask_secret("Password"))
-    say(f"password of {name} changed; all of this user's sessions were ended", err=True)
+    say(f"the password of {name} was changed; all of this user's sessions were ended", err=True)
 
 
 def enter_url(conf: Config, token: str) -> str:

@@ -14,6 +14,7 @@ from bridge.cli.common import config_option, fail_config
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.cli.digest.wiring import Digesting
@@ -38,8 +39,8 @@ def digest() -> None:
     help="Language of the digest. Default: the person's, or the first one configured.",
 )
 @click.option("--tenant", default="", metavar="UUID", help="Show a sample with this tenant's templates and sender.")
-@click.option("--html", "as_html", is_flag=True, help="Print the HTML alone.")
-@click.option("--text", "as_text", is_flag=True, help="Print the text alone.")
+@click.option("--html", "as_html", is_flag=True, help="Print only the HTML.")
+@click.option("--text", "as_text", is_flag=True, help="Print only the text.")
 @config_option
 def preview(
     path: Path | None, person: str | None, language: str | None, tenant: str, as_html: bool, as_text: bool
@@ -51,7 +52,7 @@ def preview(
     with _open(path) as opened:
         known = {each.uid for each in opened.conf.tenants} | {each.uid for each in opened.conf.digests.tenants}
         if tenant and tenant not in known:
-            raise click.ClickException(f"no tenant has the uid {tenant}")
+            raise click.ClickException(f"no tenant has the uid {tenant}; see `tenants` in the configuration")
         if person is None:
             content = sample(opened.maker, tenant, language)
         else:
@@ -144,7 +145,7 @@ def rotate(path: Path | None) -> None:
     with _open(path, makes_keys=True) as opened:
         made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
         count = len(opened.maker.keys.keys)
-    say(f"new links are signed with key {made.id}; {count} keys are accepted", err=True)
+    say(f"new links are signed with key {made.id}; links signed with {counted(count, 'key')} are accepted", err=True)
 
 
 @contextmanager

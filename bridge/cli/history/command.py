@@ -59,7 +59,7 @@ def history(
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
     bridge, a Message-ID or a ggrid.
-    `explain` tells the whole story of one mail.
+    To see everything about one mail, use `explain`.
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
     """

@@ -44,8 +44,8 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
     """Explain what happened to a mail.
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
-    bridge, a Message-ID, a ggrid, or the address or domain of the sender or a recipient. The search for an address
-    starts with yesterday's mail, unless --since is given; the options narrow the search, or replace WHAT.
+    bridge, a Message-ID, a ggrid, or the address or domain of the sender or a recipient. A search for an address
+    covers the mail since yesterday, unless --since is given; the options narrow the search, or replace WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
     recorded.
@@ -151,7 +151,7 @@ def _say_list(session: HistorySession, question: Question, mails: list[Mail], li
         line += f"<{row.sender}> to {first_of(mail.last.recipients) or '-'}{subject}"
         say(line if (columns := width()) is None else cut(visible(line), columns))
     if len(mails) > limit:
-        say(f"The stories of the newest {limit} follow; `{session.command('explain')} ID` explains each of the others.")
+        say(f"The newest {limit} are explained below; for any other, run `{session.command('explain')} ID`.")
 
 
 def _asked(question: Question) -> str:
@@ -229,7 +229,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
 def _numbers(absence: Absence) -> str:
     from bridge.cli.history.absence import in_words
 
-    when = "From that time, it has" if absence.since else "It has"
+    when = "For that time, it has" if absence.since else "It has"
     if absence.by_action is None:
         return f"{when} more mails than could be counted in time."
     total = sum(absence.by_action.values())

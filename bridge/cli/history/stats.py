@@ -40,7 +40,7 @@ _FULL = "\u2588"
     "--limit",
     type=click.IntRange(0),
     default=None,
-    help="Maximum number of lines (0 = no limit); the rest is added up in one line. "
+    help="Maximum number of lines (0 = no limit); the rest is combined into one line. "
     "Default: 20, but no limit for hours and days.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
@@ -60,7 +60,7 @@ def stats(
     """Count mails by action, tag, sender, hour and so on.
 
     Counts the last seven days unless --since is given. A mail with several tags or recipients counts for each.
-    Hours and days are those of the local time zone.
+    Hours and days are in the local time zone.
     """
     from bridge.cli.history.session import HistorySession
 

@@ -70,7 +70,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
         comment: str | None, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Add entries to LIST from arguments, files or standard input. The comment of an existing entry is replaced.
 
-    An entry that affects far more mail than people expect (@gmail.com, 0.0.0.0/0, your own domain) needs --force.
+    An entry that affects far more mail than you might expect (@gmail.com, 0.0.0.0/0, your own domain) needs --force.
     """
     from bridge.cli.lists import changing
 

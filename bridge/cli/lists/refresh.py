@@ -37,7 +37,8 @@ def refresh(path: Path | None, as_json: bool) -> NoReturn:
     try:
         problems = run(fetch(replace(job, settings=with_hint(job.settings))))
     except OSError as exc:
-        fail(CopiesUnwritable(f"{copies.directory} cannot be written to: {exc.strerror}"))
+        step = "check its owner and the free space"
+        fail(CopiesUnwritable(f"{copies.directory} cannot be written to: {exc.strerror}; {step}"))
     copies.want(wanted)
     copies.look()
     codes = {exit_code(problem) for problem in problems.values()} | {0}

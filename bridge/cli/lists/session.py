@@ -121,10 +121,10 @@ def open_session(
 
 def not_configured(path: Path | None) -> str:
     """What is missing, where it belongs, and where the key comes from."""
-    where = f"to {path}" if path else "to a configuration file, and name it with -c"
+    where = f"to {path}" if path else "to a configuration file, and give that file with -c"
     return (
         f"the List API is not configured: add lists: {{url: ..., api_key_file: ...}} {where}; "
-        "`scanbridge service apikey create NAME` prints a key for that file"
+        "`scanbridge service apikey create NAME` prints a key for api_key_file"
     )
 
 

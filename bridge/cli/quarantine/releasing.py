@@ -16,7 +16,7 @@ from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay
 
-_UNSURE = "unsure, because the whole mail was sent and the next hop's answer was lost; check its log"
+_UNSURE = "unsure: the whole mail was sent, but the next hop's answer was lost; check the next hop's log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--baseline",
     metavar="URL|FILE",
     help="Compare with the current decisions of this scanner: its base URL, or a configuration of the included "
-    "service. Default: compare with the decisions from when the mail arrived.",
+    "service. Default: compare with the decisions made when the mail arrived.",
 )
 @click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
 @click.option(
@@ -127,7 +127,7 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     scanner = Choice(given["url"], given["token_file"], given["service"], given["ca_file"])
     baseline = _baseline(given["baseline"], given["baseline_token_file"], given["ca_file"])
     expected = _expected(given["expect"])
-    compared_with = "the decisions at the time"
+    compared_with = "the decisions made when the mail arrived"
     if expected is not None:
         compared_with = str(given["expect"])
     elif baseline is not None:

@@ -19,6 +19,7 @@ from bridge.cli.replay.run import Asked, Settings, Work
 from bridge.cli.replay.scanners import Choice, opened
 from bridge.cli.terminal import say, say_cells
 from bridge.config.model import Config
+from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible
 
 PROFILES = ("cautious", "balanced", "strict")
@@ -57,11 +58,11 @@ def show(replays: dict[str, Replay]) -> None:
         )
     if differing:
         say()
-    counted = table(replays)
-    for line in report.matrix_lines(counted, "profile", list(counted)):
+    decisions = table(replays)
+    for line in report.matrix_lines(decisions, "profile", list(decisions)):
         say(line)
     say()
-    say(f"{len(rows):,} mails replayed; the profiles differ in {len(differing):,} of them")
+    say(f"{counted(len(rows), 'mail')} replayed; the profiles differ in {len(differing):,} of them")
 
 
 def to_dict(replays: dict[str, Replay]) -> dict[str, Any]:

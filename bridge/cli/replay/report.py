@@ -54,7 +54,7 @@ def show_problems(replay: Replay) -> None:
             say(f"{row.name}: {row.why}", err=True)
     assumed = sum(row.envelope == "default" for row in replay.done)
     if assumed:
-        mails = "1 file names" if assumed == 1 else f"{assumed:,} files name"
+        mails = "1 file has" if assumed == 1 else f"{assumed:,} files have"
         say(f"{mails} no recipient, so `postmaster` was assumed; --to sets another one", err=True)
     if replay.missing:
         say(f"in --expect, but not replayed: {counted(replay.missing, 'mail')}", err=True)

@@ -73,7 +73,7 @@ def _settings(choice: Choice, conf: Config) -> ScannerSettings:
     elif is_configured or conf.scanner.token_file is None:
         token = wiring.token(conf)
     else:
-        hint = "the token of the configuration is for scanner.urls only"
+        hint = "the token in the configuration is only for scanner.urls"
         raise click.UsageError(f"{choice.option}: give its token with {choice.token_option} FILE; {hint}")
     there = conf.scanner.model_copy(update={"urls": urls})
     if choice.ca_file is not None:

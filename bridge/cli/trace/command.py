@@ -77,8 +77,8 @@ def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: 
     """Show every step that a mail would go through, without delivering or storing it.
 
     FILE is a mail saved by a mail program (.eml). It goes through a listener, the lists and the policy of the
-    configuration. The quarantine is not used, nor are the scanner (unless --scan is given) and the next hops (unless
-    --probe is given); the trace only shows what they would be asked to do.
+    configuration. The trace does not use the quarantine, the scanner (unless --scan is given) or the next hops (unless
+    --probe is given); it only shows what they would be asked to do.
     """
     import uvloop
 

@@ -258,7 +258,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
         what = f"its decision is {done.case}" if is_decision else f"there is no decision: {done.case}"
         yield Step("decision", f"{who}Suppose that {what}.", {"case": str(done.case), "supposed": True})
         if done.case is Case.SATURATED and done.closed_at_mail is not None:
-            text = f"Once saturation is known, the client already receives this at MAIL: {done.closed_at_mail}"
+            text = f"While there is no capacity, clients get this reply earlier, at MAIL: {done.closed_at_mail}"
             yield Step("mail", text, {"reply": str(done.closed_at_mail)})
     elif result is not None:
         tags = ", ".join(result.tags) or "none"

@@ -83,7 +83,7 @@ async def cancel(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if _is_pending(found):
-        raise Refused(409, "Too late", "The file is being applied. Cancel that on the page of the list.")
+        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the page of the list.")
     call.console.uploads.remove(number)
     call.audit_detail = _about(found)
     return to_list(call, found.sent.info.name, found.sent.tenant)
@@ -94,9 +94,9 @@ async def apply(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if found.stage is not Stage.READY or not found.changes:
-        raise Refused(409, "Not ready", "The file is not compared yet, or changes nothing: nothing was done.")
+        raise Refused(409, "Not ready", "The file has not been compared yet, or changes nothing. Nothing was done.")
     if _is_pending(found):
-        raise Refused(409, "Already begun", "The file is already being applied.")
+        raise Refused(409, "Already started", "The file is already being applied.")
     if found.dangers and call.form.get("sure") != "yes":
         raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
     name, tenant, total = found.sent.info.name, found.sent.tenant, found.changes

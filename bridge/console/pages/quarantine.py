@@ -246,7 +246,7 @@ async def _matching(call: Call) -> list[MailRecord]:
     await _like(call, asked)
     newest = read({"before": call.form.get("newest", "")[:100]})
     if asked.mistakes or newest.mistakes:
-        raise Refused(400, "The search has a mistake", "Go back and search again. Nothing was done.")
+        raise Refused(400, "Invalid search", "Go back and search again. Nothing was done.")
     found = await call.run(_look, call, asked, MAX_MATCHING)
     if last := newest.wanted.get("before"):
         found = [mail for mail in found if (mail.time.timestamp(), mail.id) <= last]

@@ -89,7 +89,7 @@ def by_analyzer(tags: tuple[str, ...], scores: Mapping[str, float]) -> Iterator[
 
 def _mistake(call: Call, typed: Mapping[str, str], content: bytes) -> str:
     if not content:
-        return "Choose a file with a mail, such as an .eml that a mail program saved."
+        return "Choose a saved mail, such as an .eml file from a mail program."
     if len(typed["recipients"].replace(",", " ").split()) > _MAX_RECIPIENTS:
         return f"At most {_MAX_RECIPIENTS} recipients are allowed."
     if typed["client"]:

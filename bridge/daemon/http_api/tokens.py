@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bridge.daemon.http_api.failures import ApiError
 
 CHALLENGE = 'Bearer realm="scanbridge"'
-_HOW = "name a token in api.tokens of the configuration, then run `scanbridge reload`"
+_HOW = "add a token to api.tokens in the configuration, then run `scanbridge reload`"
 
 
 def digest(secret: str) -> bytes:

@@ -121,5 +121,5 @@ def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
 
 def _on_supervisor_gone(lifeline: int, stop: Callable[[], None]) -> None:
     asyncio.get_running_loop().remove_reader(lifeline)
-    log.error("the supervisor is gone; stopping")
+    log.error("the supervisor has exited; stopping")
     stop()

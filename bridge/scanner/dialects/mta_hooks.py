@@ -138,7 +138,7 @@ class MtaHooks:
             raise ValueError("a response without a refusal")
         code, text, enhanced = response or (550, "", None)
         if action == "reject" and code < 500 and enhanced == _SATURATED:
-            raise Saturated(f"{self._url}: it has no room")
+            raise Saturated(f"{self._url}: it has no capacity")
         wished.reply_text(text)
         if action == "reject":
             decision = Decision.BOUNCE if code >= 500 else Decision.UNDECIDED
@@ -205,9 +205,9 @@ class MtaHooks:
         endpoints, limits = _member(found, "endpoints"), found.get("limits") or {}
         stages = _member(_member(found, "capabilities"), "inbound").get("stages")
         if found.get("version") != VERSION or not isinstance(stages, list) or STAGE not in stages:
-            raise ValueError(f"version {VERSION} with the stage {STAGE} is needed")
+            raise ValueError(f"version {VERSION} with the stage {STAGE} is required")
         if not isinstance(limits, dict):
-            raise ValueError("no limits")
+            raise ValueError("limits is not an object")
         largest, timeout = limits.get("maxMessageSize"), limits.get("timeoutMs")
         return _Offer(
             self._path(endpoints.get("registration")),
@@ -221,7 +221,7 @@ class MtaHooks:
         if not isinstance(identity, str) or not _ID.fullmatch(identity) or found.get("status") != "active":
             raise ValueError("it is not active, or has no id")
         if inbound.get("stages") != [STAGE] or not isinstance(properties, list):
-            raise ValueError("other stages")
+            raise ValueError("its stages or properties are not those that were requested")
         agreed = frozenset(name for name in properties if name in PROPERTIES)
         if not agreed >= _NEEDED:
             raise ValueError("the scanner does not request the mail and its envelope")

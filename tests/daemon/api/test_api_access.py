@@ -227,7 +227,7 @@ def test_check_warns_of_tokens_on_an_unencrypted_network(tmp_path: Path) -> None
         (plain,) = warnings(address, tokens + known)
         assert "unencrypted" in plain and "TLS" in plain
     (unknown,) = warnings("127.0.0.1:9082", tokens)
-    assert TENANT_A in unknown and "no such tenant" in unknown
+    assert TENANT_A in unknown and "not in `tenants`" in unknown
 
 
 def test_addresses_are_found_as_the_history_has_them(tmp_path: Path) -> None:

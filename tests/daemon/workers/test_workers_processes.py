@@ -145,7 +145,7 @@ def test_without_a_supervisor_the_workers_exit(tmp_path: Path) -> None:
         pids = workers(bridge)
         bridge.end()
         until(lambda: not any(map(is_running, pids)), "the workers to exit")
-        assert "the supervisor is gone" in bridge.log
+        assert "the supervisor has exited" in bridge.log
         again = start(tmp_path / "bridge.yml", bridge.port, bridge.admin)
         try:
             assert again.send().startswith("250 ")

@@ -90,7 +90,7 @@ def test_a_change_that_needs_a_restart_is_refused(tmp_path: Path) -> None:
         (tmp_path / "bridge.yml").write_text("listeners: 3\n")
         assert reload(bridge).returncode == 78
         bridge.signal(signal.SIGHUP)  # without the check of `scanbridge reload`
-        until(lambda: "a list is expected here" in bridge.log, "a log line about the mistake")
+        until(lambda: "expected a list" in bridge.log, "a log line about the mistake")
         assert bridge.send().startswith("250 ")
 
 
