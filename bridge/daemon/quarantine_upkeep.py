@@ -17,6 +17,7 @@ from bridge.errors import StoreError
 from bridge.quarantine.purge_guard import PurgeGuard
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.usage import Usage
+from bridge.runtime.counted import counted
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class QuarantineUpkeep:
             return
         try:
             if (left := await self._quarantine.reconcile()) > 0:
-                log.info("quarantine: removed %d unfinished objects left by an earlier run", left)
+                log.info("quarantine: removed %s left by an earlier run", counted(left, "unfinished object"))
         except StoreError as exc:
             log.error("quarantine cannot be used; mail for it is answered with 451: %s", exc)
 
@@ -123,4 +124,4 @@ def _not_writable(directory: Path) -> str:
 def clean(quarantine: Quarantine) -> None:
     """Before the first mail: remove files that an earlier run did not finish. Object storage is reconciled later."""
     if not quarantine.is_remote and (left := quarantine.clean()) > 0:
-        log.info("quarantine: removed %d unfinished files left by an earlier run", left)
+        log.info("quarantine: removed %s left by an earlier run", counted(left, "unfinished file"))

@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from bridge.errors import ConfigError
+from bridge.runtime.counted import counted
 from bridge.runtime.value import value
 
 MAX_HOSTS = 64  # per name
@@ -101,9 +102,9 @@ class Discovery:
 
     def _note(self, problem: str) -> None:
         if problem and problem != self.problem:
-            log.warning("scanner.discovery: %s: %s; keeping %d hosts", self.url, problem, len(self.places))
+            log.warning("scanner.discovery: %s: %s; keeping %s", self.url, problem, counted(len(self.places), "host"))
         elif self.problem and not problem:
-            log.info("scanner.discovery: %s: answers again, %d hosts", self.url, len(self.places))
+            log.info("scanner.discovery: %s: answers again, %s", self.url, counted(len(self.places), "host"))
         self.problem = problem
 
     async def _hosts(self, problems: list[str], ttls: list[float]) -> list[Place]:

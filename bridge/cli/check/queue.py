@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bridge.cli.check.finding import Finding
 from bridge.daemon.service_process import located
 from bridge.errors import ConfigError
+from bridge.runtime.counted import counted
 from bridge.service.config_files import Loaded
 from bridge.service.nats_settings import Nats
 from bridge.service.store import Store
@@ -57,7 +58,8 @@ def _workers(where: str, settings: Nats, servers: list[Found]) -> Iterator[Findi
     none = "no worker is connected, so mail is refused; start `scanbridge service worker` with this configuration"
     yield Finding("workers", detail=detail, warning="" if workers else f"{where}: {none}")
     if strangers:
-        text = f"{len(strangers)} workers use another database and get no mail; set `database` to the same value"
+        others = counted(len(strangers), "worker")
+        text = f"{others} with another database: no mail goes there; set `database` to the same value"
         yield Finding("workers", warning=f"{where}: {text}")
     if settings.replicas == 1 and any(server.is_cluster for server in servers):
         text = "NATS is a cluster, but each queued mail is stored on only one server; set `replicas: 3`"
