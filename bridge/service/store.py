@@ -120,6 +120,12 @@ class StoreUnavailable(BridgeError):
 STORAGE_ERRORS = (SQLAlchemyError, StoreUnavailable)  # what an unavailable database raises
 
 
+def _place(url: str) -> str:
+    """For messages. Those of PostgreSQL name the server themselves, and its URL may contain a password."""
+    path = Database(url).path
+    return f" {path}" if path is not None else ""
+
+
 DATABASE_ID = "x-scan-database"  # a header of status answers, for the service in front of a core node
 
 
@@ -153,13 +159,13 @@ class Store:
             engine = target.engine()
         except (DatabaseUnusable, OSError) as exc:
             why = database.reason(exc) if isinstance(exc, OSError) else exc
-            raise StoreUnavailable(f"cannot use the database: {why}") from exc
+            raise StoreUnavailable(f"cannot use the database{_place(self._url)}: {why}") from exc
         try:
             database.prepare(engine, MIGRATION_LOCK, MIGRATIONS)
             database.prepare(engine, MIGRATION_LOCK, learning_tables.MIGRATIONS, learning_tables.VERSION_TABLE)
         except SQLAlchemyError as exc:
             may_recover = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
-            text = f"cannot use the database: {database.reason(exc)}"
+            text = f"cannot use the database{_place(self._url)}: {database.reason(exc)}"
             raise StoreUnavailable(text, temporary=may_recover) from exc
         except DatabaseNewer as exc:
             raise StoreUnavailable(f"the database was {exc}") from exc
@@ -175,7 +181,7 @@ class Store:
                 engine.dispose()
         except (DatabaseUnusable, SQLAlchemyError) as exc:
             why = database.reason(exc) if isinstance(exc, SQLAlchemyError) else exc
-            raise StoreUnavailable(f"cannot use the database: {why}") from exc
+            raise StoreUnavailable(f"cannot use the database{_place(self._url)}: {why}") from exc
 
     def close(self) -> None:
         if self._engine is not None:
