@@ -153,7 +153,7 @@ bench-overload: $(DEV_READY)    ## measure overload at ten times the scanner's c
 bench-memory: $(DEV_READY)      ## measure memory under attack, compared with stock aiosmtpd: docs/evidence/memory.md
 	$(BIN)/python bench/memory.py
 
-evaluate: $(DEV_READY)          ## measure the detection of phishing with the mails in CORPUS=...; the result goes into docs/evidence/detection.md
+evaluate: $(DEV_READY)          ## measure the detection of phishing with the mails in CORPUS=..., SAMPLE=... of each source: docs/evidence/detection.md
 	@test -n "$(CORPUS)" || { echo "usage: make evaluate CORPUS=DIR, with DIR/ham/SOURCE/* and DIR/phishing/SOURCE/*"; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
 	deploy/test-servers.sh

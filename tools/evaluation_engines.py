@@ -1,7 +1,8 @@
 """The engines that `make evaluate` compares: private instances of rspamd and spamd, without network tests.
 
-`ask` returns the part of an answer that is kept, `read` the score in it and what the service makes of that. What is not
-installed is left out, as the report says.
+`ask` returns the part of an answer that is kept (with the rules that matched, to see why), `read` the score in it and
+what the service makes of that; `worth` is the setting that says how much the engine counts. What is not installed is
+left out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from bridge.service import engine_settings
 from bridge.service.analysis.rspamd import read_answer as rspamd_answer
 from bridge.service.analysis.spamassassin import read_answer as spamd_answer
-from bridge.service.detection.model import QUARANTINE_POINTS
 
 START_S = 300.0
 ANSWER_S = 60.0
@@ -40,6 +42,8 @@ _RSPAMD = {
 _NO_NETWORK = {"groups_disabled": ["hfilter"], "symbols_disabled": ["RDNS_NONE", "RDNS_DNSFAIL", "DATE_IN_PAST"]}
 _SPAMD_SCORE = re.compile(rb"^Spam: (\S+ ; -?[0-9.]+ / [0-9.]+)", re.MULTILINE)
 
+Said = dict[str, Any]  # what is kept of an answer
+
 
 class Answer(NamedTuple):
     score: float  # its own
@@ -49,45 +53,52 @@ class Answer(NamedTuple):
 class Rspamd:
     name = "rspamd"
     spam_score = 6.0  # `add header`, in its default configuration
+    worth = engine_settings.Rspamd(url="http://127.0.0.1").reject_score
+    at_once = 16  # it mostly waits for answers from DNS, which never come
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/checkv2"
 
-    def ask(self, content: bytes, sender: str) -> str:
+    def ask(self, content: bytes, sender: str) -> Said:
         headers = {"Settings": json.dumps(_NO_NETWORK)}
         if sender.isascii() and sender.isprintable():
             headers["From"] = sender
         request = urllib.request.Request(self._url, content, headers)  # noqa: S310 (our own address)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
             said = json.load(answer)
-        return json.dumps({name: said[name] for name in ("action", "score", "required_score")})
+        kept = {name: said[name] for name in ("action", "score", "required_score")}
+        return {**kept, "symbols": {name: symbol["score"] for name, symbol in said.get("symbols", {}).items()}}
 
-    @staticmethod
-    def read(said: str) -> Answer:
-        return Answer(float(json.loads(said)["score"]), rspamd_answer(said.encode()).opinion)
+    @classmethod
+    def read(cls, said: Said, worth: float | None = None) -> Answer:
+        found = rspamd_answer(json.dumps(said).encode(), cls.worth if worth is None else worth)
+        return Answer(float(said["score"]), found.opinion)
 
 
 class SpamAssassin:
     name = "SpamAssassin"
     spam_score = 5.0  # by default
+    worth = engine_settings.SpamAssassin.model_validate({"address": "127.0.0.1:783"}).spam_score
+    at_once = 2
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def ask(self, content: bytes, _sender: str) -> str:
+    def ask(self, content: bytes, _sender: str) -> Said:
         with socket.create_connection(("127.0.0.1", self._port), ANSWER_S) as link:
-            link.sendall(b"CHECK SPAMC/1.5\r\nContent-length: %d\r\n\r\n" % len(content) + content)
+            link.sendall(b"SYMBOLS SPAMC/1.5\r\nContent-length: %d\r\n\r\n" % len(content) + content)
             link.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: link.recv(65536), b""))
         found = _SPAMD_SCORE.search(answer)
         if found is None:
             raise OSError("spamd gave no score")
-        return found[1].decode()
+        rules = answer.partition(b"\r\n\r\n")[2].decode("ascii", "replace")
+        return {"spam": found[1].decode(), "rules": rules.strip()}
 
-    @staticmethod
-    def read(said: str) -> Answer:
-        score = float(said.partition(";")[2].partition("/")[0])
-        return Answer(score, spamd_answer({"spam": said}, b"", QUARANTINE_POINTS).opinion)
+    @classmethod
+    def read(cls, said: Said, worth: float | None = None) -> Answer:
+        found = spamd_answer({"spam": said["spam"]}, b"", cls.worth if worth is None else worth)
+        return Answer(float(said["spam"].partition(";")[2].partition("/")[0]), found.opinion)
 
 
 Engine = Rspamd | SpamAssassin
@@ -100,6 +111,14 @@ def installed() -> list[type[Engine]]:
 def _program(kind: type[Engine]) -> str | None:
     name = "rspamd" if kind is Rspamd else "spamd"
     return shutil.which(name) or shutil.which(f"/usr/sbin/{name}")
+
+
+@cache
+def version_of(kind: type[Engine]) -> str:
+    """As in `rspamd 3.4`."""
+    said = subprocess.run([_program(kind) or "", "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    number = re.search(r"\d+(?:\.\d+)+", said.stdout)
+    return f"{kind.name} {number[0]}" if number else kind.name
 
 
 def running(kind: type[Engine]) -> AbstractContextManager[Engine]:
@@ -118,7 +137,8 @@ def _spamassassin(program: str) -> Iterator[Engine]:
     with _directory() as directory:
         port = _free_port()
         # -L: local tests only. No user preferences, no learning.
-        options = ["-L", "-x", "--max-children=1", f"--listen=127.0.0.1:{port}", f"--helper-home-dir={directory}"]
+        children = [f"--{bound}-children={SpamAssassin.at_once}" for bound in ("min", "max")]
+        options = ["-L", "-x", *children, f"--listen=127.0.0.1:{port}", f"--helper-home-dir={directory}"]
         with _process([program, *options], port, directory / "log"):
             yield SpamAssassin(port)
 
@@ -154,7 +174,8 @@ def _directory() -> Iterator[Path]:
 
 @contextmanager
 def _process(command: list[str], port: int, log: Path) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log.open("wb"))  # noqa: S603
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603
     try:
         deadline = time.monotonic() + START_S
         while not _answers(port):

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from pathlib import Path
 
 from bridge.service.detection import model as models
 from bridge.service.detection.reasons import meaning_of
 from bridge.service.detection.signals import is_tag
+from tools.marked_parts import with_part
 from tools.train import Example, read_corpus
 
 PAGE = Path("docs/operate/phishing.md")
@@ -68,9 +68,7 @@ def main() -> None:
     shipped = models.load(models.SHIPPED)
     text = PAGE.read_text(encoding="utf-8")
     for name, part in (("signals", signal_table(ham, phishing, shipped.weights)), ("card", card(shipped))):
-        block = f"<!-- {name} -->\n\n{part}\n\n<!-- end of {name} -->"
-        pattern = re.compile(rf"<!-- {name} -->(?:.*<!-- end of {name} -->)?", re.DOTALL)
-        text = pattern.sub(block.replace("\\", r"\\"), text)
+        text = with_part(text, name, part)
     PAGE.write_text(text, encoding="utf-8")
 
 

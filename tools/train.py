@@ -33,6 +33,7 @@ from bridge.service.detection import model as models
 from bridge.service.detection.phishing import Search
 from bridge.service.detection.signals import WORD_BITS, Signals
 from tools.mail_corpus import CorpusMail, by_time, envelope_from, mails
+from tools.rates import recall, threshold_at
 
 ITERATIONS = 60
 SIGNAL_DECAY = 1.0
@@ -175,15 +176,6 @@ def unseen_scores(
         ham[fold] = [found.margin(one.signals) for one in examples if one.fold == fold]
         total = [one + found.margin(example.signals) / len(folds) for one, example in zip(total, judged, strict=True)]
     return ham, total
-
-
-def threshold_at(scores: Sequence[float], false_alarms: float) -> float:
-    ordered = sorted(scores, reverse=True)
-    return ordered[min(int(false_alarms * len(ordered)), len(ordered) - 1)] + 0.001
-
-
-def recall(scores: Sequence[float], threshold: float) -> float:
-    return sum(score >= threshold for score in scores) / len(scores) if scores else 0.0
 
 
 def write(found: models.Model, path: Path) -> None:

@@ -63,6 +63,12 @@ class ClamAv(AnalyzerSection):
 class Rspamd(AnalyzerSection):
     url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:rspamd`.")
+    reject_score: float = Field(
+        2.0,
+        ge=0,
+        le=1000,
+        description="Our score for spam just below rspamd's threshold for `reject`; proportionally less further below.",
+    )
 
     @field_validator("url")
     @classmethod
@@ -122,7 +128,7 @@ class SpamAssassin(AnalyzerSection):
     )
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:spamassassin`.")
     spam_score: float = Field(
-        8.0, ge=0, le=1000, description="Our score for a mail that just reaches SpamAssassin's own threshold."
+        1.0, ge=0, le=1000, description="Our score for a mail that just reaches SpamAssassin's own threshold."
     )
 
 

@@ -373,7 +373,7 @@ def _upload(pieces: list[bytes], content_type: bytes) -> tuple[Any, bytes]:
 
 def engine_answers(data: bytes) -> None:
     """Answers of clamd and rspamd give findings with clean tags, or a named error."""
-    for read in (clamav.read_answer, rspamd.read_answer):
+    for read in (clamav.read_answer, lambda answer: rspamd.read_answer(answer, 8.0)):
         try:
             found = read(data)
         except (clamav.ClamdError, rspamd.RspamdError, LimitReached):

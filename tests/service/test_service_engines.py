@@ -193,18 +193,21 @@ def test_clamds_answers(answer, expected):
 
 def test_rspamds_score_and_action_are_used():
     """The action becomes a tag, and the score counts by rspamd's own thresholds."""
-    found = rspamd_engine.read_answer(json.dumps({"action": "add header", "score": 6.5}).encode())
+    found = rspamd_engine.read_answer(json.dumps({"action": "add header", "score": 6.5}).encode(), 15.0)
     assert found == Findings(frozenset({"rspamd:add-header"}), opinion=6.5)
     for action, score, required, opinion in [
-        ("add header", 12.0, 30.0, 6.0),
+        ("add header", 12.0, 30.0, 3.0),
+        ("add header", 14.9, 15.0, 7.45),
+        ("my action", 100.0, 15.0, 7.5),
         ("reject", 30.0, 30.0, 15.0),
         ("reject", 1000.0, 15.0, 15.0),
         ("greylist", 5.9, 15.0, 0.0),
-        ("no action", -3.0, 15.0, -3.0),
+        ("reject", 3.0, 15.0, 3.0),
+        ("no action", -3.0, 15.0, -1.5),
         ("no action", 1.0, None, 0.0),
     ]:
         answer = {"action": action, "score": score, "required_score": required}
-        assert rspamd_engine.read_answer(json.dumps(answer).encode()).opinion == opinion
+        assert rspamd_engine.read_answer(json.dumps(answer).encode(), 7.5).opinion == opinion
 
 
 @pytest.mark.parametrize(
@@ -218,16 +221,42 @@ def test_rspamds_score_and_action_are_used():
     ],
 )
 def test_filters_that_call_a_mail_legitimate_held_it_together(tmp_path, rspamd_says, spamd_says, decision):
-    """Their scores were added, so newsletters were quarantined that neither of them called spam."""
+    """Their scores were added, so newsletters were quarantined that neither of them called spam. Both filters count as
+    much as they can here: what each calls spam is held."""
+    assert _decided(tmp_path, rspamd_says, spamd_says, mail(), "reject_score: 15", "spam_score: 8") == decision
+
+
+SUSPECTED = {"header:duplicate": 6.5}  # as if our own signals gave it as many points
+
+
+@pytest.mark.parametrize(
+    ("rspamd_says", "spamd_says", "alone", "suspected"),
+    [
+        (("no action", 3.0), "False ; 3.0 / 5.0", "deliver", "deliver"),
+        (("add header", 14.0), "False ; 3.0 / 5.0", "deliver", "quarantine"),
+        (("no action", 0.0), "True ; 8.0 / 5.0", "deliver", "quarantine"),
+        (("add header", 14.0), "True ; 19.0 / 5.0", "deliver", "quarantine"),
+        (("no action", -3.0), "True ; 20.0 / 5.0", "quarantine", "bounce"),
+        (("reject", 15.0), "False ; 0.0 / 5.0", "bounce", "bounce"),
+    ],
+)
+def test_engines_held_mail_that_nothing_else_made_suspicious(tmp_path, rspamd_says, spamd_says, alone, suspected):
+    """By default, another filter's word quarantines only a mail that we suspect ourselves. Before, rspamd and
+    SpamAssassin held a tenth of the legitimate mail. Far above their thresholds, they still decide alone."""
+    for expected, content in ((alone, mail()), (suspected, b"Subject: a\r\n" + mail())):
+        assert _decided(tmp_path, rspamd_says, spamd_says, content) == expected
+
+
+def _decided(tmp_path, rspamd_says, spamd_says, content: bytes, rspamd: str = "", spamassassin: str = "") -> str:
     action, score = rspamd_says
     answer = json.dumps({"action": action, "score": score, "required_score": 15.0}).encode()
     spamd = f"SPAMD/1.1 0 EX_OK\r\nContent-length: 0\r\nSpam: {spamd_says}\r\n\r\n".encode()
     with stub(_http(answer)) as http_port, stub(spamd) as spamd_port:
-        urls = f"rspamd: {{url: 'http://127.0.0.1:{http_port}'}}, "
-        engines = urls + f"spamassassin: {{address: '127.0.0.1:{spamd_port}'}}"
-        with service(tmp_path, CONFIG + f"analyzers: {{{engines}}}\n") as running:
-            found = running.submit(mail()).json
-    assert found["decision"] == decision, found
+        engines = f"rspamd: {{url: 'http://127.0.0.1:{http_port}', {rspamd}}}, "
+        engines += f"spamassassin: {{address: '127.0.0.1:{spamd_port}', {spamassassin}}}"
+        decisions = f"decisions: {{scores: {json.dumps(SUSPECTED)}}}\n"
+        with service(tmp_path, CONFIG + f"analyzers: {{{engines}}}\n" + decisions) as running:
+            return str(running.submit(content).json["decision"])
 
 
 @pytest.mark.parametrize(

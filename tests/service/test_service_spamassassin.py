@@ -23,7 +23,7 @@ def config(port: int, **settings: object) -> str:
 
 def test_rules_become_tags_and_the_score_is_scaled(tmp_path, spamd):
     """A score above SpamAssassin's threshold quarantines, twice the threshold bounces; rules are tags."""
-    with service(tmp_path, config(spamd.port, max_size="1MiB", user="nobody")) as running:
+    with service(tmp_path, config(spamd.port, max_size="1MiB", user="nobody", spam_score=8)) as running:
         assert running.submit(mail()).json["tags"] == []
         some = running.submit(mail(b"xyzzy\r\n")).json
         assert (some["decision"], some["tags"]) == ("deliver", ["spamassassin:LAB_WORD"])
@@ -108,5 +108,9 @@ def test_scores_are_relative_to_the_threshold():
     assert read_answer({"spam": "True ; 3.0 / 0.0"}, b"<x>, a b\n", 8.0).opinion == 3.0
     assert read_answer({"spam": "False ; 4.9 / 5.0"}, b"", 8.0).opinion == 0.0
     assert read_answer({"spam": "True ; 1000 / 5.0"}, b"", 8.0).opinion == 16.0
+    assert read_answer({"spam": "True ; 8.0 / 5.0"}, b"", 1.0).opinion == 1.6
+    assert read_answer({"spam": "True ; 19.9 / 5.0"}, b"", 1.0).opinion == 2.0
+    assert read_answer({"spam": "True ; 20.0 / 5.0"}, b"", 1.0).opinion == 10.0
+    assert read_answer({"spam": "True ; 20.0 / 5.0"}, b"", 0.0).opinion == 10.0
     with pytest.raises(BadAnswer):
         read_answer({}, b"", 8.0)

@@ -20,7 +20,7 @@ from bridge.service.analysis.parts import MailParts
 class Findings:
     tags: frozenset[str] = frozenset()
     score: float = 0.0  # in addition to the scores of the tags
-    opinion: float = 0.0  # of another spam filter, on our scale: the worst one counts, not the sum
+    opinion: float = 0.0  # of another spam filter, in our points: the worst one counts, not the sum
 
 
 class LimitReached(Exception):

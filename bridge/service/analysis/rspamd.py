@@ -1,7 +1,7 @@
 """rspamd over HTTP (`/checkv2`): its action becomes a tag, and its score counts by its own thresholds.
 
-A mail that rspamd just rejects (`required_score`) gets 15 points, and none gets more. As long as rspamd does not call a
-mail spam, its points do not suffice to quarantine it.
+A mail that rspamd just rejects (`required_score`) gets 15 points, and none gets more. One that it calls spam without
+rejecting it gets its share of `reject_score`, and one that it does not call spam gets none.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class RspamdError(Exception):
 class RspamdAnalyzer:
     def __init__(self, settings: Rspamd) -> None:
         self._url = f"{settings.url}/checkv2"
-        self._max_size = settings.max_size
+        self._settings = settings
         self._client = http_client(settings.timeout, connections=100)
 
     async def start(self) -> None:
         return None
 
     async def analyze(self, mail: Mail) -> Findings:
-        if mail.size > self._max_size:
+        if mail.size > self._settings.max_size:
             raise LimitReached("size")
         answer = await answer_to(self._client, self._url, _headers(mail), _body(mail), MAX_ANSWER)
-        return read_answer(answer)
+        return read_answer(answer, self._settings.reject_score)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -64,15 +64,16 @@ async def _body(mail: Mail) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def read_answer(body: bytes) -> Findings:
+def read_answer(body: bytes, reject_score: float) -> Findings:
     """Raises RspamdError if the answer has no action."""
     try:
         answer = json.loads(body)
         action, score = answer["action"], float(answer.get("score", 0.0))
-        points = opinion_of(score, float(answer.get("required_score") or 0.0), REJECTED)
+        worth = REJECTED if action == "reject" else reject_score
+        points = opinion_of(score, float(answer.get("required_score") or 0.0), worth)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RspamdError("malformed answer") from None
     if not isinstance(action, str):
         raise RspamdError("malformed answer")
-    most = UNSURE if action in _NOT_SPAM else REJECTED
+    most = UNSURE if action in _NOT_SPAM else worth
     return Findings(frozenset({f"rspamd:{as_tag(action)}"}), opinion=min(points, most))

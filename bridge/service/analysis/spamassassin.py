@@ -2,7 +2,7 @@
 
 Each mail has its own connection, because spamd closes it after one answer. A score of SpamAssassin means something only
 in relation to its threshold (`required_score`), which an administrator or a user may change; so it is scaled by it, up
-to twice the threshold. Below the threshold, it counts for half as much at most.
+to twice the threshold. From four times the threshold on, it suffices to quarantine a mail, whatever `spam_score` is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from email.utils import format_datetime
 
 from bridge.service.analysis.connections import BadAnswer, Connection, Connections
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.service.analysis.opinions import UNSURE, opinion_of
+from bridge.service.analysis.opinions import FAR, SUFFICIENT, UNSURE, opinion_of
 from bridge.service.engine_settings import SpamAssassin
 
 MAX_ANSWER = 256 * 1024
@@ -102,7 +102,9 @@ def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findi
     if is_spam:
         tags.add("spamassassin:spam")
     try:
-        points = opinion_of(score, threshold, spam_score)
+        points = min(opinion_of(score, threshold, spam_score), 2 * spam_score if is_spam else UNSURE)
     except ValueError as exc:
         raise BadAnswer(str(exc)) from None
-    return Findings(frozenset(tags), opinion=min(points, 2 * spam_score if is_spam else UNSURE))
+    if is_spam and 0 < FAR * threshold <= score:
+        points = max(points, SUFFICIENT)
+    return Findings(frozenset(tags), opinion=points)
