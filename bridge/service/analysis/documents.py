@@ -19,7 +19,7 @@ def kinds_of(content: bytes, names: Collection[str], formats: Collection[str]) -
     """All formats that may read it, because programs go by its name: a page may contain the mark of a PDF document."""
     if QR_CODES in formats and pictures.is_picture(content):
         yield QR_CODES
-    if PDF in formats and pdf_files.is_pdf(content):
+    if PDF in formats and pdf_files.is_pdf(content, names):
         yield PDF
     if OFFICE in formats and office_files.is_office(content, names):
         yield OFFICE

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from bridge.service.analysis import file_types
 from bridge.service.analysis.pdf_streams import (
     REFERENCE,
     SPACE,
@@ -40,8 +41,8 @@ _SCRIPT = re.compile(rb"/JS" + SPACE + REFERENCE)
 _FORM = re.compile(rb"/XFA" + SPACE + rb"(\[[^\]]{0,4000}|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)")
 _REFERENCE = re.compile(REFERENCE)
 _FORM_SCRIPT = re.compile(rb"<(?:[a-z]{1,20}:)?script[^>]{0,200}javascript", re.IGNORECASE)
-_STRING = re.compile(rb"\(((?:[^()\\]|\\.){1,4000}+)", re.DOTALL)
-_HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,16000}+)>")
+_STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
+_HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
 _KEY = re.compile(rb"/(URI|UF|F|URL)" + SPACE + rb"\Z")
 _KEY_WITHIN = 60  # bytes before a string
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
@@ -58,8 +59,9 @@ _ACTIONS = re.compile(rb"/(?:JavaScript|Launch|SubmitForm|ImportData|GoToR|GoToE
 _CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 
 
-def is_pdf(content: bytes) -> bool:
-    return b"%PDF-" in content[:_HEAD]
+def is_pdf(content: bytes, names: Collection[str] = ()) -> bool:
+    """By its mark; or by its name, if it has objects: pdf.js, poppler and others need no mark."""
+    return b"%PDF-" in content[:_HEAD] or (b"obj" in content and file_types.has_extension(names, ("pdf",)))
 
 
 def pdf_members(content: bytes, budget: Budget) -> Iterator[Member]:
@@ -146,6 +148,8 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
             budget.take_work(_FOUND_WORK)
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
+            elif "://" in value:  # in a script
+                links[value] = None
             elif key and "." in value:
                 names[value[-255:]] = None
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
