@@ -122,6 +122,22 @@ def test_a_link_was_not_seen(name: str) -> None:
     assert HOST in hosts(MAILS[name])
 
 
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("application/x", pdf(b"(" + LINK + b")", b"")),
+        ("text/calendar", b"BEGIN:VCALENDAR\r\nDESCRIPTION:https://ev\r\n il.example/x\r\nEND:VCALENDAR\r\n"),
+        ("text/x-vcard", CARD % b"URL;ENCODING=QUOTED-PRINTABLE:http=3A=2F=2Fevil.example/x"),
+    ],
+)
+def test_a_link_was_not_seen_in_an_ambiguous_mail(kind: str, content: bytes) -> None:
+    """Only some programs see the second delimiter, and nobody knows what the name and type of the part are."""
+    lines = base64.encodebytes(content).replace(b"\n", b"\r\n")
+    part = f"Content-Type: {kind}\r\nContent-Transfer-Encoding: base64\r\n\r\n".encode() + lines
+    body = b"--x\r\n\r\nhello\r\n--x--\r\n--y\r\n" + part + b"--y--\r\n"
+    assert HOST in hosts(mail(body, MIME_Version="1.0", Content_Type="multipart/mixed; boundary=x"))
+
+
 def test_a_host_in_latin_1_without_a_charset_was_read_as_another() -> None:
     assert "xn--bcher-kva.example" in hosts(
         text('<a href="http://b\xfccher.example/">x</a>'.encode("latin-1"), "text/html")

@@ -125,7 +125,7 @@ class FileInspector(ABC):
         if self.documents >= documents.MAX_NESTED:
             raise TooMuch("archive-depth")
         self.documents += 1
-        for member in documents.members(content, kind, names, self.budget):
+        for member in documents.members(content, kind, names, self.budget, self.limits.formats):
             self.member(member, kind, max(0, nesting - 1))
         self.documents -= 1
 

@@ -196,6 +196,7 @@ class _MailInspector(FileInspector):
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)
         if recognition.has_calendar(content):
+            self.may_have_files([content.decode("latin-1")], _ANY_CALENDAR)  # its files are found next
             self.calendar(content, _ANY_CALENDAR, nesting)
         if recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats)):
             self.found.tags |= file_types.tags_of("", "", content)
