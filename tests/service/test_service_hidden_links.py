@@ -81,6 +81,10 @@ MAILS = {
         CARD % b"NOTE;ENCODING=QUOTED-PRINTABLE:http://ev=\r\nil.example/x", "a.vcf", "text/x-vcard"
     ),
     "a card in Base64": attached(CARD % (b"NOTE;ENCODING=BASE64:" + base64.b64encode(LINK)), "a.vcf", "text/x-vcard"),
+    "a card that is only named as one": attached(CARD % (b"URL:" + LINK), "a.vcf"),
+    "a table": attached(b'name,link\r\nx,"=HYPERLINK(""https://evil.example/x"")"\r\n', "a.csv"),
+    "a page saved by Safari": attached(b"bplist00\xd1\x01" + bytes(3000) + ANCHOR, "a.webarchive"),
+    "a form of a PDF document": attached(b"%FDF-1.2\n1 0 obj<</FDF<</F (" + LINK + b")>>>>endobj", "a.fdf"),
     "the losing charset": text(UTF_7, "text/plain; charset=utf-7; charset*=us-ascii''utf-8"),
     "the losing charset, in pieces": text(UTF_7, 'text/plain; charset=utf-8; charset*0="ut"; charset*1="f-7"'),
     "Japanese that is not declared": text(JAPANESE, "text/html"),

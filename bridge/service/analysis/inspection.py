@@ -38,7 +38,15 @@ from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.script_files import PAGE_NAME
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import GUESSED, SELDOM, codecs_of, declared_by, detected, windows
+from bridge.service.analysis.text_windows import (
+    GUESSED,
+    SELDOM,
+    codecs_of,
+    declared_by,
+    detected,
+    undecoded_hosts,
+    windows,
+)
 from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch
@@ -315,15 +323,17 @@ class _MailInspector(FileInspector):
             if self.may_have_files(texts, part):
                 self.page(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
         if self.links.is_unread:
-            self.guessed_text(content, start, end, part)
+            self.links.is_unread = False
+            self.guessed_hosts(content, start, end)
 
-    def guessed_text(self, content: Buffer, start: int, end: int, part: Part) -> None:
-        """Search for links in the charsets that programs guess if a text does not declare its own, or a wrong one."""
+    def guessed_hosts(self, content: Buffer, start: int, end: int) -> None:
+        """Hosts in the charsets that programs guess if a text does not declare its own, or a wrong one."""
         if not self.limits.archives:
             raise NeedsProcess
-        for codec in GUESSED:
-            self.may_have_files(windows(content, start, end, codec), part)
-        self.links.is_unread = False
+        for host in undecoded_hosts(content, start, end):
+            self.reading.take(NAME_WORK * len(GUESSED))
+            for codec in GUESSED:
+                self.links.scan("http:" + words.decoded(host, codec), is_html=False)
 
     def kept(self, texts: Iterator[str], part: Part, nesting: int) -> Iterator[str]:
         """The beginning of a text, for the detection of phishing; the same texts again."""

@@ -63,7 +63,8 @@ _CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 
 def is_pdf(content: bytes, names: Collection[str] = ()) -> bool:
     """By its mark; or by its name or its end, if it has objects: pdf.js, poppler and others need no mark."""
-    if b"%PDF-" in content[:_HEAD]:
+    head = content[:_HEAD]
+    if b"%PDF-" in head or head.startswith(b"%FDF-"):  # a form, which says where its document is
         return True
     if b"obj" not in content:
         return False

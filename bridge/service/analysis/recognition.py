@@ -36,7 +36,7 @@ _PAGES = frozenset(
     ]
 )
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
-_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "txt"})
+_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "vcf", "vcs", "csv", "tsv", "txt", "webarchive"})
 _MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws"})
 _MAY_BE_MAILS = frozenset({"", "email", "mail", "msg", "rfc822"})  # desktops then look at the first line
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)

@@ -59,6 +59,12 @@ def detected(content: Buffer, start: int, end: int, charset: str) -> list[str]:
     return ["iso2022_jp_2"] if is_marked and words.codec_of(charset) not in words.SWITCHING else []
 
 
+def undecoded_hosts(content: Buffer, start: int, end: int) -> set[bytes]:
+    """What may be a host after two slashes, if it is not ASCII."""
+    return {match.group() for match in _AUTHORITY.finditer(content, start, end) if not match.group().isascii()}
+
+
+_AUTHORITY = re.compile(rb"//[^\s/<>\"'?#]{1,300}")
 _NEXT_PIECE = re.compile(r'"?[ \t]?;[ \t]*charset\*0*[1-9][0-9]?\*?[ \t]?=[ \t]?"?', re.IGNORECASE)  # RFC 2231 3
 
 
