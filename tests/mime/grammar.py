@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from tests.mime.early_ends import LEAF_LINES, LEAVES, STOPS
 from tests.mime.edits import edited
 from tests.mime.encodings import ENCODERS
 from tests.mime.mutations import (
@@ -122,6 +123,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "boundary": tuple(BOUNDARIES),
     "param": tuple(PARAMS),
     "body": tuple(BODIES),
+    "behind": ("none", *STOPS),
     "head-end": tuple(HEAD_ENDS),
     "outer-head-end": tuple(HEAD_ENDS),
     "part-type": tuple(PART_TYPES),
@@ -148,6 +150,8 @@ class Builder:
         self.seed, self.recipe, self.payload = seed, recipe, payload
         self.edits: list[str] = []
         self.boundary = BOUNDARIES[self.choice("boundary")]
+        if self.choice("behind") != "none":
+            self.boundary = b"foo" + STOPS[self.choice("behind")] + self.boundary
 
     def choice(self, slot: str) -> str:
         return self.recipe.get(slot, SLOTS[slot][0])
@@ -239,7 +243,7 @@ class Builder:
     def multipart(self) -> tuple[Lines, Lines]:
         """Head and body of the mutated multipart."""
         text: Lines = [b"Content-Type: text/plain", b"", b"hello"]
-        part = self.part()
+        part = self.part() if self.choice("behind") == "none" else self.behind_leaf()
         body: Lines = []
         for line in BODIES[self.choice("body")].replace(b"%", self.boundary).split(b"\n"):
             for mark, lines in ((b"1", text), (b"2", part)):
@@ -252,9 +256,17 @@ class Builder:
                 body.append(line.replace(b"O", OTHER) if line.startswith(b"--O") else line)
         return self.type_fields(), body
 
+    def behind_leaf(self) -> Lines:
+        """The part after the delimiter that readers see who end the boundary early; to others, it is in a leaf."""
+        kind, encoding = self.dice("behind").choice(LEAVES)
+        leaf = [b"Content-Type: " + kind, b"Content-Transfer-Encoding: " + encoding, b""]
+        lines = [LEAF_LINES.get(encoding, b"hello")] * 5
+        return [*leaf, *lines, b"--foo", *self.part(), b"--foo--"]
+
     def type_fields(self) -> Lines:
         kind = TYPES[self.choice("type")].replace(b"%", b"multipart/mixed")
-        value = kind + write_param(self.choice("param"), self.boundary)
+        how = self.recipe.get("param", "quoted" if self.choice("behind") == "none" else "bare")
+        value = kind + write_param(how, self.boundary)
         good = write_field(self.choice("type-field"), b"Content-Type", value)
         match self.choice("types"):
             case "text-first":

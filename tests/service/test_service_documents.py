@@ -169,6 +169,44 @@ def test_a_link_in_a_qr_code_is_a_link(kind: str) -> None:
     assert expected <= tags(zipped(("word/media/image1.bin", out.getvalue())), "a.docx")
 
 
+def in_pdf(picture: bytes, mode: str, size: tuple[int, int], options: bytes = b"") -> bytes:
+    spaces = {"1": b"/DeviceGray/BitsPerComponent 1", "L": b"/DeviceGray", "RGB": b"/DeviceRGB", "CMYK": b"/DeviceCMYK"}
+    space = spaces.get(mode, b"[/Indexed/DeviceRGB 1 <FFFFFF000000>]")
+    about = b"/Subtype/Image/Width %d/Height %d/ColorSpace %b" % (*size, space)
+    if mode != "1":
+        about += b"/BitsPerComponent 8"
+    return pdf(b"<<%b/Filter/FlateDecode%b>>stream\n%b\nendstream" % (about, options, zlib.compress(picture)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK"])
+def test_a_code_in_a_pdf_was_read_only_as_jpeg(mode: str) -> None:
+    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
+    image = pytest.importorskip("PIL.Image")
+    code = image.fromarray(zxingcpp.create_barcode(LINK, zxingcpp.BarcodeFormat.QRCode).to_image(scale=4))
+    raw = code.convert("L").point(lambda grey: grey < 128).tobytes() if mode == "P" else code.convert(mode).tobytes()
+    expected = {"picture:qr-link", "host:phish.example"}
+    assert tags(in_pdf(raw, mode, code.size), "a.pdf") == expected
+    width = len(raw) // code.height
+    rows = (
+        b"".join(b"\1" + _differences(raw[at : at + width]) for at in range(0, len(raw), width)) if mode == "L" else b""
+    )
+    if rows:
+        options = b"/DecodeParms<</Predictor 15/Colors 1/BitsPerComponent 8/Columns %d>>" % code.width
+        assert tags(in_pdf(rows, mode, code.size, options), "a.pdf") == expected
+
+
+def _differences(row: bytes) -> bytes:
+    """The filter of PNG that subtracts the pixel on the left."""
+    return bytes((byte - before) & 255 for before, byte in zip(b"\0" + row, row, strict=False))
+
+
+def test_thousands_of_pictures_in_a_pdf_are_not_all_read() -> None:
+    pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
+    stream = b"<</Subtype/Image/Width 1000/Height 1000/BitsPerComponent 8/Filter/FlateDecode>>stream\n%b\nendstream"
+    found = tags(pdf(*[stream % zlib.compress(bytes(1_000_000))] * 50), "a.pdf")
+    assert found == {"picture:not-read"}
+
+
 def test_a_huge_picture_is_not_decoded() -> None:
     image = pytest.importorskip("PIL.Image", reason="the extra `pictures` is not installed")
     pytest.importorskip("zxingcpp")

@@ -115,8 +115,9 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("openpgp")
     if is_apple_file(content):
         kinds.append("apple")
-    for kind in ("rar", "7z"):  # archive programs search for the start, whatever precedes it
-        if (content.startswith(_PROGRAMS) or kind in suffixes) and more_archives.start_of(content, kind) >= 0:
+    has_other = not content.startswith(_PROGRAMS) and any(kind in _OWN for kind in kinds)
+    for kind in more_archives.MARKED:  # archive programs search for the start, whatever precedes it
+        if (not has_other or kind in suffixes) and more_archives.start_of(content, kind) >= 0:
             kinds.append(kind)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES

@@ -29,6 +29,14 @@ def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
             yield encodings.decode(content, "base64")[0], _FILE_NAME.findall(key)
 
 
+def texts(text: str, part: Part) -> Iterator[str]:
+    """The text as programs show it: put together, and decoded as vCard 2.1 and vCalendar 1.0 write long texts."""
+    plain = unfolded(text, part)
+    yield plain
+    if "quoted-printable" in plain.lower():
+        yield encodings.decode(plain.encode("utf-8", "replace"), "quoted-printable")[0].decode("utf-8", "replace")
+
+
 def unfolded(text: str, part: Part) -> str:
     """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
     return (_FOLDED if recognition.is_calendar(part) else _FLOWED).sub("", text)

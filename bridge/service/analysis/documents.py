@@ -19,7 +19,7 @@ def kinds_of(content: bytes, names: Collection[str], formats: Collection[str]) -
     """All formats that may read it, because programs go by its name: a page may contain the mark of a PDF document."""
     if QR_CODES in formats and pictures.is_picture(content):
         yield QR_CODES
-    if PDF in formats and pdf_files.is_pdf(content):
+    if PDF in formats and pdf_files.is_pdf(content, names):
         yield PDF
     if OFFICE in formats and office_files.is_office(content, names):
         yield OFFICE
@@ -27,12 +27,14 @@ def kinds_of(content: bytes, names: Collection[str], formats: Collection[str]) -
         yield SCRIPTS
 
 
-def members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
+def members(
+    content: bytes, kind: str, names: Collection[str], budget: Budget, formats: Collection[str] = ()
+) -> Iterator[Member]:
     """Raises TooMuch."""
     if kind == QR_CODES:
         return pictures.picture_members(content, budget)
     if kind == PDF:
-        return pdf_files.pdf_members(content, budget)
+        return pdf_files.pdf_members(content, budget, reads_pictures=QR_CODES in formats)
     if kind == OFFICE:
         return office_files.office_members(content, names, budget)
     return script_files.page_members(content, budget)

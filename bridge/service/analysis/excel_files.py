@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bridge.mime.references import unescaped
 from bridge.service.analysis.office_attacks import tag_of_sheet_link
 from bridge.service.analysis.pdf_files import ENCRYPTED
 from bridge.service.analysis.unpacking import Budget
@@ -29,18 +30,21 @@ _AUTO_DEFINED = re.compile(r"(?m)^(?:_xlnm\.)?auto_(?:open|close|activate|deacti
 _AUTO = re.compile(rb"\0?a\0?u\0?t\0?o\0?_\0?(?:o\0?p\0?e\0?n|c\0?l\0?o\0?s\0?e|a\0?c\0?t\0?i\0?v)", re.IGNORECASE)
 _BUILT_IN_AUTO = (b"\x01", b"\x02", b"\x0a", b"\x0b")  # Auto_Open, Auto_Close, Auto_Activate, Auto_Deactivate
 _MACRO_PART = re.compile(r"(?:^|[/\\])macrosheets[/\\]", re.IGNORECASE)
-_BINARY_PART = re.compile(r"(?:^|[/\\])xl[/\\](?:workbook\.bin$|macrosheets[/\\])", re.IGNORECASE)
+_BINARY_PART = re.compile(r"(?:^|[/\\])xl[/\\](?:workbook\.bin$|(?:macro|work)sheets?[/\\])", re.IGNORECASE)
+_SHEET_PART = re.compile(r"(?:^|[/\\])xl[/\\].*sheets?[/\\]", re.IGNORECASE)
+_FORMULA_TEXT = re.compile(r"<(?:\w{1,20}:)?f(?:\s[^<>]{0,2000})?>([^<]+)")
+_JOINT = re.compile(r'"\s{0,9}&\s{0,9}"')
 
 
 def is_binary_part(name: str) -> bool:
-    """A part of an .xlsb file that may contain macros, or the name that runs one."""
+    """A part of an .xlsb file that may contain macros, the name that runs one, or formulas with links."""
     return name.lower().endswith(".bin") and _BINARY_PART.search(name) is not None
 
 
 def tags_of_binary_part(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[str]:
     budget.take_work(10 * len(content))
     if not any(map(_MACRO_PART.search, names)):
-        if _AUTO.search(content):
+        if _AUTO.search(content) and not any(map(_SHEET_PART.search, names)):
             yield AUTO_MACRO
     elif _CALLS.search(content):
         yield RUNS_PROGRAM
@@ -52,6 +56,17 @@ def tags_of_text_part(text: str, names: tuple[str, ...]) -> Iterator[str]:
         yield AUTO_MACRO
     if any(map(_MACRO_PART.search, names)) and _CALLS_TEXT.search(text):
         yield RUNS_PROGRAM
+
+
+def addresses_in_formulas(text: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Formulas of an .xlsx or .xlsm file in which an address stands, such as `HYPERLINK("https:"&"//a.example")`."""
+    if not any(map(_SHEET_PART.search, names)):
+        return
+    for formula in _FORMULA_TEXT.findall(text):
+        if "//" in formula or "&" in formula:
+            joined = _JOINT.sub("", unescaped(formula))
+            if "//" in joined or "\\\\" in joined:
+                yield joined
 
 
 def tags_of_names(defined: str) -> Iterator[str]:

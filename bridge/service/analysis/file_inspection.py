@@ -125,7 +125,7 @@ class FileInspector(ABC):
         if self.documents >= documents.MAX_NESTED:
             raise TooMuch("archive-depth")
         self.documents += 1
-        for member in documents.members(content, kind, names, self.budget):
+        for member in documents.members(content, kind, names, self.budget, self.limits.formats):
             self.member(member, kind, max(0, nesting - 1))
         self.documents -= 1
 
@@ -174,7 +174,11 @@ class FileInspector(ABC):
             (kind == "openpgp" or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
-        elif (kind in ("openpgp", "tnef") and file_types.is_text(content)) or recognition.is_page(member.names):
+        elif (
+            (kind in ("openpgp", "tnef") and file_types.is_text(content))
+            or recognition.is_page(member.names)
+            or recognition.is_html(content)
+        ):
             self.text(content, 0, len(content), SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
@@ -233,6 +237,8 @@ class FileInspector(ABC):
         self.signatures(content)
         self.names(names or [""], "", content)
         self.show(content, names)
+        if file_types.is_text(content):  # perhaps a description with links
+            self.text(content, 0, len(content), SHOWN_TEXT, nesting)
         self.file(content, names, nesting)
 
     def binhex(self, content: bytes, nesting: int) -> None:

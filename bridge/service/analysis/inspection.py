@@ -38,7 +38,15 @@ from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.script_files import PAGE_NAME
 from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import SELDOM, codecs_of, declared_by, windows
+from bridge.service.analysis.text_windows import (
+    GUESSED,
+    SELDOM,
+    codecs_of,
+    declared_by,
+    detected,
+    undecoded_hosts,
+    windows,
+)
 from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch
@@ -57,7 +65,10 @@ INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom 
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
-_ADDRESSES = frozenset({"content-base", "content-location", "x-mozilla-external-attachment-url"})
+_ADDRESSES = frozenset({"content-base", "content-location", "list-unsubscribe", "x-mozilla-external-attachment-url"})
+
+# Names under which programs open files of these types, whatever the mail calls them.
+_IMPLIED = {kind: {PAGE_NAME} for kind in recognition.PAGE_TYPES} | {"application/pdf": {"document.pdf"}}
 
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 _ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
@@ -193,6 +204,7 @@ class _MailInspector(FileInspector):
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)
         if recognition.has_calendar(content):
+            self.may_have_files([content.decode("latin-1")], _ANY_CALENDAR)  # its files are found next
             self.calendar(content, _ANY_CALENDAR, nesting)
         if recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats)):
             self.found.tags |= file_types.tags_of("", "", content)
@@ -269,9 +281,12 @@ class _MailInspector(FileInspector):
         return self.pages > 1 or recognition.is_attached(part)
 
     def addresses(self, part: Part) -> None:
-        """Fields with the address of a part: programs complete the links in it (RFC 2557), or open it instead."""
+        """Fields with the address of a part: programs complete the links in it (RFC 2557), or open it (RFC 2017).
+
+        The one with the address to unsubscribe at is shown as a button.
+        """
         for name, value in part.fields if self.limits.look_at_urls else ():
-            if name in _ADDRESSES:
+            if name in _ADDRESSES or (name == "content-type" and part.content_type == "message/external-body"):
                 self.links.scan(words.decode_words("".join(value.split())), is_html=False)
 
     def message_file(self, data: Buffer, part: Part, nesting: int) -> None:
@@ -293,8 +308,9 @@ class _MailInspector(FileInspector):
         """Search for links and files, in every charset that a program may read the text in."""
         if start >= end:
             return
-        others = self.declared if part is _ANY_TEXT else declared_by(part)
-        for codec in codecs_of(content[start : start + PAGE_START], part.params.get("charset", ""), others):
+        charset = part.params.get("charset", "")
+        others = [*(self.declared if part is _ANY_TEXT else declared_by(part)), *detected(content, start, end, charset)]
+        for codec in codecs_of(content[start : start + PAGE_START], charset, others):
             if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
             texts = windows(content, start, end, codec)
@@ -306,6 +322,18 @@ class _MailInspector(FileInspector):
             texts = (text.replace("\0", "") for text in windows(content, start, end, "latin_1"))
             if self.may_have_files(texts, part):
                 self.page(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
+        if self.links.is_unread:
+            self.links.is_unread = False
+            self.guessed_hosts(content, start, end)
+
+    def guessed_hosts(self, content: Buffer, start: int, end: int) -> None:
+        """Hosts in the charsets that programs guess if a text does not declare its own, or a wrong one."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        for host in undecoded_hosts(content, start, end):
+            self.reading.take(NAME_WORK * len(GUESSED))
+            for codec in GUESSED:
+                self.links.scan("http:" + words.decoded(host, codec), is_html=False)
 
     def kept(self, texts: Iterator[str], part: Part, nesting: int) -> Iterator[str]:
         """The beginning of a text, for the detection of phishing; the same texts again."""
@@ -322,8 +350,8 @@ class _MailInspector(FileInspector):
         self.links.has_files = is_html and not self.limits.look_at_urls
         for text in texts if self.limits.look_at_urls else ():
             self.links.scan(text, is_html=is_html, is_certain=part is not _ANY_TEXT)
-            if is_folded:
-                self.links.scan(calendar_files.unfolded(text, part), is_html=is_html)
+            for reading in calendar_files.texts(text, part) if is_folded else ():
+                self.links.scan(reading, is_html=is_html)
         return self.links.has_files and self.limits.look_at_mime
 
     def page(self, text: str, nesting: int) -> None:
@@ -353,7 +381,18 @@ class _MailInspector(FileInspector):
                 self.found.tags.add("mime:executable")
             with self.hidden_from_engines(is_hidden):
                 self.show(file.content, names)
+                if is_hidden:
+                    self.inner_page(file, nesting)
                 self.file(file.content, (), nesting)
+
+    def inner_page(self, file: page_files.PageFile, nesting: int) -> None:
+        """A page in an address of another one is shown as a frame, with its links."""
+        if not recognition.is_web_page(file.content, ()) and not recognition.is_page_type(file.content_type):
+            return
+        if nesting >= self.budget.depth:
+            raise TooMuch("archive-depth")
+        part = SHOWN_TEXT if file.content_type == "text/html" else _ANY_TEXT
+        self.text(file.content, 0, len(file.content), part, nesting + 1)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         if self.material is not None and nesting == 0:
@@ -376,8 +415,7 @@ class _MailInspector(FileInspector):
             or (not part.names and readings.begins_like_mail(content))
         ):
             self.enclosed(content, nesting)
-        is_page = recognition.is_page_type(part.content_type)
-        self.file(content, part.names | {PAGE_NAME} if is_page else part.names, nesting)
+        self.file(content, part.names | _IMPLIED.get(part.content_type, set()), nesting)
 
     def unnamed(self, content: bytes, part: Part) -> None:
         """No name says how to open it, so its type does: some programs add the extension to a name that has none."""

@@ -90,6 +90,7 @@ class Links:
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
         self.has_files = False  # perhaps: `page_files` finds them
+        self.is_unread = False  # a host that cannot be decoded: the text is in another charset than it seems
         self._length = self._marks = 0
         self._charge = charge
 
@@ -227,6 +228,7 @@ class Links:
     def _host(self, raw: str) -> str:
         """`host_of`, within the bounds of this mail."""
         if not raw.isascii() or "%" in raw:
+            self.is_unread |= "\ufffd" in raw
             self._converted += 1
             if self._converted > min(self._max_hosts, MAX_CONVERTED):
                 raise TooMuch("urls")

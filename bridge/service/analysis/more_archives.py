@@ -43,7 +43,8 @@ UNOPENED = "mime:unopened-archive"
 
 _BLOCK = 256 * 1024
 _MEMBER_WORK = 4096  # for each member: names are converted
-_MARKS = {"rar": b"Rar!\x1a\x07", "7z": b"7z\xbc\xaf\x27\x1c"}  # after a program that unpacks itself, or anything
+_MARKS = {"rar": b"Rar!\x1a\x07", "7z": b"7z\xbc\xaf\x27\x1c", "cab": b"MSCF\0\0\0\0"}  # after anything
+MARKED = tuple(_MARKS)
 _MARK_WITHIN = 4 * 1024 * 1024  # bytes in which 7-Zip and WinRAR search for them
 _DESCRIPTORS = slice(0x8000, 0x8000 + 32 * 2048)  # of an ISO image
 _JOLIET = (b"%/@", b"%/C", b"%/E")  # a second tree of names, perhaps of other files

@@ -7,6 +7,7 @@ the internet or to a program. Pure functions; nothing here raises.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from urllib.parse import unquote
 
@@ -37,6 +38,8 @@ _PROGRAM = re.compile(
 )
 # The header of an equation (EQNOLEFILEHDR): its own length and version. Then the formula in MTEF, of version 2 or 3.
 _EQUATION = re.compile(rb"\x1c\0.{26}[\x02\x03]", re.DOTALL)
+_ASSOCIATED = re.compile(rb"\xff\xff\x12\0\0\0")
+_LONGEST_PATH = 4096  # bytes
 _LONG_FONT = re.compile(rb"\x08[^\0]{42}")  # a name of a font longer than any: CVE-2017-11882 and CVE-2018-0802
 
 
@@ -85,6 +88,15 @@ def tag_of_sheet_link(service: str, topic: str) -> str:
     if topic.strip().startswith(("/", "-")) or _PROGRAM.search(text):
         return DDE
     return DDE_LINK
+
+
+def associated(table: bytes) -> Iterator[str]:
+    """The template in the table of an old Word document: the second of 18 strings (MS-DOC 2.9.273, SttbfAssoc)."""
+    for match in _ASSOCIATED.finditer(table):
+        at = match.end()
+        at += 2 + 2 * int.from_bytes(table[at : at + 2], "little")
+        size = 2 * int.from_bytes(table[at : at + 2], "little")
+        yield table[at + 2 : at + 2 + min(size, _LONGEST_PATH)].decode("utf-16-le", "replace").rstrip("\0")
 
 
 def is_formula(native: bytes) -> bool:

@@ -15,15 +15,17 @@ from bridge.service.analysis import (
     active_mime,
     archives,
     compressed_rtf,
+    default_password,
     excel_files,
     file_types,
+    odf_files,
     office_attacks,
     office_xml,
     onenote_files,
     table_files,
 )
 from bridge.service.analysis.decompression import inflated, is_zlib
-from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
+from bridge.service.analysis.excel_files import MACRO
 from bridge.service.analysis.more_archives import UNOPENED
 from bridge.service.analysis.office_xml import Relation
 from bridge.service.analysis.ole_files import MAGIC, Entry, entries
@@ -31,7 +33,7 @@ from bridge.service.analysis.onenote_files import EMBEDDED
 from bridge.service.analysis.pdf_files import ENCRYPTED
 from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_fields, rtf_objects, rtf_templates
 from bridge.service.analysis.unpacking import Budget, Member
-from bridge.service.analysis.vba import sources
+from bridge.service.analysis.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
 EQUATION, EXPLOIT = "office:equation", "office:exploit"
@@ -40,17 +42,8 @@ _EQUATION_NAMES = ("equation.2", "equation.3")
 _URL_MONIKER = bytes.fromhex("e0c9ea79f9bace118c8200aa004ba90b")
 _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
-_AUTO = re.compile(
-    r"\b(?:auto_?(?:open|close|exec|exit|new)|document_?(?:open|close|new|beforeclose)|document_contentcontrolonenter"
-    r"|workbook_(?:open|activate|beforeclose|beforesave)|worksheet_(?:activate|calculate|change|selectionchange)"
-    r"|presentation_?open|\w{1,50}_(?:layout|painted|gotfocus|mouseenter|resize))\b"
-)
-_PROGRAMS = re.compile(
-    r"\bshell\b|wscript\.shell|shell\.application|urldownloadtofile|xmlhttp|winhttp|adodb\.stream|powershell|mshta"
-    r"|rundll32|regsvr32|certutil|bitsadmin|winmgmts|virtualalloc|createthread|\bexecute4macro\b|\bexec\s{0,9}\("
-)
-_LINK = re.compile(rb"https?://[\x21-\x7e]{4,500}")
-_WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,500}")
+_LINK = re.compile(rb"https?://[\x21-\x7e]{4,}+")  # to the end: a long user name may precede the host
+_WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,}+")
 _DDE_FIELD = re.compile(rb"\x13(\0?[\s\"]{0,9}\0?D\0?D\0?E\0?[^\x14\x15]{0,2000})", re.IGNORECASE)
 _RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
 _FIELD = re.compile(
@@ -60,6 +53,7 @@ _SHEET_LINK = re.compile(r"<(?:\w{1,20}:)?ddeLink\s([^>]{0,8000})")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
 _OBJECT_WORK = 1024
 _RTF_WORK = 100  # for each byte of compressed text
+_BOOKS = frozenset({"workbook", "book"})
 _FILE_STREAMS = ("package", "contents", "embeddedodf", "\x01ole10native")
 # Long and short name, long and short path, and transport name, in 16-bit or 8-bit characters (MS-OXCMSG 2.2.2)
 _MAIL_NAME = tuple(f"__substg1.0_{number}" for number in ("3707", "3704", "370d", "3708", "370c"))
@@ -71,6 +65,7 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
     return (
         content.startswith((MAGIC, RTF, onenote_files.MAGIC))
         or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
+        or odf_files.is_odf(content, names)
         or active_mime.is_active_mime(content)
         or active_mime.has_web_archive(content, names)
         or table_files.is_table(content, names)
@@ -94,9 +89,12 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
     elif active_mime.is_active_mime(content):
         yield from active_mime.active_mime_members(content, budget)
     elif any(map(excel_files.is_binary_part, names)):
-        yield Member((), None, tags=tuple(excel_files.tags_of_binary_part(content, tuple(names), budget)))
+        tags = tuple(excel_files.tags_of_binary_part(content, tuple(names), budget))
+        yield Member((), None, tags=tags, links=_links(content))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
         yield from _of_xml(content, tuple(names), budget)
+    if odf_files.is_odf(content, names):
+        yield from odf_files.odf_members(content, names, budget)
     if table_files.is_table(content, names):
         yield Member((), None, tags=tuple(table_files.tags_of_table(content, budget)))
     if active_mime.has_web_archive(content, names):
@@ -107,10 +105,15 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     mail_names: dict[str, None] = {}
     classes: set[bytes] = set()
     names: set[str] = set()
+    encrypted: dict[str, bytes] = {}
     for entry in entries(content, budget):
         name = entry.name.lower()
         names.add(name)
         classes.add(entry.class_id)
+        if name in ("encryptioninfo", "encryptedpackage"):
+            encrypted[name] = entry.content
+        elif name in _BOOKS:
+            entry = entry._replace(content=default_password.book(entry.content, budget) or entry.content)
         if name.startswith(_MAIL_NAME):
             codec = "latin-1" if name.endswith(_EIGHT_BIT) else "utf-16-le"
             mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
@@ -119,6 +122,8 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
         yield from _of_macros(entry.content, budget)
         yield from _of_stream(entry, name, budget)
     found = [UNOPENED] if not names else []
+    if "encryptedpackage" in encrypted:
+        yield _opened(encrypted.get("encryptioninfo", b""), encrypted["encryptedpackage"], budget)
     if _EQUATION_CLASS in classes:
         found.append(EQUATION)
         if "\x01ole10native" in names and "equation native" not in names:  # what no equation editor writes
@@ -126,20 +131,29 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     yield Member(tuple(mail_names)[:1000], None, tags=tuple(found))
 
 
+def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
+    """A document that is encrypted as a whole: opened as Office does it without a question, or the tag for it."""
+    data = default_password.package(info, package, budget)
+    budget.take(len(data))
+    return Member(("",), data, is_disputed=True) if data else Member((), None, tags=(ENCRYPTED,))
+
+
 def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
     if name == "equation native":
         yield EQUATION
         if not office_attacks.is_formula(content):
             yield EXPLOIT
-    elif name in ("encryptedpackage", "encryptedsummary"):
+    elif name == "encryptedsummary":
         yield ENCRYPTED
-    elif name in ("workbook", "book"):
+    elif name in _BOOKS:
         yield from excel_files.tags_of_book(content, budget)
     elif name == "worddocument":
         if _has_password(content):
             yield ENCRYPTED
         for field in _DDE_FIELD.findall(content)[:100]:
             yield office_attacks.tag_of_field(field.replace(b"\0", b"").decode("latin-1"))
+    elif name in ("0table", "1table") and any(map(office_attacks.is_remote, office_attacks.associated(content))):
+        yield TEMPLATE
     elif name == "\x01ole" and _URL_MONIKER in content and any(map(office_attacks.is_remote, _links(content))):
         yield EXPLOIT  # an object that is loaded and run (CVE-2017-0199)
 
@@ -194,13 +208,7 @@ def _links(content: bytes) -> tuple[str, ...]:
 
 def _of_macros(content: bytes, budget: Budget) -> Iterator[Member]:
     for source in sources(content, budget):
-        lower = source.decode("latin-1").lower()
-        tags = [MACRO]
-        if _AUTO.search(lower):
-            tags.append(AUTO_MACRO)
-        if _PROGRAMS.search(lower):
-            tags.append(RUNS_PROGRAM)
-        yield Member(("macro.txt",), source, tags=tuple(tags), links=_links(source))
+        yield Member(("macro.txt",), source, tags=tags_of_source(source), links=_links(source))
 
 
 def package(content: bytes) -> Member:
@@ -233,7 +241,7 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
     if re.search(r"progid=[\"']equation\.[23]", text, re.IGNORECASE):
         tags.add(EQUATION)
-    links |= dict.fromkeys((fields, found.fields))
+    links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(text, names)))
     yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
     for encoded in found.data:
         data = decode(encoded.encode("latin-1", "replace"), "base64")[0]
@@ -275,11 +283,11 @@ def _attribute(about: str, name: str) -> str:
 
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
-    templates = rtf_templates(content)
-    tags = [office_attacks.tag_of_field(rtf_fields(content))]
+    templates, fields = rtf_templates(content), rtf_fields(content)
+    tags = [office_attacks.tag_of_field(fields)]
     if any(map(office_attacks.is_remote, templates)):
         tags.append(TEMPLATE)
-    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, *_links(content)))
+    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *_links(content)))
     for found in rtf_objects(content):
         budget.take_member()
         budget.take(len(found.content))

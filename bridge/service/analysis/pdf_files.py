@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from bridge.service.analysis import file_types
+from bridge.service.analysis.pdf_pictures import Pictures
 from bridge.service.analysis.pdf_streams import (
     REFERENCE,
     SPACE,
@@ -35,13 +37,14 @@ _STREAM_WORK = 4096  # for an object stream, however short
 _FOUND_WORK = 500  # for each stream and each string, however short
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 
+_ENDING = re.compile(rb"startxref\s{1,20}\d|trailer\s{0,20}<<|%%EOF")
 _ATTACHED = re.compile(rb"/U?F" + SPACE + REFERENCE)
 _SCRIPT = re.compile(rb"/JS" + SPACE + REFERENCE)
 _FORM = re.compile(rb"/XFA" + SPACE + rb"(\[[^\]]{0,4000}|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)")
 _REFERENCE = re.compile(REFERENCE)
 _FORM_SCRIPT = re.compile(rb"<(?:[a-z]{1,20}:)?script[^>]{0,200}javascript", re.IGNORECASE)
-_STRING = re.compile(rb"\(((?:[^()\\]|\\.){1,4000}+)", re.DOTALL)
-_HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,16000}+)>")
+_STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
+_HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
 _KEY = re.compile(rb"/(URI|UF|F|URL)" + SPACE + rb"\Z")
 _KEY_WITHIN = 60  # bytes before a string
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
@@ -58,12 +61,19 @@ _ACTIONS = re.compile(rb"/(?:JavaScript|Launch|SubmitForm|ImportData|GoToR|GoToE
 _CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 
 
-def is_pdf(content: bytes) -> bool:
-    return b"%PDF-" in content[:_HEAD]
+def is_pdf(content: bytes, names: Collection[str] = ()) -> bool:
+    """By its mark; or by its name or its end, if it has objects: pdf.js, poppler and others need no mark."""
+    head = content[:_HEAD]
+    if b"%PDF-" in head or head.startswith(b"%FDF-"):  # a form, which says where its document is
+        return True
+    if b"obj" not in content:
+        return False
+    return file_types.has_extension(names, ("pdf",)) or _ENDING.search(content[-_HEAD:]) is not None
 
 
-def pdf_members(content: bytes, budget: Budget) -> Iterator[Member]:
-    document = _Document(content, budget)
+def pdf_members(content: bytes, budget: Budget, *, reads_pictures: bool = False) -> Iterator[Member]:
+    """`reads_pictures`: whether somebody looks for codes in them."""
+    document = _Document(content, budget, reads_pictures)
     if not document.is_encrypted and document.is_read:
         yield from document.members()
         return
@@ -73,11 +83,11 @@ def pdf_members(content: bytes, budget: Budget) -> Iterator[Member]:
     if not rewritten or not was_encrypted:  # some objects may be lost in the rewritten document
         yield from document.members()
     if rewritten:
-        yield from _Document(rewritten, budget).members()
+        yield from _Document(rewritten, budget, reads_pictures).members()
 
 
 class _Document:
-    def __init__(self, content: bytes, budget: Budget) -> None:
+    def __init__(self, content: bytes, budget: Budget, reads_pictures: bool) -> None:
         budget.take_work(10 * len(content))
         self._content = content
         self._budget = budget
@@ -87,6 +97,7 @@ class _Document:
             self._streams.append(stream)
         text = outside(content, self._streams)
         self._decoder = Decoder(content, text, budget)
+        self._pictures = Pictures(content, text) if reads_pictures else None
         self._texts = [text]
         self.is_read = True
         self._files = [stream for stream in self._streams if not self._read_objects(stream)]
@@ -120,6 +131,8 @@ class _Document:
                 self._budget.take_member()
                 self._budget.take(stream.end - stream.start)
                 yield Member(("",), self._content[stream.start : stream.end])
+            elif self._pictures is not None:
+                yield from self._pictures.members(stream)
         if has_script:
             yield Member((), None, tags=("pdf:javascript",))
         yield _summary(self._texts, self._budget)
@@ -146,6 +159,8 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
             budget.take_work(_FOUND_WORK)
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
+            elif "://" in value:  # in a script
+                links[value] = None
             elif key and "." in value:
                 names[value[-255:]] = None
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))

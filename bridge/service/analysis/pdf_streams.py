@@ -28,7 +28,7 @@ _FILTERS = re.compile(
 )
 _FILTER = re.compile(rb"/F(?:ilter)?" + SPACE + rb"(\[[^\]]{0,4000}|/[A-Za-z0-9]{1,30})")
 _LENGTH = re.compile(rb"/Length[\s\0]{0,20}(\d{1,10})(?![\s\0]{0,20}\d{1,5}[\s\0]{0,20}R)")
-_LOOKED_UP = re.compile(rb"/(Filter|F|DecodeParms|DP|Length|First|Type)" + SPACE + REFERENCE)
+_LOOKED_UP = re.compile(rb"/(Filter|F|DecodeParms|DP|Length|First|Type|ColorSpace|Width|Height)" + SPACE + REFERENCE)
 _NUMBER = re.compile(rb"/(Predictor|Columns|Colors|BitsPerComponent|EarlyChange)" + SPACE + rb"(\d{1,6})")
 _LOOKED_UP_SIZE = 400  # bytes of an object that a description refers to
 _LOOKUP_WORK = 4096
@@ -100,8 +100,7 @@ class Decoder:
 
     def decode(self, stream: Stream) -> tuple[bytes, bool]:
         """The content of a stream, and whether all its filters are known."""
-        about = without_comments(stream.about[max(0, stream.about.rfind(b"obj")) :])
-        about += b"".join(b"/%b %b" % (key, self._object(number)) for key, number in _LOOKED_UP.findall(about)[:8])
+        about = self.described(stream)
         values = [plain(value) for value in _FILTER.findall(about)]
         filters = _FILTERS.findall(values[-1])[:_MAX_FILTERS] if values else []
         is_known = not values or (len(set(values)) == 1 and len(filters) == values[-1].count(b"/"))
@@ -117,6 +116,12 @@ class Decoder:
         for name in filters:
             data = self._filtered(data, name, numbers)
         return data, is_known
+
+    def described(self, stream: Stream) -> bytes:
+        """What describes a stream, with the objects that it refers to."""
+        about = without_comments(stream.about[max(0, stream.about.rfind(b"obj")) :])
+        found = _LOOKED_UP.findall(about)[:8]
+        return about + b"".join(b"/%b %b" % (key, self._object(number)) for key, number in found)
 
     def _end(self, stream: Stream, about: bytes) -> int:
         """The declared end, if `endstream` is there: that word may also occur within the data."""

@@ -17,13 +17,30 @@ _SIGNED_NAME = re.compile(r"(.+\.[^.]+)\.p7[mz]", re.IGNORECASE)
 # Types besides text/* whose content is shown with its links, by the mail program or by a browser.
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
 _PAGES = frozenset(
-    ["htm", "html", "shtm", "shtml", "ehtml", "xht", "xhtm", "xhtml", "svg", "svgz", "mht", "mhtml", "hta", "url"]
+    [
+        "htm",
+        "html",
+        "shtm",
+        "shtml",
+        "ehtml",
+        "xht",
+        "xhtm",
+        "xhtml",
+        "svg",
+        "svgz",
+        "mht",
+        "mhtml",
+        "hta",
+        "url",
+        "fpage",
+    ]
 )
-_PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
-_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "txt"})
+PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
+_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "vcf", "vcs", "csv", "tsv", "txt", "webarchive"})
 _MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws"})
 _MAY_BE_MAILS = frozenset({"", "email", "mail", "msg", "rfc822"})  # desktops then look at the first line
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
+_HTML = re.compile(rb"\s{0,99}<(?:!doctype\s{1,99}html|html)[\s>]", re.IGNORECASE)
 _WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
 _ARCHIVE_HEAD = 4096  # bytes in which its header section begins
 _CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)", re.IGNORECASE)
@@ -82,9 +99,14 @@ def is_page(names: Collection[str]) -> bool:
     return file_types.has_extension(names, _PAGES)
 
 
+def is_html(content: bytes) -> bool:
+    """Whether it certainly is one, whatever its name is: an Office document may contain a page under any name."""
+    return _HTML.match(content) is not None
+
+
 def is_page_type(content_type: str) -> bool:
     """Whether a file of this type is opened as a page, whatever its name is."""
-    return content_type in _PAGE_TYPES
+    return content_type in PAGE_TYPES
 
 
 def is_attached(part: Part) -> bool:

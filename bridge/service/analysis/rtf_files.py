@@ -17,12 +17,12 @@ _TOKEN = re.compile(
     rb"([{}])|\\bin(\d{1,9}) ?|\\[a-zA-Z]{1,32}(?:-?\d{1,10})? ?|\\'[0-9a-fA-F]{2}|\\.|([^{}\\]+)", re.DOTALL
 )
 _NOT_HEX = re.compile(rb"[^0-9a-fA-F]+")
-_TEMPLATE = re.compile(rb"\\template(?![a-z])\s{0,20}((?:[^{}\\]|\\[^{}]){4,2000}+)")
+_TEMPLATE = re.compile(rb"\\template(?![a-z])\s{0,20}((?:[^{}\\]|\\[^{}]){4,}+)")
 _UNICODE = re.compile(rb"\\u(-?\d{1,6}) ?\??")
 _HEX = re.compile(rb"\\'([0-9a-fA-F]{2})")
 _FIELD = re.compile(rb"\\fldinst(?![a-z])")
 _WORD = re.compile(rb"\\[a-zA-Z]{1,32}(?:-?\d{1,10})? ?|\\.|[{}\r\n]", re.DOTALL)
-_MAX_FIELD = 1000  # bytes of an instruction
+_MAX_FIELD = 64 * 1024  # bytes of an instruction, each of which may be written with four
 _MAX_CLASS = 100  # bytes of the name of a class
 
 

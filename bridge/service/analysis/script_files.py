@@ -24,7 +24,11 @@ LITERAL_WORK = 8192  # for each literal that is decoded, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
-_JOINTS = re.compile(r"([\"'`])\s{0,40}[+,]\s{0,40}[\"'`]")
+_JOINTS = re.compile(r"([\"'`])\s{0,40}(?:[+,]|\.concat\()\s{0,40}[\"'`]")
+_ADDRESS = re.compile(r"https?:[\\/]{1,4}[^\s\"'`<>\\]+")  # in lower case
+# The word `http` in Base64 and in hexadecimal, and what follows: such literals may be shorter than those of files.
+_BASE64_ADDRESS = re.compile("aHR0c[A-Za-z0-9+/_-]{9,}+")
+_HEX_ADDRESS = re.compile("68747470[0-9a-fA-F]{12,}+")
 _BASE64 = re.compile(r"[\"'`>]([A-Za-z0-9+/_=-]{40,}+)")
 _HEX = re.compile(r"[\"'`]([0-9a-fA-F]{60,}+)")
 _NUMBERS = re.compile(r"[\[(]([0-9a-fA-FxX,\s]{31,}+)")
@@ -73,11 +77,20 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     names = tuple(sorted(page_files.names(text))[:20])
     joined = _JOINTS.sub("", text)
     texts = dict.fromkeys((joined, escapes_replaced(joined), text))
-    tags = {tag for reading in texts for tag in _tags(reading.lower())}
+    links: dict[str, None] = {}
+    tags: set[str] = set()
     is_reversed = "reverse" in text
+    for reading in texts:
+        lower = reading.lower()
+        tags.update(_tags(lower))
+        links |= dict.fromkeys(_addresses(reading, "" if reading is text else lower))
+        if is_reversed:
+            links |= dict.fromkeys(_addresses(reading[::-1], lower[::-1]))
     literals = (literal for reading in texts for literal in _literals(reading, is_reversed))
     for literal in literals:
         budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
+        if literal[:5].lower() == b"http:" or literal[:6].lower() == b"https:":
+            links[literal.decode("latin-1")] = None
         if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of one
             continue
         done.add(literal)
@@ -86,7 +99,16 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         if is_page and not _is_picture(literal):
             tags.add(BUILDS_PAGE)
         yield Member((PAGE_NAME,) if is_page else names or ("",), literal, is_disputed=True)
-    yield Member((), None, tags=tuple(tags))
+    yield Member((), None, tags=tuple(tags), links=tuple(links))
+
+
+def _addresses(text: str, lower: str) -> Iterator[str]:
+    """Where the page leads to: encoded in the text, or plain in the text in lower case."""
+    if "aHR0c" in text:  # searched for much faster than with a pattern
+        yield from (_from_base64(literal).decode("latin-1") for literal in _BASE64_ADDRESS.findall(text))
+    if "68747470" in text:
+        yield from (_from_hex(digits).decode("latin-1") for digits in _HEX_ADDRESS.findall(text))
+    yield from _ADDRESS.findall(lower)
 
 
 def _tags(lower: str) -> Iterator[str]:
@@ -103,7 +125,7 @@ def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
         if is_reversed:
             yield _from_base64(match[1][::-1])
     for match in _HEX.finditer(text):
-        yield binascii.unhexlify(match[1][: len(match[1]) // 2 * 2])
+        yield _from_hex(match[1])
     for match in _NUMBERS.finditer(text):
         if match[1].count(",") >= _MIN_NUMBERS - 1:
             yield bytes(
@@ -117,6 +139,10 @@ def _from_base64(text: str) -> bytes:
     text = text.replace("-", "+").replace("_", "/").replace("=", "")
     text = text[:-1] if len(text) % 4 == 1 else text
     return binascii.a2b_base64(text + "=" * (-len(text) % 4))
+
+
+def _from_hex(digits: str) -> bytes:
+    return binascii.unhexlify(digits[: len(digits) // 2 * 2])
 
 
 def _is_picture(page: bytes) -> bool:

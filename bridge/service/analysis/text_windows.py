@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from bridge.mime import words
@@ -21,6 +22,7 @@ _BYTE_ORDER_MARKS = (
 )
 
 SELDOM = words.ODD  # links in them are not ASCII
+GUESSED = ("gb18030", "cp932", "euc_jp", "big5hkscs", "cp949", "cp1252", "cp1251")  # by browsers and mail programs
 
 
 def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[str]:
@@ -44,8 +46,26 @@ def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[st
 
 
 def declared_by(part: Part) -> list[str]:
-    """Other codecs that programs may find in the fields of a part, if these are in doubt."""
-    return words.odd_codecs(";".join(part.values("content-type"))) if part.doubts else []
+    """Other codecs that programs may find in the fields of a part, if these are in doubt or name several."""
+    fields = ";".join(part.values("content-type"))
+    if not part.doubts and fields.lower().count("charset") < 2:
+        return []
+    return words.odd_codecs(fields + ";" + _NEXT_PIECE.sub("", fields))
+
+
+def detected(content: Buffer, start: int, end: int, charset: str) -> list[str]:
+    """What browsers and mail programs recognise by its escape sequences if the text does not declare it."""
+    is_marked = content.find(b"\x1b$", start, end) >= 0
+    return ["iso2022_jp_2"] if is_marked and words.codec_of(charset) not in words.SWITCHING else []
+
+
+def undecoded_hosts(content: Buffer, start: int, end: int) -> set[bytes]:
+    """What may be a host after two slashes, if it is not ASCII."""
+    return {match.group() for match in _AUTHORITY.finditer(content, start, end) if not match.group().isascii()}
+
+
+_AUTHORITY = re.compile(rb"//[^\s/<>\"'?#]{1,300}")
+_NEXT_PIECE = re.compile(r'"?[ \t]?;[ \t]*charset\*0*[1-9][0-9]?\*?[ \t]?=[ \t]?"?', re.IGNORECASE)  # RFC 2231 3
 
 
 def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:

@@ -9,12 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
 from bridge.service.analysis.unpacking import Budget
 
+_AUTO = re.compile(
+    r"\b(?:auto_?(?:open|close|exec|exit|new)|document_?(?:open|close|new|beforeclose)|document_contentcontrolonenter"
+    r"|workbook_(?:open|activate|beforeclose|beforesave)|worksheet_(?:activate|calculate|change|selectionchange)"
+    r"|presentation_?open|\w{1,50}_(?:layout|painted|gotfocus|mouseenter|resize))\b"
+)
+_PROGRAMS = re.compile(
+    r"\bshell\b|wscript\.shell|shell\.application|urldownloadtofile|xmlhttp|winhttp|adodb\.stream|powershell|mshta"
+    r"|rundll32|regsvr32|certutil|bitsadmin|winmgmts|virtualalloc|createthread|\bexecute4macro\b|\bexec\s{0,9}\("
+)
 _BEGINNING = re.compile(rb"\x01..\x00?Attribut", re.DOTALL)  # compressed or plain
 _CHUNK = 4096
 _CHUNK_WORK = 20 * _CHUNK
 _MAX_SOURCE = 8 * 1024 * 1024  # bytes
+
+
+def tags_of_source(source: bytes) -> tuple[str, ...]:
+    """What a macro in any dialect of Basic does: whether it runs by itself, and whether it starts programs."""
+    lower = source.decode("latin-1").lower()
+    by_itself = (AUTO_MACRO,) if _AUTO.search(lower) else ()
+    runs = (RUNS_PROGRAM,) if _PROGRAMS.search(lower) else ()
+    return (MACRO, *by_itself, *runs)
 
 
 def sources(stream: bytes, budget: Budget) -> Iterator[bytes]:

@@ -1,0 +1,201 @@
+"""Documents that are encrypted with a password that Office itself tries: they open without a question.
+
+Excel and PowerPoint write them where everybody may read a document, but needs a password to change it; attackers do,
+because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO 2.3.4.5
+and 2.3.4.10), and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged; nothing here raises but TooMuch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from bridge.mime.encodings import decode
+from bridge.service.analysis import aes
+from bridge.service.analysis.unpacking import Budget
+
+_Hash = Callable[..., "hashlib._Hash"]
+_md5, _sha1 = (partial(hashlib.new, name, usedforsecurity=False) for name in ("md5", "sha1"))
+_PASSWORDS = ("VelvetSweatshop", "/01Hannes Ruescher/01")
+_SPIN_WORK = 250  # for each round in which a password is hashed
+_AES_WORK, _RC4_WORK = 100, 20  # for each byte
+_SPINS = 50_000  # of the older form; the newer one says how many
+_HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
+_ATTRIBUTE = re.compile(r"\b(\w{1,40})\s{0,9}=\s{0,9}[\"']([^\"']{0,1000})")
+_INPUT_KEY, _VALUE_KEY, _KEY_KEY = (
+    bytes.fromhex(text) for text in ("fea7d2763b4b9e79", "d7aa0f6d3061344e", "146e0be7abacd0d6")
+)
+_SEGMENT = 4096  # bytes of a package that are encrypted together
+_SHORT = 5  # bytes of a key of 40 bits
+_BOOK_BLOCK = 1024  # bytes of a workbook that are encrypted with one key
+_FIRST_RECORDS = 100  # of which one says how the others are encrypted
+_FILE_PASS, _BOUND_SHEET = 0x2F, 0x85
+_NOT_ENCRYPTED = frozenset({0x809, _FILE_PASS, 0xE1, 0x194, 0x195, 0x196, 0x138})  # BOF, InterfaceHdr and the like
+
+
+def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
+    """The document in the streams `EncryptionInfo` and `EncryptedPackage`; empty if it needs another password."""
+    read = _agile if info[:4] == b"\4\0\4\0" else _standard if info[2:4] == b"\2\0" else None
+    if read is None or len(encrypted) <= 8:
+        return b""
+    try:
+        decrypted = read(info, encrypted[8:], budget)
+    except (ValueError, struct.error, IndexError, KeyError):
+        return b""
+    return decrypted[: int.from_bytes(encrypted[:8], "little")]
+
+
+def _standard(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
+    """AES with each block on its own."""
+    header = int.from_bytes(info[8:12], "little")
+    bits = int.from_bytes(info[28:32], "little") or 128
+    verifier = info[12 + header :]
+    salt, first, second = verifier[4:20], verifier[20:36], verifier[40:72]
+    for password in _PASSWORDS:
+        hashed = _spun(_sha1, salt, password, _SPINS, budget)
+        hashed = _sha1(hashed + bytes(4)).digest()
+        key = b"".join(_padded_hash(hashed, byte) for byte in (0x36, 0x5C))[: bits // 8]
+        if _sha1(aes.decrypt(first, key)).digest() == aes.decrypt(second, key)[:20]:
+            budget.take_work(_AES_WORK * len(encrypted))
+            return aes.decrypt(encrypted, key)
+    return b""
+
+
+def _padded_hash(hashed: bytes, byte: int) -> bytes:
+    return _sha1(bytes(byte ^ other for other in hashed.ljust(64, b"\0"))).digest()
+
+
+def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
+    """The key is random, and is itself encrypted with the password. An XML document says how."""
+    text = info[8:].decode("utf-8", "replace")
+    about, _, own = text.partition("encryptedKey ")
+    data, key_data = dict(_ATTRIBUTE.findall(about)), dict(_ATTRIBUTE.findall(own))
+    new, salt = _hash(key_data["hashAlgorithm"]), _base64(key_data["saltValue"])
+    size = int(key_data["keyBits"]) // 8
+    for password in _PASSWORDS:
+        hashed = _spun(new, salt, password, int(key_data["spinCount"]), budget)
+        keys = [_fitted(new(hashed + block).digest(), size) for block in (_INPUT_KEY, _VALUE_KEY, _KEY_KEY)]
+        names = ("encryptedVerifierHashInput", "encryptedVerifierHashValue", "encryptedKeyValue")
+        given, value, secret = (
+            aes.decrypt(_base64(key_data[name]), key, salt) for name, key in zip(names, keys, strict=True)
+        )
+        if new(given[: int(key_data["saltSize"])]).digest() == value[: new().digest_size]:
+            return _segments(encrypted, secret[: int(data["keyBits"]) // 8], data, budget)
+    return b""
+
+
+def _segments(encrypted: bytes, key: bytes, about: dict[str, str], budget: Budget) -> bytes:
+    new, salt = _hash(about["hashAlgorithm"]), _base64(about["saltValue"])
+    budget.take_work(_AES_WORK * len(encrypted))
+    return b"".join(
+        aes.decrypt(
+            encrypted[at : at + _SEGMENT], key, _fitted(new(salt + struct.pack("<I", at // _SEGMENT)).digest(), 16)
+        )
+        for at in range(0, len(encrypted), _SEGMENT)
+    )
+
+
+def _hash(name: str) -> _Hash:
+    """Raises ValueError for any other name: it is the sender's."""
+    plain = name.upper().replace("-", "")
+    if plain not in _HASHES:
+        raise ValueError("not a hash of Office")
+    return partial(hashlib.new, plain, usedforsecurity=False)
+
+
+def _spun(new: _Hash, salt: bytes, password: str, count: int, budget: Budget) -> bytes:
+    budget.take_work(_SPIN_WORK * max(0, count))
+    hashed = new(salt + password.encode("utf-16-le")).digest()
+    for number in range(count):
+        hashed = new(number.to_bytes(4, "little") + hashed).digest()
+    return hashed
+
+
+def _fitted(hashed: bytes, size: int) -> bytes:
+    return hashed[:size].ljust(size, b"\x36")
+
+
+def _base64(text: str) -> bytes:
+    return decode(text.encode("latin-1", "replace"), "base64")[0]
+
+
+def book(stream: bytes, budget: Budget) -> bytes:
+    """The records of an old workbook, decrypted; empty if it needs another password, or is not encrypted in RC4."""
+    at = 0
+    for _ in range(_FIRST_RECORDS):
+        if at + 4 > len(stream):
+            break
+        kind, size = struct.unpack_from("<HH", stream, at)
+        if kind == _FILE_PASS:
+            key = _book_key(stream[at + 4 : at + 4 + size])
+            return _records(stream, key, budget) if key is not None else b""
+        at += 4 + size
+    return b""
+
+
+class _BookKey(NamedTuple):
+    """Makes the key of each block of a workbook."""
+
+    hash: _Hash
+    start: bytes
+    size: int
+
+    def of(self, block: int) -> bytes:
+        key = self.hash(self.start + struct.pack("<I", block)).digest()[: self.size]
+        return key.ljust(16, b"\0") if self.size == _SHORT else key
+
+
+def _book_key(about: bytes) -> _BookKey | None:
+    """The record says how keys are made, and has a number with its hash, both encrypted."""
+    kind, major, minor = struct.unpack_from("<HHH", about.ljust(6, b"\0"))
+    for password in _PASSWORDS if kind == 1 else ():
+        wide = password.encode("utf-16-le")
+        if (major, minor) == (1, 1):
+            salt, verifier = about[6:22], about[22:54]
+            start = _md5((_md5(wide).digest()[:5] + salt) * 16).digest()[:5]
+            key = _BookKey(_md5, start, 16)
+        else:
+            rest = about[14 + int.from_bytes(about[10:14], "little") :]
+            salt, verifier = rest[4:20], rest[20:36] + rest[40:60]
+            key = _BookKey(_sha1, _sha1(salt + wide).digest(), max(_SHORT, int.from_bytes(about[30:34], "little") // 8))
+        given = _rc4(verifier, key.of(0))
+        if len(given) > 16 and key.hash(given[:16]).digest() == given[16:]:
+            return key
+    return None
+
+
+def _records(stream: bytes, key: _BookKey, budget: Budget) -> bytes:
+    """The beginning of each record is not encrypted, nor are some records, but all count for the key stream."""
+    budget.take_work(_RC4_WORK * len(stream))
+    plain = bytearray(
+        b"".join(
+            _rc4(stream[at : at + _BOOK_BLOCK], key.of(at // _BOOK_BLOCK)) for at in range(0, len(stream), _BOOK_BLOCK)
+        )
+    )
+    at = 0
+    while at + 4 <= len(stream):
+        kind, size = struct.unpack_from("<HH", stream, at)
+        kept = 4 + (size if kind in _NOT_ENCRYPTED else 4 if kind == _BOUND_SHEET else 0)
+        plain[at : at + kept] = stream[at : at + kept]
+        if kind == _FILE_PASS:
+            plain[at : at + 2] = b"\xff\xff"  # the records that follow can be read
+        at += 4 + size
+    return bytes(plain)
+
+
+def _rc4(data: bytes, key: bytes) -> bytes:
+    state, j = list(range(256)), 0
+    for i in range(256):
+        j = (j + state[i] + key[i % len(key)]) & 255
+        state[i], state[j] = state[j], state[i]
+    out, j = bytearray(), 0
+    for number, byte in enumerate(data, 1):
+        i = number & 255
+        j = (j + state[i]) & 255
+        state[i], state[j] = state[j], state[i]
+        out.append(byte ^ state[(state[i] + state[j]) & 255])
+    return bytes(out)

@@ -1,0 +1,103 @@
+"""Pictures in PDF documents that are compressed like PNG: most QR codes in them are.
+
+Such a stream has no header: its description says what it is. It becomes a PNG file here, for the reader of pictures.
+What a predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: of a
+palette, only the numbers of its colours are used. The work has bounds of its own, because a catalogue has thousands of
+pictures; beyond them, the document gets the tag for pictures that were not read. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.pdf_streams import SPACE, Decoder, Stream
+from bridge.service.analysis.pictures import MIN_SIDE, NOT_READ
+from bridge.service.analysis.unpacking import Budget, Member
+
+MAX_PIXELS = 12_000_000  # of all such pictures in a document
+_MAX_BYTES, _MAX_WORK = 48 * 1024 * 1024, 64 * 1024 * 1024  # inflated, and looked at
+_IMAGE = re.compile(rb"/Image(?:Mask)?(?![A-Za-z0-9])")
+_FLATE = re.compile(rb"/F(?:ilter)?" + SPACE + rb"\[?" + SPACE + rb"/Fl(?:ateDecode)?(?![A-Za-z0-9])")
+_OTHER = re.compile(rb"/(?:DCT|JPX|JBIG2|CCITT|LZW|RunLength|ASCII)[A-Za-z0-9]{0,9}Decode")
+_NUMBER = re.compile(
+    rb"/(Width|Height|BitsPerComponent|Colors|Predictor)[\s\0]{1,20}(\d{1,6})(?![\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)"
+)
+_BASE = rb"(?:/\w{1,30}|\[[^\]]{0,400}\]|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)"
+_PALETTE = re.compile(rb"/Indexed" + SPACE + _BASE + SPACE + rb"(\d{1,3})")
+_PNG_FILTERS = 10  # a predictor from this number on is one of PNG
+_KINDS = {1: 0, 3: 2, 4: 6}  # the colour types of PNG, by the number of components
+_WITH_PALETTE = 3
+
+
+class Pictures:
+    """Those of one document."""
+
+    def __init__(self, content: bytes, text: bytes) -> None:
+        """`text`: from `pdf_streams.outside`."""
+        self._content = content
+        self._budget = Budget(bytes=_MAX_BYTES, work=_MAX_WORK, pixels=MAX_PIXELS)
+        self._decoder = Decoder(content, text, self._budget)
+
+    def members(self, stream: Stream) -> Iterator[Member]:
+        """The picture, if it is one that may contain a code."""
+        if not _IMAGE.search(stream.about) or not _FLATE.search(stream.about) or _OTHER.search(stream.about):
+            return
+        try:
+            if picture := self._read(stream):
+                yield Member(("",), picture)
+        except TooMuch:
+            yield Member((), None, tags=(NOT_READ,))
+
+    def _read(self, stream: Stream) -> bytes:
+        about = self._decoder.described(stream)
+        numbers = {name: int(value) for name, value in _NUMBER.findall(about)}
+        width, height = numbers.get(b"Width", 0), numbers.get(b"Height", 0)
+        bits = 1 if b"/ImageMask" in about else numbers.get(b"BitsPerComponent", 8)
+        if min(width, height) < MIN_SIDE or bits not in (1, 2, 4, 8):
+            return b""
+        self._budget.pixels -= width * height
+        if self._budget.pixels < 0:
+            raise TooMuch("pixels")
+        components, packed = numbers.get(b"Colors", 1), self._content[stream.start : stream.end]
+        if numbers.get(b"Predictor", 1) < _PNG_FILTERS:
+            components, packed = self._in_rows(packed, width, height, bits)
+        return _png(width, height, bits, components, packed, _palette(about, bits))
+
+    def _in_rows(self, packed: bytes, width: int, height: int, bits: int) -> tuple[int, bytes]:
+        """The number of components, and the rows as PNG has them: each begins with the number of its filter."""
+        largest = -(-width * bits * max(_KINDS) // 8) * height
+        self._budget.take(min(largest, 1032 * len(packed)))  # the most that zlib expands data
+        try:
+            data = zlib.decompressobj().decompress(packed, largest)
+        except zlib.error:
+            return 0, b""
+        for components in sorted(_KINDS, reverse=True):
+            row = -(-width * bits * components // 8)
+            if row * height <= len(data):
+                rows = b"".join(b"\0" + data[at : at + row] for at in range(0, row * height, row))
+                return components, zlib.compress(rows, 0)
+        return 0, b""
+
+
+def _palette(about: bytes, bits: int) -> bytes:
+    """Greys instead of the colours of a palette: a code has two colours, and which is darker does not matter."""
+    found = _PALETTE.search(about)
+    last = min(int(found[1]), (1 << bits) - 1) if found else 0
+    return bytes(255 * number // last for number in range(last + 1) for _ in range(3)) if last else b""
+
+
+def _png(width: int, height: int, bits: int, components: int, packed: bytes, palette: bytes) -> bytes:
+    if components not in _KINDS or (components > 1 and bits != 8):
+        return b""
+    has_palette = bool(palette) and components == 1
+    kind = _WITH_PALETTE if has_palette else _KINDS[components]
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))]
+    chunks += [(b"PLTE", palette)] if has_palette else []
+    chunks += [(b"IDAT", packed), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

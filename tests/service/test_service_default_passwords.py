@@ -1,0 +1,78 @@
+"""Encrypted documents that Office opens without asking for a password were delivered unread."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from bridge.service.analysis import aes, default_password
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from bridge.service.analysis.unpacking import Budget
+from tests.processor_time import cpu_s
+from tests.service.encrypted_documents import agile, standard, workbook
+from tests.service.service_kit import attached
+from tests.service.test_service_document_attacks import score, template
+from tests.service.test_service_documents import tags
+
+EXCEL, POWERPOINT, OTHER = "VelvetSweatshop", "/01Hannes Ruescher/01", "secret"
+DOCUMENT = template("https://a.example/t.dotm") + bytes(9000)
+EXEC = b"\x42\x01\x6e\x00"
+RECORDS = [
+    (0x809, b"\0\6\5\0" + bytes(12)),
+    (0x85, bytes(4) + b"\0\x01\x01\0M"),
+    (0x18, b"\x20\0" + bytes(13) + b"\x01" + bytes(8)),
+    (0x0A, b""),
+    (0x809, b"\0\6\x40\0" + bytes(12)),
+    (0x06, bytes(2000) + EXEC),
+    (0x0A, b""),
+]
+
+
+@pytest.mark.parametrize("password", [EXCEL, POWERPOINT])
+@pytest.mark.parametrize("write", [agile, standard])
+def test_a_document_with_a_password_that_office_tries_was_not_read(write, password) -> None:  # type: ignore[no-untyped-def]
+    assert "office:remote-template" in tags(write(DOCUMENT, password), "a.xlsx")
+
+
+@pytest.mark.parametrize("write", [agile, standard])
+def test_a_document_with_a_secret_password_is_encrypted(write) -> None:  # type: ignore[no-untyped-def]
+    assert tags(write(DOCUMENT, OTHER), "a.xlsx") == {"document:encrypted"}
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["Excel 97", "Excel 2003"])
+def test_macros_of_an_old_workbook_with_that_password_were_not_read(is_new: bool) -> None:
+    """Excel 4 macros in a workbook that was encrypted with the password of Excel reached the recipient."""
+    found = workbook(RECORDS, EXCEL, is_new=is_new)
+    assert {"mime:macro", "office:auto-macro", "office:macro-runs-program"} <= tags(found, "a.xls")
+    assert "document:encrypted" not in tags(found, "a.xls")
+    assert score(found, "a.xls") >= 8
+    assert tags(workbook(RECORDS, OTHER, is_new=is_new), "a.xls") == {"document:encrypted"}
+
+
+@pytest.mark.parametrize("size", [16, 24, 32])
+def test_aes_decrypts_what_a_library_encrypts(size: int) -> None:
+    key, initial, text = os.urandom(size), os.urandom(16), os.urandom(160)
+    for mode, first in ((modes.CBC(initial), initial), (modes.ECB(), None)):
+        worker = Cipher(algorithms.AES(key), mode).encryptor()
+        assert aes.decrypt(worker.update(text) + worker.finalize(), key, first) == text
+
+
+def test_a_password_that_is_hashed_without_end_makes_the_mail_incomplete() -> None:
+    """The document says how often: ten million rounds would take ten seconds, and there may be many documents."""
+    document = agile(b"x", EXCEL, spins=1).replace(b'spinCount="1"', b'spinCount="9999999"')
+    found = []
+    assert cpu_s(lambda: found.append(inspect(attached(document, "a.xlsx"), Limits()))) < 2
+    assert found[0].limits == {"archive-work"}
+
+
+@pytest.mark.parametrize("cut", (0, 5, 12, 40, 80, 200, 690))
+def test_damaged_descriptions_do_not_raise(cut: int) -> None:
+    info = b"\4\0\2\0" + struct.pack("<II", 4, 36) + bytes(cut)
+    default_password.package(info, bytes(40), Budget())
+    xml = b"\4\0\4\0\x40\0\0\0" + b'<keyData keyBits="x"/><p:encryptedKey saltValue="a" hashAlgorithm="SHA9"/>' * 9
+    default_password.package(xml[:cut], bytes(40), Budget())
+    default_password.book(struct.pack("<HH", 0x2F, cut) + b"\1\0\2\0\2\0" + bytes(cut), Budget())

@@ -1,0 +1,216 @@
+"""Links that a mail program, a browser or Office shows, and that the service did not see."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+import pytest
+
+from bridge.mime import words
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from tests.processor_time import is_linear
+from tests.service.service_kit import attached, mail, zipped
+from tests.service.test_service_document_attacks import score
+from tests.service.test_service_documents import ole, tags
+
+HOST = "evil.example"
+LINK = b"https://evil.example/x"
+LONG = b"http://" + b"a" * 9000 + b"@evil.example/x"  # a user name as long as that is allowed
+
+
+def hosts(content: bytes) -> set[str]:
+    return inspect(content, Limits()).hosts
+
+
+def text(body: bytes, content_type: str) -> bytes:
+    lines = base64.encodebytes(body).replace(b"\n", b"\r\n")
+    return mail(lines, MIME_Version="1.0", Content_Type=content_type, Content_Transfer_Encoding="base64")
+
+
+def script(source: bytes) -> bytes:
+    return attached(b"<html><script>" + source + b"</script></html>", "a.html", "text/html")
+
+
+def framed(kind: bytes, page: bytes) -> bytes:
+    address = b"data:" + kind + b";base64," + base64.b64encode(page)
+    return attached(b'<html><body><iframe src="' + address + b'"></iframe></body></html>', "a.html", "text/html")
+
+
+def pdf(uri: bytes, head: bytes = b"%PDF-1.4\n") -> bytes:
+    return head + b"1 0 obj\n<</Subtype/Link/A<</S/URI/URI " + uri + b">>>>\nendobj\ntrailer<</Root 1 0 R>>\n"
+
+
+def opendocument(*members: tuple[str, bytes]) -> bytes:
+    return zipped(("mimetype", b"application/vnd.oasis.opendocument.text"), *members)
+
+
+def sheet(formula: bytes) -> bytes:
+    return zipped(("xl/worksheets/sheet1.xml", b'<worksheet><c><f ca="1">' + formula + b"</f></c></worksheet>"))
+
+
+ANCHOR = b'<a href="https://evil.example/x">open</a>'
+FULL_WIDTH = '<a href="http://\uff45\uff56\uff49\uff4c.example/x">\u70b9\u51fb</a>'
+JAPANESE = b'<html><a href="http://\x1b$B#e#v#i#l\x1b(B.example/x">x</a></html>'
+UTF_7 = b"see http:+AC8ALw-evil.example/x ok, and nothing else in this text\r\n"
+RTF = b"{\\rtf1{\\field{\\*\\fldinst HYPERLINK \"h\\'74tp\\'3a//\\'65vil.example/x\"}{\\fldrslt x}}}"
+CARD = b"BEGIN:VCARD\r\nVERSION:2.1\r\n%b\r\nEND:VCARD\r\n"
+CODES = b",".join(b"%d" % byte for byte in LINK)
+MAILS = {
+    "a page in a frame": framed(b"text/html", ANCHOR),
+    "a drawing in a frame": framed(b"image/svg+xml", b"<svg>" + ANCHOR + b"</svg>"),
+    "a page in a frame of a frame": framed(
+        b"text/html", b'<iframe src="data:text/html;base64,' + base64.b64encode(ANCHOR) + b'">'
+    ),
+    "a page in an address, with percent signs": text(
+        b'<iframe src="data:text/html,%3Ca%20href=%22https:%2F%2Fevil.example%2Fx%22%3Eopen%3C/a%3E">', "text/html"
+    ),
+    "a script, in pieces": script(b'location = "htt" + "ps://e" + \'vil.exam\' + "ple/x"'),
+    "a script, with a function that joins": script(b'location = "https:".concat("//ev", "il.example/x")'),
+    "a script, in Base64": script(b'location = atob("' + base64.b64encode(LINK) + b'")'),
+    "a script, in long Base64": script(b'location = atob("' + base64.b64encode(LINK + b"?" + b"a" * 60) + b'")'),
+    "a script, in hexadecimal": script(b'x = "' + LINK.hex().encode() + b'"'),
+    "a script, as numbers": script(b"location = String.fromCharCode(" + CODES + b")"),
+    "a script, reversed": script(b'location = "' + LINK[::-1] + b'".split("").reverse().join("")'),
+    "a script, escaped": script(b'location = unescape("' + b"".join(b"%%%02x" % byte for byte in LINK) + b'")'),
+    "a card in quoted-printable": attached(
+        CARD % b"URL;ENCODING=QUOTED-PRINTABLE:http=3A=2F=2Fevil.example/x", "a.vcf", "text/x-vcard"
+    ),
+    "a card with a soft line break": attached(
+        CARD % b"NOTE;ENCODING=QUOTED-PRINTABLE:http://ev=\r\nil.example/x", "a.vcf", "text/x-vcard"
+    ),
+    "a card in Base64": attached(CARD % (b"NOTE;ENCODING=BASE64:" + base64.b64encode(LINK)), "a.vcf", "text/x-vcard"),
+    "a card that is only named as one": attached(CARD % (b"URL:" + LINK), "a.vcf"),
+    "a table": attached(b'name,link\r\nx,"=HYPERLINK(""https://evil.example/x"")"\r\n', "a.csv"),
+    "a page saved by Safari": attached(b"bplist00\xd1\x01" + bytes(3000) + ANCHOR, "a.webarchive"),
+    "a form of a PDF document": attached(b"%FDF-1.2\n1 0 obj<</FDF<</F (" + LINK + b")>>>>endobj", "a.fdf"),
+    "the losing charset": text(UTF_7, "text/plain; charset=utf-7; charset*=us-ascii''utf-8"),
+    "the losing charset, in pieces": text(UTF_7, 'text/plain; charset=utf-8; charset*0="ut"; charset*1="f-7"'),
+    "Japanese that is not declared": text(JAPANESE, "text/html"),
+    "Japanese that is declared as something else": text(JAPANESE, "text/html; charset=utf-8"),
+    "Japanese in an attached page": attached(JAPANESE, "a.html", "text/html"),
+    "Chinese that is not declared": text(FULL_WIDTH.encode("gbk"), "text/html"),
+    "Korean that is not declared": text(FULL_WIDTH.encode("cp949", "replace"), "text/html"),
+    "RTF, escaped": attached(RTF, "a.doc", "application/msword"),
+    "RTF in a long field": attached(RTF.replace(b"//", b"//" + b"\\'61" * 5000 + b"@"), "a.rtf"),
+    "an old document": attached(ole({"WordDocument": b"\xec\xa5" + bytes(60) + b'\x13 HYPERLINK "' + LONG}), "a.doc"),
+    "an old document, 16-bit": attached(ole({"1Table": LONG.decode().encode("utf-16-le")}), "a.doc"),
+    "PDF": attached(pdf(b"(" + LONG + b")"), "a.pdf"),
+    "PDF, in hexadecimal": attached(pdf(b"<" + LONG.hex().encode() + b">"), "a.pdf"),
+    "PDF without its mark": attached(pdf(b"(" + LINK + b")", b""), "a.pdf"),
+    "PDF without its mark and its name": attached(pdf(b"(" + LINK + b")", b""), "a", "application/pdf"),
+    "PDF with the mark of PostScript": attached(pdf(b"(" + LINK + b")", b"%!PS-Adobe-3.0 PDF-1.4\n"), "a.pdf"),
+    "PDF with a script": attached(pdf(b'(x)/S/JavaScript/JS (app.launchURL\\("' + LINK + b'"\\))'), "a.pdf"),
+    "OpenDocument": attached(
+        opendocument(("content.xml", b'<text:a xlink:href="https:&#47;/evil.example/x">')), "a.odt"
+    ),
+    "a formula": attached(sheet(b'HYPERLINK("https://evil.example/x","Open")'), "a.xlsx"),
+    "a formula that joins": attached(sheet(b'HYPERLINK("https:"&amp;"//"&amp;"evil.example/x")'), "a.xlsx"),
+    "a formula, binary": attached(zipped(("xl/worksheets/sheet1.bin", LINK.decode().encode("utf-16-le"))), "a.xlsb"),
+    "XPS": attached(zipped(("Documents/1/Pages/1.fpage", b'<Path FixedPage.NavigateUri="%b"/>' % LINK)), "a.xps"),
+    "a page in a document, under any name": attached(
+        zipped(("word/x.dat", b"<html><a href='//evil.example/'>x</a></html>")), "a.docx"
+    ),
+    "content on a server": mail(
+        b'--x\r\nContent-Type: message/external-body; access-type=URL;\r\n URL="https://evil.\r\n example/x"\r\n\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n\r\n--x--\r\n",
+        Content_Type="multipart/mixed; boundary=x",
+    ),
+    "the button to unsubscribe": mail(List_Unsubscribe="<mailto:a@b.example>, <https://evil.example/u>"),
+}
+
+
+@pytest.mark.parametrize("name", MAILS)
+def test_a_link_was_not_seen(name: str) -> None:
+    assert HOST in hosts(MAILS[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("application/x", pdf(b"(" + LINK + b")", b"")),
+        ("text/calendar", b"BEGIN:VCALENDAR\r\nDESCRIPTION:https://ev\r\n il.example/x\r\nEND:VCALENDAR\r\n"),
+        ("text/x-vcard", CARD % b"URL;ENCODING=QUOTED-PRINTABLE:http=3A=2F=2Fevil.example/x"),
+    ],
+)
+def test_a_link_was_not_seen_in_an_ambiguous_mail(kind: str, content: bytes) -> None:
+    """Only some programs see the second delimiter, and nobody knows what the name and type of the part are."""
+    lines = base64.encodebytes(content).replace(b"\n", b"\r\n")
+    part = f"Content-Type: {kind}\r\nContent-Transfer-Encoding: base64\r\n\r\n".encode() + lines
+    body = b"--x\r\n\r\nhello\r\n--x--\r\n--y\r\n" + part + b"--y--\r\n"
+    assert HOST in hosts(mail(body, MIME_Version="1.0", Content_Type="multipart/mixed; boundary=x"))
+
+
+def test_a_host_in_latin_1_without_a_charset_was_read_as_another() -> None:
+    assert "xn--bcher-kva.example" in hosts(
+        text('<a href="http://b\xfccher.example/">x</a>'.encode("latin-1"), "text/html")
+    )
+
+
+def test_the_template_of_an_old_document_was_only_a_link() -> None:
+    """Word loads the template of a .doc file from the internet just as that of a .docx file."""
+
+    def document(path: str) -> bytes:
+        names = b"".join(struct.pack("<H", len(name)) + name.encode("utf-16-le") for name in ("", path))
+        return ole({"WordDocument": b"\xec\xa5" + bytes(60), "1Table": b"x" * 50 + b"\xff\xff\x12\0\0\0" + names})
+
+    assert score(document("http://evil.example/t.dotm"), "a.doc") >= 8
+    assert score(document("C:\\Users\\a\\Normal.dotm"), "a.doc") == 0
+
+
+def test_macros_of_opendocument_were_not_seen() -> None:
+    module = b"<script:module>Sub Main\nIf 1 &lt; 2 Then Shell(&quot;cmd&quot;)\nEnd Sub</script:module>"
+    listener = b'<script:event-listener script:event-name="dom:load" xlink:href="vnd.sun.star.script:Standard.M.Main"/>'
+    document = opendocument(("Basic/Standard/M.xml", module), ("content.xml", listener))
+    assert {"mime:macro", "office:auto-macro", "office:macro-runs-program"} <= tags(document, "a.odt")
+    assert score(document, "a.odt") >= 8
+    assert "mime:macro" in tags(opendocument(("Scripts/python/a", b"import os")), "a.odt")
+    flat = b'<office:document xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0">' + module
+    assert "mime:macro" in tags(flat, "a.fodt")
+    assert tags(opendocument(("content.xml", b"<a/>"), ("Basic/script-lc.xml", b"<library/>")), "a.odt") == set()
+
+
+@pytest.mark.parametrize("charset", ["BOCU-1", "ibm-1214", "ibm-37_P100-1995,swaplfnl", "IBM-Thai", "x-IBM939A"])
+def test_links_in_charsets_of_icu_were_missed(charset: str) -> None:
+    """Programs on Android know the charsets of ICU, under all of its names."""
+    plain = LINK.decode()
+    coded = bytes(byte + 0x50 for byte in LINK) if words.codec_of(charset) == "bocu_1" else plain.encode("cp037")
+    assert HOST in hosts(text(coded, f'text/plain; charset="{charset}"'))
+
+
+@pytest.mark.parametrize(
+    ("charset", "raw", "expected"),
+    [
+        ("scsu", b"ht\x01tp:/\x0e\0/\x0f\0e\0v\0i\0l\xe0.exa\x01mple".hex(), "http://evil.example"),
+        ("scsu", b"\x0f\0h\xf0\0t\0t\0p".hex(), "http"),
+    ],
+)
+def test_other_compressed_charsets(charset: str, raw: str, expected: str) -> None:
+    assert words.as_text(bytes.fromhex(raw), charset) == expected
+
+
+@pytest.mark.parametrize("piece", [b"\xd0\x01", b"\x0f\0a\xe0", b"\xfe\x01\x02\x03", b"\x0e\0"])
+def test_compressed_charsets_take_linear_time(piece: bytes) -> None:
+    for codec in ("bocu-1", "scsu"):
+        assert is_linear(lambda raw, codec=codec: words.as_text(raw, codec), piece * 5000, piece * 20_000)
+
+
+def test_frames_within_frames_end() -> None:
+    page = b"x"
+    for _ in range(12):
+        page = b'<iframe src="data:text/html;base64,' + base64.b64encode(b"<html>" + page) + b'">'
+    assert inspect(attached(page, "a.html", "text/html"), Limits()).limits == {"archive-depth"}
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.jpg", "a", "a.001"])
+@pytest.mark.parametrize("mark", [b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07\x01\0", b"MSCF\0\0\0\0"])
+def test_an_archive_behind_a_picture_was_not_noticed(mark: bytes, name: str) -> None:
+    """7-Zip opens it there, whatever the name of the file is."""
+    picture = b"\xff\xd8\xff\xe0\0\x10JFIF\0" + bytes(200) + b"\xff\xd9"
+    assert "mime:unopened-archive" in tags(picture + mark + b"damaged" * 9, name)
+
+
+@pytest.mark.parametrize("extension", ["terminal", "inetloc", "fileloc", "saver", "wsb", "xpi", "oxt"])
+def test_more_extensions_run_programs(extension: str) -> None:
+    assert "mime:executable" in tags(b"\x01\x02\xff binary", f"a.{extension}")
