@@ -23,7 +23,8 @@ _LINK = re.compile(
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_BACKSLASHES = re.compile(r"(?<!/)(?:/++\\[/\\]*+|\\[/\\]++)")
+_BACKSLASHES = re.compile(r"/(?<!//)/*+\\[/\\]*+|\\[/\\]++")  # begins with one of two characters: searched fast
+_BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
 _WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
 _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
@@ -120,7 +121,7 @@ class Links:
         """Whether a link ends at a tab or line end, so that it may not end there."""
         is_broken = False
         self._check_length(text)
-        if "\\" in text:
+        if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
             text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
@@ -140,7 +141,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
-            self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
+            self.has_files = self.has_files or "data:" in without_breaks(text) or has_download(text)
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
@@ -248,9 +249,6 @@ class Links:
         real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
-
-
-_DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
 
 
 def without_breaks(text: str) -> str:
