@@ -319,7 +319,6 @@ _NO_UU = bytes(set(_EVERY) - set(range(32, 97)))
 _ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|#)", re.IGNORECASE)
 _NEAR = 1024  # bytes in which lines of data must follow a "begin" in the middle of a line
 _LONGEST_LINE = 4096  # bytes of a line of data, with every character escaped; one has 88 characters
-_LONGEST_DATA = 91  # of one without escapes: 88, and the three more that some programs allow
 _STEP = 1024 * 1024
 
 
@@ -442,8 +441,8 @@ def _data_in(line: bytes, after_one: bool) -> tuple[bool, bool]:
     text = line.rstrip(b"\r")
     if not text.strip():
         return False, after_one
-    if len(text) > _LONGEST_DATA and b"&" not in text:
-        return False, False
+    if not _SIZES[text[0]] >> len(text) & 1 and b"&" not in text:  # a quick test: few lines of prose have such a length
+        return after_one and text.strip().lower() in _END_LINES, False
     texts = list(filter(None, (text, *_unescaped(text)))) if b"&" in text else [text]
     is_like_data = any(map(_is_like_data, texts))
     is_data = any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES))
@@ -503,6 +502,16 @@ def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
 
 _XX = b"+-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _FROM_XX = bytes.maketrans(_XX, _ALPHABET)
+
+
+def _sizes(first: int) -> int:
+    """A bit for each length that a line may have for `_is_data` or `_is_like_data`, by its first byte."""
+    lines = (bytes([first]) + b"+" * more for more in range(_LONGEST_DATA))
+    return sum(1 << len(line) for line in lines if _is_uu_line(line) or _is_like_data(line))
+
+
+_LONGEST_DATA = 91  # bytes: 88, and the three more that some programs allow
+_SIZES = tuple(map(_sizes, range(256)))
 
 
 def _xxencoded(raw: bytes) -> bytes:

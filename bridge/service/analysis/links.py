@@ -141,7 +141,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
-            self.has_files = self.has_files or "data:" in without_breaks(text) or has_download(text)
+            self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
@@ -249,6 +249,9 @@ class Links:
         real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
+
+
+_DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
 
 
 def without_breaks(text: str) -> str:
