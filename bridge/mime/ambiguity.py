@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_long_base64, has_uu_data, has_word
+from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_long_base64, has_uu_data, has_word, words_in
 
 Buffer = bytes | mmap.mmap
 
@@ -37,14 +37,17 @@ _NAMING = re.compile(r"name[^=]{0,20}=", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 _BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
 
-CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
-# A field, a format that marks its own beginning, or lines of Base64. Patterns that begin with one literal byte are
-# searched about ten times as fast as others (Python 3.11), and most lines of HTML begin with none of the next ones.
+CONTENT_FIELD = rb"[ \t]*+[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
+# A format that marks its own beginning, or lines of Base64. Patterns that begin with one literal byte are searched
+# about ten times as fast as others (Python 3.11), and most lines of HTML begin with none of the next ones.
 _HIDDEN = re.compile(
-    rb"\n(?=[A-Za-z0-9+/ \t=(:])(?:%b|[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]|=ybegin |\(This file must be "
-    rb"|[ \t]*%b|[A-Za-z0-9+/]{32,}={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)"
-    % (CONTENT_FIELD, BINHEX_START)
+    rb"\n(?=[A-Za-z0-9+/ \t=(:])(?:=ybegin |\(This file must be "
+    rb"|[ \t]*+%b|[A-Za-z0-9+/]{32,}+={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)" % BINHEX_START
 )
+# Only where the word is: most text has neither.
+_HIDDEN_FIELD = re.compile(rb"\n" + CONTENT_FIELD)
+_HIDDEN_BEGIN = re.compile(rb"\n[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]")
+_TYPE_WORD, _DISPOSITION_WORD, _BEGIN_WORD = _HIDDEN_WORDS = (b"content-t", b"content-d", b"begin")
 # Where quoted-printable divides `<meta http-equiv=3DContent-Type content=3D...`: no program takes that for a field.
 _DIVIDED_META = re.compile(rb"""=\r?\nContent-Type(?:["']|=2[27]| content=)""", re.IGNORECASE)
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
@@ -82,11 +85,19 @@ def _windows(data: Buffer) -> Iterator[bytes]:
 
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
-    start = max(0, start - 1)
-    is_hidden = _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) or has_long_base64(data, start, end)
-    if not is_hidden:  # some find that field anywhere in a line
-        is_hidden = has_word(b"content-transfer-encoding", data, start, end)
-    return {"undeclared-parts"} if is_hidden else set()
+    return {"undeclared-parts"} if _is_hidden(data, max(0, start - 1), end) else set()
+
+
+def _is_hidden(data: Buffer, start: int, end: int) -> bool:
+    if _HIDDEN.search(data, start, end) or has_long_base64(data, start, end):
+        return True
+    there = words_in(_HIDDEN_WORDS, data, start, end)
+    if _BEGIN_WORD in there and (_HIDDEN_BEGIN.search(data, start, end) or has_uu_data(data, start, end)):
+        return True
+    if not there.isdisjoint((_TYPE_WORD, _DISPOSITION_WORD)) and _HIDDEN_FIELD.search(data, start, end):
+        return True
+    # Some find that field anywhere in a line.
+    return _TYPE_WORD in there and has_word(b"content-transfer-encoding", data, start, end)
 
 
 def in_head(head: bytes, names: Sequence[str]) -> set[str]:

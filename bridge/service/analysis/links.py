@@ -23,7 +23,8 @@ _LINK = re.compile(
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_BACKSLASHES = re.compile(r"(?<!/)(?:/++\\[/\\]*+|\\[/\\]++)")
+_BACKSLASHES = re.compile(r"/(?<!//)/*+\\[/\\]*+|\\[/\\]++")  # begins with one of two characters: searched fast
+_BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
 _WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
 _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
@@ -121,7 +122,7 @@ class Links:
         """Whether a link ends at a tab or line end, so that it may not end there."""
         is_broken = False
         self._check_length(text)
-        if "\\" in text:
+        if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
             text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)

@@ -43,7 +43,7 @@ _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml
 _HTML = re.compile(rb"\s{0,99}<(?:!doctype\s{1,99}html|html)[\s>]", re.IGNORECASE)
 _WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
 _ARCHIVE_HEAD = 4096  # bytes in which its header section begins
-_CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)", re.IGNORECASE)
+_CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)")  # in lower case
 _CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 
 
@@ -128,7 +128,7 @@ def may_have_files(page: bytes) -> bool:
 
 def has_calendar(content: bytes) -> bool:
     """Whether a text has an appointment or a business card in it, whatever its type is."""
-    return _CALENDAR.search(content) is not None
+    return _CALENDAR.search(content.lower()) is not None
 
 
 def is_binhex(part: Part) -> bool:
