@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import struct
 
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from bridge.service.analysis import aes, default_password
+from bridge.service.analysis import default_password
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.unpacking import Budget
@@ -51,14 +49,6 @@ def test_macros_of_an_old_workbook_with_that_password_were_not_read(is_new: bool
     assert "document:encrypted" not in tags(found, "a.xls")
     assert score(found, "a.xls") >= 8
     assert tags(workbook(RECORDS, OTHER, is_new=is_new), "a.xls") == {"document:encrypted"}
-
-
-@pytest.mark.parametrize("size", [16, 24, 32])
-def test_aes_decrypts_what_a_library_encrypts(size: int) -> None:
-    key, initial, text = os.urandom(size), os.urandom(16), os.urandom(160)
-    for mode, first in ((modes.CBC(initial), initial), (modes.ECB(), None)):
-        worker = Cipher(algorithms.AES(key), mode).encryptor()
-        assert aes.decrypt(worker.update(text) + worker.finalize(), key, first) == text
 
 
 def test_a_password_that_is_hashed_without_end_makes_the_mail_incomplete() -> None:

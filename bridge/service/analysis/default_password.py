@@ -2,7 +2,8 @@
 
 Excel and PowerPoint write them where everybody may read a document, but needs a password to change it; attackers do,
 because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO 2.3.4.5
-and 2.3.4.10), and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged; nothing here raises but TooMuch.
+and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged; nothing
+here raises but TooMuch.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from functools import partial
 from typing import NamedTuple
 
 from bridge.mime.encodings import decode
-from bridge.service.analysis import aes
 from bridge.service.analysis.unpacking import Budget
 
 _Hash = Callable[..., "hashlib._Hash"]
 _md5, _sha1 = (partial(hashlib.new, name, usedforsecurity=False) for name in ("md5", "sha1"))
 _PASSWORDS = ("VelvetSweatshop", "/01Hannes Ruescher/01")
 _SPIN_WORK = 250  # for each round in which a password is hashed
-_AES_WORK, _RC4_WORK = 100, 20  # for each byte
+_AES_WORK, _RC4_WORK = 2, 20  # for each byte
 _SPINS = 50_000  # of the older form; the newer one says how many
 _HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
 _ATTRIBUTE = re.compile(r"\b(\w{1,40})\s{0,9}=\s{0,9}[\"']([^\"']{0,1000})")
 _INPUT_KEY, _VALUE_KEY, _KEY_KEY = (
     bytes.fromhex(text) for text in ("fea7d2763b4b9e79", "d7aa0f6d3061344e", "146e0be7abacd0d6")
 )
+_AES_BLOCK = 16
 _SEGMENT = 4096  # bytes of a package that are encrypted together
 _SHORT = 5  # bytes of a key of 40 bits
 _BOOK_BLOCK = 1024  # bytes of a workbook that are encrypted with one key
@@ -44,7 +45,7 @@ def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
         return b""
     try:
         decrypted = read(info, encrypted[8:], budget)
-    except (ValueError, struct.error, IndexError, KeyError):
+    except (ImportError, ValueError, struct.error, IndexError, KeyError):
         return b""
     return decrypted[: int.from_bytes(encrypted[:8], "little")]
 
@@ -59,9 +60,9 @@ def _standard(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
         hashed = _spun(_sha1, salt, password, _SPINS, budget)
         hashed = _sha1(hashed + bytes(4)).digest()
         key = b"".join(_padded_hash(hashed, byte) for byte in (0x36, 0x5C))[: bits // 8]
-        if _sha1(aes.decrypt(first, key)).digest() == aes.decrypt(second, key)[:20]:
+        if _sha1(_decrypted(first, key)).digest() == _decrypted(second, key)[:20]:
             budget.take_work(_AES_WORK * len(encrypted))
-            return aes.decrypt(encrypted, key)
+            return _decrypted(encrypted, key)
     return b""
 
 
@@ -81,7 +82,7 @@ def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
         keys = [_fitted(new(hashed + block).digest(), size) for block in (_INPUT_KEY, _VALUE_KEY, _KEY_KEY)]
         names = ("encryptedVerifierHashInput", "encryptedVerifierHashValue", "encryptedKeyValue")
         given, value, secret = (
-            aes.decrypt(_base64(key_data[name]), key, salt) for name, key in zip(names, keys, strict=True)
+            _decrypted(_base64(key_data[name]), key, salt) for name, key in zip(names, keys, strict=True)
         )
         if new(given[: int(key_data["saltSize"])]).digest() == value[: new().digest_size]:
             return _segments(encrypted, secret[: int(data["keyBits"]) // 8], data, budget)
@@ -92,11 +93,20 @@ def _segments(encrypted: bytes, key: bytes, about: dict[str, str], budget: Budge
     new, salt = _hash(about["hashAlgorithm"]), _base64(about["saltValue"])
     budget.take_work(_AES_WORK * len(encrypted))
     return b"".join(
-        aes.decrypt(
+        _decrypted(
             encrypted[at : at + _SEGMENT], key, _fitted(new(salt + struct.pack("<I", at // _SEGMENT)).digest(), 16)
         )
         for at in range(0, len(encrypted), _SEGMENT)
     )
+
+
+def _decrypted(data: bytes, key: bytes, initial: bytes | None = None) -> bytes:
+    """Whole blocks; with an initial block in CBC mode, else each on its own. Raises ValueError, ImportError."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    mode = modes.ECB() if initial is None else modes.CBC(initial.ljust(_AES_BLOCK, b"\0")[:_AES_BLOCK])  # noqa: S305
+    decryptor = Cipher(algorithms.AES(key), mode).decryptor()
+    return decryptor.update(data[: len(data) // _AES_BLOCK * _AES_BLOCK]) + decryptor.finalize()
 
 
 def _hash(name: str) -> _Hash:
