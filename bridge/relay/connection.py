@@ -62,6 +62,7 @@ class NextHopConnection(asyncio.Protocol):
         self.reused = False  # has carried an earlier mail
         self.needs_reset = False  # a refused mail is still open at the next hop
         self.errors = 0  # refusals since a mail was accepted
+        self.opened_at = self._loop.time()
         self.idle_since = 0.0
 
     # For callers.
