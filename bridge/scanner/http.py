@@ -317,7 +317,8 @@ class ScannerConnection(asyncio.Protocol):
         self._headers, self._body = {}, []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if not self._head_complete:  # not a trailer (RFC 9110 6.5.1)
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self._head_complete = True
