@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bridge.runtime.threads import Threads
+from bridge.runtime.threads import MOST, Threads
 
 T = TypeVar("T")
 
 _POLL_S = 0.01
 _GRACE_S = 1.0  # for work to notice that it is to stop
-_threads = Threads("files", min(32, (os.cpu_count() or 1) + 4))  # as many as the event loop has
+_threads = Threads("files", MOST)
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
 

@@ -11,11 +11,14 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+MOST = min(32, (os.cpu_count() or 1) + 4)  # as many as the event loop would have
 
 _Item = tuple[Callable[[], Any], "Future[Any]"]
 
@@ -35,6 +38,10 @@ class Threads:
         self._queue: SimpleQueue[_Item] = SimpleQueue()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The same as `submit`, for a coroutine."""
+        return asyncio.wrap_future(self.submit(work))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue the work. Called by the event loop. Raises RuntimeError without a thread; the work stays queued."""
         if self._process != os.getpid():  # threads do not survive a fork
             self._begin()
@@ -44,7 +51,7 @@ class Threads:
             thread = threading.Thread(target=self._work, args=(self._queue, self._idle), name=self._name, daemon=True)
             thread.start()
             self._count += 1
-        return asyncio.wrap_future(result)
+        return result
 
     @staticmethod
     def _work(queue: SimpleQueue[_Item], idle: threading.Semaphore) -> None:
@@ -54,6 +61,25 @@ class Threads:
             del work, result  # a thread that waits must not keep a mail
             if queue.empty():
                 idle.release()
+
+
+class Executor(ThreadPoolExecutor):
+    """The same threads for code that needs an executor."""
+
+    def __init__(self, name: str, most: int = MOST) -> None:
+        super().__init__(most, name)
+        self._daemons = Threads(name, most)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        return self._daemons.submit(partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for nothing: what somebody needs was awaited before."""
+
+
+def use_own_threads() -> None:
+    """For what runs in the event loop's threads, such as `asyncio.to_thread`."""
+    asyncio.get_running_loop().set_default_executor(Executor("loop"))
 
 
 def _carry_out(work: Callable[[], Any], result: Future[Any]) -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bridge.runtime.threads import Threads
+from bridge.runtime.threads import Executor, Threads, use_own_threads
 from bridge.testing import eventually
 
 
@@ -67,3 +67,17 @@ def test_a_forked_process_waited_for_the_threads_of_its_parent() -> None:
     if child == 0:
         os._exit(0 if asyncio.run(run()) == "done" else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+async def test_an_executor_runs_its_work_in_order() -> None:
+    executor, done = Executor("test order", 1), []
+    for number in range(50):
+        executor.submit(done.append, number)
+    await asyncio.get_running_loop().run_in_executor(executor, done.append, 50)
+    assert done == list(range(51))
+    executor.shutdown()
+
+
+async def test_the_event_loop_uses_our_threads() -> None:
+    use_own_threads()
+    assert await asyncio.to_thread(lambda: threading.current_thread().daemon)
