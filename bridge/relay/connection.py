@@ -179,6 +179,8 @@ class NextHopConnection(asyncio.Protocol):
             self.abort(End.LOST if reply.code == 421 else End.BROKEN)
             return
         self._awaited -= 1
+        if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it
+            reply = Reply(421, "", reply.text, is_foreign=True)
         self._replies.append(reply)
         self._last_reply_at = self._loop.time()
         if reply.code >= 400:

@@ -139,6 +139,17 @@ async def test_a_dead_next_hop_is_tried_only_once_more(connections: int) -> None
         await relay.close()
 
 
+@pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "DOT"])
+async def test_a_next_hop_that_said_goodbye_was_taken_to_have_the_mail(verb: str) -> None:
+    """221 begins like 250, but accepts nothing."""
+    async with ScriptedHop({verb: "221 2.0.0 next.example closing"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == Reply(451, "", "next.example closing")
+        await relay.close()
+
+
 async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> None:
     """The mail may have arrived, so only the client may send it again."""
     async with ScriptedHop({"DOT": ["250 2.0.0 Ok", DROP]}) as hop:
