@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -52,6 +53,19 @@ class PostgreSql:
 
     def stop(self) -> None:
         self._run("pg_ctl", "-m", "immediate", "stop")
+
+    @contextmanager
+    def frozen(self):
+        """Its connections stay open, but nobody answers: the machine has no memory, or its disk hangs."""
+        main = int((Path(self._data) / "postmaster.pid").read_text().split()[0])
+        pids = [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def promote(self) -> None:
         """It follows nobody any more, and takes writes."""

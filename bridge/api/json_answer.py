@@ -1,7 +1,12 @@
-"""JSON from a scanner. Pydantic's parser is three times as fast as `json`, and limits nesting."""
+"""JSON from a scanner. Pydantic's parser is three times as fast as `json`, and limits nesting.
+
+A key may occur twice in an object, and programs disagree about which of the two counts. If the decision did, one of
+them might deliver what the scanner wanted stopped, so such an answer is none.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic_core import from_json
@@ -10,3 +15,31 @@ from pydantic_core import from_json
 def read_json(body: bytes | str) -> Any:
     """Raises ValueError."""
     return from_json(body)
+
+
+def read_decision(body: bytes, key: str) -> Any:
+    """The same, but not if `key` occurs twice in an object. Raises ValueError, RecursionError."""
+    if body.count(b'"%b"' % key.encode("ascii")) != 1 or b"\\u00" in body:  # rare: elsewhere, too, or with escapes
+        json.loads(body, object_pairs_hook=lambda pairs: _check(pairs, key))
+    return from_json(body)
+
+
+def read_unique(body: bytes) -> Any:
+    """The same if no key occurs twice in any object. Raises ValueError, RecursionError."""
+    return json.loads(body, object_pairs_hook=_unique)
+
+
+def _check(pairs: list[tuple[str, Any]], key: str) -> None:
+    if sum(name == key for name, _ in pairs) > 1:
+        raise TwoDecisions(f"{key} occurs twice")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise TwoDecisions("a key occurs twice")
+    return found
+
+
+class TwoDecisions(ValueError):
+    """A key occurs twice."""

@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
 from bridge.api.changes import Changes
-from bridge.api.json_answer import read_json
+from bridge.api.json_answer import TwoDecisions, read_decision, read_unique
 from bridge.runtime.value import value
 from bridge.runtime.visible_text import visible
 
@@ -22,6 +22,7 @@ STATUS_PATH = "/v1/admin/status"
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # a larger mail gets HTTP 413
 DEFAULT_IN_PROCESSING = 20  # maxGuardRequestsInProcessing, if mainWorkerCount is unset
 DEFAULT_PORT = 9081
+_MAX_TAGS = 1000  # in a result; each is logged, searched for and indexed
 MAX_REASONS = 6  # sentences in a result
 MAX_REASON = 300  # characters of each
 
@@ -170,7 +171,7 @@ class AnalysisResult:
             _DECISIONS.get(decision, _UNDECIDED),
             ggrid if isinstance(ggrid, str) else "",
             verdict if isinstance(verdict, str) else "",
-            tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
+            tuple([tag for tag in tags[:_MAX_TAGS] if isinstance(tag, str)]) if isinstance(tags, list) else (),
             created if isinstance(created, str) else "",
             completed if isinstance(completed, str) else "",
             reasons=readable_reasons(value["reasons"]) if "reasons" in value else (),
@@ -189,9 +190,11 @@ _DECISIONS, _UNDECIDED = {d.value: d for d in Decision}, Decision.UNDECIDED
 def _decoded(body: bytes) -> Any:
     """`json` also accepts encodings other than UTF-8."""
     try:
-        return read_json(body)
+        return read_decision(body, "decision")
+    except TwoDecisions:
+        raise
     except ValueError:
-        return json.loads(body)
+        return read_unique(body)
 
 
 def queue_status_from_json(body: bytes) -> QueueStatus:

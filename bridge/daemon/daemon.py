@@ -26,7 +26,7 @@ from bridge.daemon.event_sources import watch_event_sources
 from bridge.daemon.gauges import connect_gauges
 from bridge.daemon.http_api.build import build_api
 from bridge.daemon.list_refresh import ListRefresh
-from bridge.daemon.listeners import Listeners
+from bridge.daemon.listeners import Listeners, Servers
 from bridge.daemon.malloc_trim import MallocTrim
 from bridge.daemon.next_hop_watch import watch_next_hops
 from bridge.daemon.personal_refresh import PersonalRefresh
@@ -46,6 +46,7 @@ from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
 from bridge.runtime.http_server import HttpServer
+from bridge.runtime.threads import use_own_threads
 from bridge.scanner.client import Scanner
 from bridge.service.server import ServiceServer
 
@@ -60,6 +61,7 @@ async def run(
 ) -> None:
     """Run as a single process until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
     loop = asyncio.get_running_loop()
+    use_own_threads()
     shutdown = Shutdown()
     daemon = await Daemon.start(conf, writer, shutdown=shutdown)
     reloader = Reloader(lambda: daemon.reload(reread), daemon.status.summary)
@@ -187,11 +189,15 @@ class Daemon:
         check_change(self.config, conf)
         new = Components(conf, self._core)
         self.metrics.start(listener.name for listener in conf.listeners)
+        opened: Servers = {}
         try:
             opened = await self._running.listeners.open_missing(new.plans)
             if self._service is not None:
                 await accept_new_token(self._service, conf, self._core.state)
+            if self._shutdown.has_begun:
+                raise BridgeError("the daemon is stopping")
         except BaseException:
+            await self._running.listeners.close_unused(opened)
             self._core.worker.sockets.keep_only(addresses(self.config))
             await new.close()
             raise

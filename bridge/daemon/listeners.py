@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from itertools import chain
 
 from bridge.config.listener import Listener
@@ -41,13 +41,14 @@ class Listeners:
         return {name: server.connections for (name, _, _), server in self._servers.items()}
 
     async def open_missing(self, plans: Iterable[ListenerPlan]) -> Servers:
-        """New servers for the plans that have none: all of them, or none. Raises CannotListen, ConfigError."""
+        """New servers for the plans that have none: all of them, or none. Raises CannotListen, ConfigError, OSError."""
         missing = [plan for plan in plans if plan.key not in self._servers]
         opened: Servers = {}
-        with ExitStack() as undo:
+        async with AsyncExitStack() as undo:
             bound = [self._open(plan.listener) for plan in missing]
             for sock in chain.from_iterable(bound):
                 undo.callback(sock.close)
+            undo.push_async_callback(self.close_unused, opened)
             for plan, sockets in zip(missing, bound, strict=True):
                 server = opened[plan.key] = plan.create(self._is_ahead)
                 for sock in sockets:
@@ -62,6 +63,11 @@ class Listeners:
                 )
             undo.pop_all()
         return opened
+
+    async def close_unused(self, opened: Servers) -> None:
+        """Servers that were opened for a configuration that is not used: they have no mail yet."""
+        for server in opened.values():
+            await server.drain(0.0)
 
     def _open(self, listener: Listener) -> list[socket.socket]:
         return self._sockets.open(listener_key(listener), listener.address, listener.unix_mode, listener.unix_owner)

@@ -36,8 +36,11 @@ from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.relay import Mixed, Relay
+from bridge.runtime import durable_files
 
 log = logging.getLogger(__name__)
+
+_TAKE_BACK_S = 5.0  # longest wait of a reply until a copy is removed
 
 
 class Actions:
@@ -98,11 +101,14 @@ class Actions:
         if not record.is_kept:
             return
         try:
-            await asyncio.to_thread(self._quarantine.remove, record.tx.id)
+            await durable_files.in_thread(
+                lambda stop: self._quarantine.remove(record.tx.id), monotonic() + _TAKE_BACK_S
+            )
             record.is_kept = False
-        except StoreError as exc:
+        except (StoreError, OSError, durable_files.Stopped) as exc:
+            why, mail_id = str(exc) or "no answer in time", record.tx.id
             log.warning(
-                "mail %s: not accepted, but its copy could not be removed from the quarantine: %s", record.tx.id, exc
+                "mail %s: not accepted, but its copy could not be removed from the quarantine: %s", mail_id, why
             )
 
     async def keep_refused(self, record: Record, reply: Reply) -> Outcome:

@@ -73,6 +73,7 @@ _dice = random.Random()  # noqa: S311 - selects a share of the mail, keeps no se
 
 _INLINE_BYTES = 64 * 1024  # reading the structure of a larger mail could keep the event loop from other mail
 
+_MAX_SIZE = 1 << 40  # a client may announce any number, and databases add sizes up in 64 bits
 _SHADOW = Rule(Action.RELAY)
 _NO_CONTENT = Spool(0)  # for the record of a mail that is refused before its content
 
@@ -180,7 +181,9 @@ class Filter:
         envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
         tx = Transaction(new_id(), session, envelope, Message(_NO_CONTENT), now, now)
         outcome = Outcome(Action.TEMPFAIL if reply.is_temporary else Action.REJECT, with_id(reply, tx.id))
-        record = Record(tx, size, None, outcome, listed=listed, at="mail" if recipient is None else "rcpt")
+        record = Record(
+            tx, min(size, _MAX_SIZE), None, outcome, listed=listed, at="mail" if recipient is None else "rcpt"
+        )
         record.tenant = None if recipient is None else self._tenant_of(recipient)
         if listed is not None:
             record.rule = rule_names.of_list(listed.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from time import time
+from time import monotonic, time
 
 from bridge.filter.outcome import Outcome
 from bridge.mail.transaction import Transaction
@@ -20,6 +20,8 @@ from bridge.quarantine.used_tokens import UsedTokens, UsedTokensFailed
 from bridge.runtime import durable_files
 
 log = logging.getLogger(__name__)
+
+_GIVE_BACK_S = 5.0  # longest wait of a reply until a token is given back
 
 
 class ReleasedMail:
@@ -47,7 +49,9 @@ class ReleasedMail:
             raise
         except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
             log.warning(
-                "mail %s: its release token cannot be checked; scanning the mail: %s", tx.id, exc or "deadline passed"
+                "mail %s: its release token cannot be checked; scanning the mail: %s",
+                tx.id,
+                str(exc) or "deadline passed",
             )
             return None
         if not is_accepted:
@@ -62,9 +66,10 @@ class ReleasedMail:
         if not codes:
             return
         try:
-            await durable_files.in_thread(lambda stop: self._used.give_back(codes), float("inf"))
-        except (UsedTokensFailed, OSError) as exc:
-            log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, exc)
+            await durable_files.in_thread(lambda stop: self._used.give_back(codes), monotonic() + _GIVE_BACK_S)
+        except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
+            why = str(exc) or "no answer in time"
+            log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, why)
 
     def _take(self, token: Token, tx: Transaction, stop: durable_files.Stop, taken: list[Token]) -> bool:
         """In a thread, so `taken` tells even a caller that was cancelled meanwhile."""
@@ -74,6 +79,11 @@ class ReleasedMail:
         stop.check()
         if not self._used.take(codes, now):
             return False
+        try:
+            stop.confirm()
+        except durable_files.Stopped:
+            self._used.give_back(codes)
+            raise
         taken.append(token)
         return True
 

@@ -72,6 +72,11 @@ class Spool:
     def in_use(self) -> int:
         return self._account.in_use
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether more than half of the room is taken."""
+        return 2 * self.in_use > self.limit
+
     def take(self, count: int) -> None:
         if not self._account.take(count, self.limit):
             raise Saturated("the limit on bytes in processing has been reached")

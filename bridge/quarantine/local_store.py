@@ -154,6 +154,7 @@ class LocalStore:
                 temporary_json.rename(json)
                 ours.append(json)
                 os.fsync(directory_fd)
+                stop.confirm()
             except BaseException:
                 for path in reversed(ours):
                     durable_files.remove(path)

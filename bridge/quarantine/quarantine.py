@@ -40,6 +40,7 @@ __all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Qu
 log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
+_INDEX_S = 5.0  # longest wait of a reply for the index, whatever the database does
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
 _AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
@@ -87,6 +88,11 @@ class Quarantine:
         def reserve(stop: durable_files.Stop) -> None:
             nonlocal is_reserved
             self._quota.reserve(size)
+            try:
+                stop.confirm()
+            except durable_files.Stopped:
+                self._quota.settle(size, is_stored=False)
+                raise
             is_reserved = True
 
         try:
@@ -98,8 +104,17 @@ class Quarantine:
             if is_reserved:
                 self._quota.settle(size, is_stored=is_stored)
         if self._index is not None:
-            stored = StoredRecord(tx.id, metadata, b"", time.time())
-            await durable_files.in_thread(lambda stop: self._update_index(tx.id, stored), math.inf)
+            await self._add_to_index(StoredRecord(tx.id, metadata, b"", time.time()))
+
+    async def _add_to_index(self, stored: StoredRecord) -> None:
+        """The mail is stored, so nothing that happens here may keep the client from its 250."""
+        try:
+            limit = time.monotonic() + _INDEX_S
+            await durable_files.in_thread(lambda stop: self._update_index(stored.id, stored), limit)
+        except durable_files.Stopped:
+            self._on_index_error(IndexFailed("state database: no answer in time"))
+        except Exception as exc:
+            self._on_index_error(exc)
 
     async def purge(self, older_than_s: float, every_s: float = 0.0, guard: PurgeGuard | None = None) -> int:
         """Remove mail older than this, unless the guard objects; return how many. Raises StoreError.

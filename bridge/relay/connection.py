@@ -62,6 +62,7 @@ class NextHopConnection(asyncio.Protocol):
         self.reused = False  # has carried an earlier mail
         self.needs_reset = False  # a refused mail is still open at the next hop
         self.errors = 0  # refusals since a mail was accepted
+        self.opened_at = self._loop.time()
         self.idle_since = 0.0
 
     # For callers.
@@ -178,6 +179,8 @@ class NextHopConnection(asyncio.Protocol):
             self.abort(End.LOST if reply.code == 421 else End.BROKEN)
             return
         self._awaited -= 1
+        if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it
+            reply = Reply(421, "", reply.text, is_foreign=True)
         self._replies.append(reply)
         self._last_reply_at = self._loop.time()
         if reply.code >= 400:

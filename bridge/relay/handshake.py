@@ -13,6 +13,7 @@ import asyncio
 import functools
 import logging
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +23,7 @@ from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
+from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")
@@ -51,12 +53,12 @@ class _TlsFailed(Exception):
     """TLS could not be started; the text says why."""
 
 
-async def open_connection(settings: RelaySettings, until: float) -> NextHopConnection:
+async def open_connection(settings: RelaySettings, names: NameLookup, until: float) -> NextHopConnection:
     """A connection ready for MAIL. Raises NextHopError."""
     limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
     try:
         async with asyncio.timeout_at(limit):
-            return await _open(settings)
+            return await _open(settings, names)
     except OSError as exc:  # TimeoutError and ssl.SSLError are OSErrors
         late = limit == until and isinstance(exc, TimeoutError)
         if late:
@@ -64,18 +66,18 @@ async def open_connection(settings: RelaySettings, until: float) -> NextHopConne
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {reason(exc) or 'timed out'}") from exc
 
 
-async def _open(settings: RelaySettings) -> NextHopConnection:
+async def _open(settings: RelaySettings, names: NameLookup) -> NextHopConnection:
     try:
-        return await _dialogue(settings, settings.tls)
+        return await _dialogue(settings, names, settings.tls)
     except _TlsFailed as exc:
         if settings.tls == "required":
             raise CannotConnect(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
         log.warning("next hop %s: %s; continuing without TLS", settings.next_hop, exc)
-        return await _dialogue(settings, "none")
+        return await _dialogue(settings, names, "none")
 
 
-async def _dialogue(settings: RelaySettings, tls: TlsMode) -> NextHopConnection:
-    conn = await _connect(settings)
+async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) -> NextHopConnection:
+    conn = await _connect(settings, names)
     try:
         greeting = await _answer(conn, settings)
         if greeting.code != 220:
@@ -91,12 +93,17 @@ async def _dialogue(settings: RelaySettings, tls: TlsMode) -> NextHopConnection:
     return conn
 
 
-async def _connect(settings: RelaySettings) -> NextHopConnection:
+async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnection:
+    """To the first address that accepts."""
     loop = asyncio.get_running_loop()
     address = settings.next_hop.address
     if address.path:
         return (await loop.create_unix_connection(NextHopConnection, address.path))[1]
-    return (await loop.create_connection(NextHopConnection, address.host, address.port))[1]
+    *others, last = await names.addresses(address.host or "")
+    for ip in others:
+        with suppress(OSError):  # the last one's error is reported
+            return (await loop.create_connection(NextHopConnection, ip, address.port))[1]
+    return (await loop.create_connection(NextHopConnection, last, address.port))[1]
 
 
 async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:

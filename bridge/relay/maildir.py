@@ -67,6 +67,7 @@ class Maildir:
             stop.check()
             temporary.rename(final)
             durable_files.sync_directory(final.parent)
+            stop.confirm()
         except BaseException:  # the client is not told 250, so it sends the mail again
             durable_files.remove(temporary)
             durable_files.remove(final)

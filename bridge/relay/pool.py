@@ -16,10 +16,14 @@ from bridge.mail.next_hop import NextHopError
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.replies import CLOSING, LATE
+from bridge.runtime.name_lookup import NameLookup
 
 # Servers delay a client after many errors, and then hang up (Postfix: after 10 and 20); refusals of one
 # mail must not delay the next.
 MAX_ERRORS = 5
+# Under constant load a connection is never idle for long. When the next hop's name gets another address, mail must not
+# go to the old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
+MAX_AGE_S = 300.0
 
 
 class Pool:
@@ -32,6 +36,7 @@ class Pool:
         self._queue: deque[asyncio.Future[NextHopConnection | None]] = deque()  # None: a free slot, to open one
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self.names = NameLookup()
         self.certificate: bytes | None = None  # of the last connection with TLS, as DER
 
     @property
@@ -64,7 +69,7 @@ class Pool:
         """The mail is done. A connection that has ended only frees its slot."""
         if conn.ended is None and not conn.is_in_step:
             conn.abort()
-        if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS):
+        if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS or _is_old(conn)):
             conn.quit()
         if conn.ended is not None:
             self._pass_on(None)
@@ -85,7 +90,7 @@ class Pool:
     async def _open(self, until: float) -> NextHopConnection:
         """Open a connection. The caller holds a slot, which is passed on if this fails."""
         try:
-            conn = await open_connection(self._settings, until)
+            conn = await open_connection(self._settings, self.names, until)
             self.certificate = conn.certificate or self.certificate
             return conn
         except BaseException:
@@ -152,3 +157,7 @@ class Pool:
         self._idle = kept
         if kept:
             self._sweep_at(kept[0].idle_since + self._settings.max_idle_s)
+
+
+def _is_old(conn: NextHopConnection) -> bool:
+    return asyncio.get_running_loop().time() - conn.opened_at >= MAX_AGE_S

@@ -110,7 +110,7 @@ class SmtpRelay:
         return await self._finish(conn, tx.id, expected)
 
     async def probe(self) -> tuple[str, ...]:
-        conn = await open_connection(self._settings, math.inf)
+        conn = await open_connection(self._settings, self.pool.names, math.inf)
         try:
             conn.send(b"QUIT\r\n", 1)
             await conn.replies(1, self._settings.timeout_s)

@@ -3,26 +3,34 @@
 A 250 may depend on such a file, so every step is checked: write, fsync, rename, fsync the directory. If a step
 fails, nothing is left behind.
 
-A thread cannot be cancelled, and the message it reads is closed as soon as its caller has ended. So
-`in_thread` tells the work to stop and waits until it has: a thread that kept reading from a closed message
-would find it short and store half a mail.
+A thread cannot be cancelled, and a disk or a database may not answer for minutes. The client must get its answer all
+the same, so `in_thread` gives up such work: what it does from then on does not count, and it removes what it has made.
+It must: the message that it reads is closed by then, and half a mail would be stored, or a mail whose client was told
+451. That is why work that leaves something behind ends with `Stop.confirm`.
+
+The threads are our own (`threads`): a disk that hangs must not stop what others do in the event loop's threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from bridge.runtime.threads import MOST, Threads
 
 T = TypeVar("T")
 
 _POLL_S = 0.01
+_GRACE_S = 1.0  # for work to notice that it is to stop
+_threads = Threads("files", MOST)
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
 
@@ -32,61 +40,100 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Checked between two steps, until the file has its final name."""
+    """Tells work to stop. It is checked between two steps, and a last time by `confirm`."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        self._event = threading.Event()
-        self._beginning = threading.Lock()
-        self.has_begun = False
-        self.is_running = False
+        self._turn = threading.Lock()
+        self._is_set = False
+        self._is_confirmed = False
 
-    def set(self) -> None:
-        with self._beginning:
-            self._event.set()
+    def set(self) -> bool:
+        """What the work does from now on does not count. False if its result was confirmed before."""
+        with self._turn:
+            self._is_set = not self._is_confirmed
+            return self._is_set
 
     def check(self) -> None:
-        if self._event.is_set() or time.monotonic() >= self._deadline:
+        if self._is_set or time.monotonic() >= self._deadline:
             raise Stopped
 
-    def run(self, work: Callable[[Stop], T]) -> T:
+    def confirm(self) -> None:
+        """The last step: from now on the result counts. Raises Stopped if the caller has given up: undo everything."""
+        with self._turn:
+            if self._is_set:
+                raise Stopped
+            self._is_confirmed = True
+
+
+class _Job(Stop, Generic[T]):
+    """Work for a thread."""
+
+    def __init__(self, work: Callable[[Stop], T], deadline: float) -> None:
+        super().__init__(deadline)
+        self._work: Callable[[Stop], T] | None = work
+        self.is_running = False
+
+    def run(self) -> T:
         """Called in the thread. Work that was stopped before it began never begins."""
-        with self._beginning:
+        with self._turn:
             self.check()
-            self.has_begun = self.is_running = True
+            work, self._work = self._work, None
+            assert work is not None
+            self.is_running = True
         try:
             return work(self)
         finally:
             self.is_running = False
 
+    def set(self) -> bool:
+        is_set = super().set()
+        self._work = None  # if all threads hang, thousands of jobs may wait for one: each keeps only what is needed
+        return is_set
+
 
 async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
-    """Run `work`, and return only when it has ended. Raises Stopped past the deadline, OSError without a thread."""
-    stop = Stop(deadline)
-    job = asyncio.ensure_future(asyncio.to_thread(stop.run, work))
+    """Run `work`. Raises Stopped past the deadline, OSError without a thread."""
+    job = _Job(work, deadline)
     try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        stop.set()
-        while not job.done():
-            try:
-                await asyncio.wait([job])
-            except asyncio.CancelledError:  # cancelled again; still waiting for the thread
-                pass
-        if not job.cancelled():
-            job.exception()  # retrieved, so that asyncio does not log it; the caller gets CancelledError
-        raise
+        running = _threads.run(job.run)
     except RuntimeError as exc:
-        if stop.has_begun and not stop.is_running:
-            raise  # raised by the work itself
-        await _abandon(stop)
+        await _abandon(job)
         raise OSError(errno.EAGAIN, f"no thread available: {exc}") from exc
+    limit_s = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0) + _GRACE_S
+    try:
+        await asyncio.wait([running], timeout=limit_s)
+    except asyncio.CancelledError:
+        await _leave(job, running)
+        raise
+    if not running.done() and job.set():
+        running.add_done_callback(_retrieve)
+        raise Stopped
+    return await running
 
 
-async def _abandon(stop: Stop) -> None:
+async def _leave(job: Stop, running: asyncio.Future[T]) -> None:
+    """The caller is cancelled. Work that reads its message is usually quick to stop, and is waited for."""
+    job.set()
+    until = time.monotonic() + _GRACE_S
+    while not running.done() and (left_s := until - time.monotonic()) > 0:
+        try:
+            await asyncio.wait([running], timeout=left_s)
+        except asyncio.CancelledError:  # cancelled again; still waiting for the thread
+            pass
+    running.add_done_callback(_retrieve)
+
+
+def _retrieve(running: asyncio.Future[T]) -> None:
+    """So that asyncio does not log its error."""
+    if not running.cancelled():
+        running.exception()
+
+
+async def _abandon(job: _Job[T]) -> None:
     """If no thread can be started, the work is in the pool's queue all the same, and a later thread would run it."""
-    stop.set()
-    while stop.is_running:  # noqa: ASYNC110 - a thread is running it, and this is very rare
+    job.set()
+    while job.is_running:  # noqa: ASYNC110 - a thread is running it, and this is very rare
         await asyncio.sleep(_POLL_S)
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
+from bridge.runtime.name_lookup import NameLookup
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
+_MAX_AGE_S = 300.0  # under constant load: a name may get another address, and the old one may accept mail for long
 _LOST_AFTER = 3  # consecutive status requests without an answer
 _SILENT_AFTER = 2
 _LATENCY_MEMORY_S = 10.0  # after that a slow host gets another try
@@ -87,6 +89,7 @@ class Host:
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []
         self._shared: SharedByConnections | None = None
+        self._names = NameLookup()
         self._reached = ""  # the address that accepted last
         self._closed = False
         self._asking = asyncio.Lock()
@@ -225,7 +228,7 @@ class Host:
         return None
 
     def give_back(self, connection: ScannerConnection, now: float) -> None:
-        if connection.reusable and not self._closed:
+        if connection.reusable and not self._closed and now - connection.opened_at < _MAX_AGE_S:
             connection.idle_since = now
             self._idle.append(connection)
         else:
@@ -245,7 +248,14 @@ class Host:
         return await self._reach(last)
 
     async def _reach(self, address: str) -> ScannerConnection:
-        connection = await self._connect(address)
+        *others, last = await self._names.addresses(address)
+        connection = None
+        for ip in others:
+            with suppress(OSError):
+                connection = await self._connect(ip)
+                break
+        if connection is None:
+            connection = await self._connect(last)
         self._reached = address  # the next time, this one is tried first
         return connection
 

@@ -92,7 +92,7 @@ class ScannerConnection(asyncio.Protocol):
     __slots__ = (
         *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
         *("_max_answer", "_may_be_read", "_on_slow", "_parser", "_received", "_request_id", "_sent_whole", "_shared"),
-        *("_slow_at", "_timer", "_transport", "_unsent", "idle_since", "reusable"),
+        *("_slow_at", "_timer", "_transport", "_unsent", "idle_since", "opened_at", "reusable"),
     )
 
     def __init__(self, max_answer: int, shared: SharedByConnections | None = None) -> None:
@@ -108,6 +108,7 @@ class ScannerConnection(asyncio.Protocol):
         self._slow_at = math.inf
         self._on_slow: Callable[[], None] | None = None
         self.reusable = False
+        self.opened_at = self._loop.time()
         self.idle_since = 0.0
         self._lost = False
         self._sent_whole = False
@@ -316,7 +317,8 @@ class ScannerConnection(asyncio.Protocol):
         self._headers, self._body = {}, []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if not self._head_complete:  # not a trailer (RFC 9110 6.5.1)
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self._head_complete = True

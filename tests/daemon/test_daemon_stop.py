@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.testing import answer, result
 from tests.daemon.process_kit import MAIL, Gate, get, running, until
+from tests.postgresql import cluster, fresh_database
 
 
 def test_sigterm_finishes_mail_in_processing_and_disconnects_idle_clients(tmp_path: Path) -> None:
@@ -84,3 +86,16 @@ def test_sighup_does_not_stop_the_daemon(tmp_path: Path) -> None:
         assert bridge.send().startswith("250 ")
         bridge.signal()
         assert bridge.wait() == 0
+
+
+def test_a_frozen_database_server_kept_a_stopped_daemon_from_exiting(tmp_path: Path) -> None:
+    """It had stopped in time, and then waited for threads that nobody could end."""
+    with cluster() as server, running(tmp_path, state_database=fresh_database(server.url)) as (bridge, scanner, _):
+        assert bridge.send().startswith("250 ")
+        scanner.reply = answer(200, result("quarantine"))
+        assert bridge.send().startswith("250 ")
+        with server.frozen():
+            assert bridge.send().startswith("250 ")
+            bridge.signal()
+            assert bridge.wait() == 0
+    assert "msg=stopped" in bridge.log

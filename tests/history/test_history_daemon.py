@@ -126,6 +126,17 @@ def test_a_mail_that_is_too_large_is_recorded(tmp_path: Path) -> None:
     assert {entry["rule"] for entry in entries} == {"limits.max_message_size"}
 
 
+def test_an_announced_size_of_more_than_64_bits_stopped_the_history(bridge: RunningBridge) -> None:
+    """Neither its own entry nor those behind it could be written; with a little less, no sum could be made."""
+    with Client(bridge) as client:
+        client.say("EHLO x")
+        for size in (99999999999999999999, 2**63 - 1, 2**63 - 1):
+            assert client.say(f"MAIL FROM:<s@sender.example> SIZE={size}").startswith("552")
+    send(bridge)
+    assert sorted(entry["size"] for entry in history(bridge, 4))[1:] == [2**40] * 3
+    assert bridge.daemon.history is not None and bridge.daemon.history.problem == ""
+
+
 def test_without_a_history_nothing_is_written(tmp_path: Path) -> None:
     """`history.enabled: false`."""
     with running_bridge(tmp_path, {"history": {"enabled": False}}) as bridge:

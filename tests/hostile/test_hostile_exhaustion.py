@@ -239,6 +239,29 @@ def test_trickle_in_data_is_cut_by_the_rate(hasty: RunningBridge) -> None:
         assert received == TIMEOUT + b"\r\n"
 
 
+def test_slow_senders_of_large_mail_kept_all_others_out(tmp_path: Path) -> None:
+    """They sent nearly all of their mail, which took all the room, and then the rest of it as slowly as was allowed."""
+    settings = {"limits": {"data_timeout": "1s"}, "admission": {"max_bytes_in_processing": "4MiB"}}
+    large = b"Subject: x\r\n\r\n" + (b"x" * 70 + b"\r\n") * 26_000
+    with running_bridge(tmp_path, settings) as bridge, bridge.client() as one, bridge.client() as other:
+        for client in (one, other):
+            client.open()
+            client.begin()
+            client.send(large)
+        received = [b"", b""]
+        for _ in range(200):
+            for number, client in enumerate((one, other)):
+                if not received[number]:
+                    client.send(b"x" * 100)
+                    received[number] = receives(client, 0.05)
+            if all(received):
+                break
+        assert received == [TIMEOUT + b"\r\n"] * 2
+        with bridge.client() as honest:
+            honest.open()
+            assert honest.mail(large).startswith(b"250 ")
+
+
 def test_honest_slow_sender_passes(hasty: RunningBridge) -> None:
     """64 kbit/s over several rate checks is fast enough."""
     with hasty.client() as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from bridge.mail.transaction import Transaction
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
+from bridge.testing import eventually
 from tests.quarantine.small_disk import files, small_disk
 from tests.relay.scripted_hop import HEAD, make_tx
 
@@ -205,6 +207,30 @@ async def test_cancelled_while_writing_nothing_is_kept(tmp_path: Path, monkeypat
     with pytest.raises(asyncio.CancelledError):
         await task
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("hanging", [1, 2, 3], ids=["content", "record", "directory"])
+async def test_a_disk_that_hung_stored_a_mail_whose_client_was_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
+) -> None:
+    """The client is answered in time, and when the disk continues, nothing of the mail remains."""
+    calls, answers, real = itertools.count(1), threading.Event(), os.fsync
+
+    def hang(fd: int) -> None:
+        if next(calls) == hanging:
+            assert answers.wait(60)
+        real(fd)
+
+    place = tmp_path / "q"
+    place.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "fsync", hang)
+    tx = replace(mail(), deadline=time.monotonic() + 0.05)
+    with pytest.raises(StoreError, match="deadline passed"):
+        await Quarantine(place).keep(tx, HEAD, {})
+    tx.message.close()
+    assert files(place) != []
+    answers.set()
+    await eventually(lambda: files(place) == [], "the mail to be removed")
 
 
 async def test_clean_removes_what_a_crash_left(tmp_path: Path) -> None:

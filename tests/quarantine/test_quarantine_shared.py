@@ -119,6 +119,19 @@ async def test_only_the_first_mail_waits_for_a_silent_server(tmp_path: Path) -> 
     assert "s3cr3t" not in repr(quarantine._settings) and len(list(tmp_path.glob("*.eml"))) == 2
 
 
+async def test_a_database_server_that_froze_kept_a_stored_mail_from_its_250(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client sent the mail again, so it was in the quarantine twice."""
+    with cluster() as server:
+        quarantine = Quarantine(QuarantineSettings(tmp_path / "q", Database(fresh_database(server.url))))
+        await keep(quarantine)
+        with server.frozen():
+            mail_id = await keep(quarantine)
+        assert mail_id in quarantine.ids() and "no answer in time; mail is still stored" in caplog.text
+        await quarantine.close()
+
+
 def test_machines_do_not_wait_for_each_others_rows(postgresql: str) -> None:
     """One lock for all of them made each mail wait for every other machine; without any, two of them once waited in a
     circle."""

@@ -11,6 +11,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.connection import End, NextHopConnection
+from bridge.relay.pool import MAX_AGE_S
 from bridge.relay.relay import SmtpRelay
 from tests.relay.scripted_hop import DROP, HEAD, SOON, ScriptedHop, make_tx, soon
 
@@ -75,6 +76,19 @@ async def test_an_accepted_mail_resets_the_count_of_refusals() -> None:
         await relay.close()
 
 
+async def test_a_busy_connection_kept_mail_at_the_old_address_of_a_name_for_ever() -> None:
+    """With a mail now and then it was never idle for long, so the name was not looked up again."""
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        await relay.deliver(make_tx(), HEAD, soon())
+        relay.pool._idle[0].opened_at -= MAX_AGE_S
+        for _ in range(2):
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert [len(each.contents) for each in hop.connections] == [2, 1]
+        assert hop.connections[0].commands[-1] == "QUIT"
+        await relay.close()
+
+
 async def test_an_idle_connection_is_closed_in_time() -> None:
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings(max_idle_s=0.1))
@@ -122,6 +136,17 @@ async def test_a_dead_next_hop_is_tried_only_once_more(connections: int) -> None
                 await relay.deliver(make_tx(), HEAD, soon())
             assert caught.value.reply == replies.LOST
         assert len(hop.connections) == 3
+        await relay.close()
+
+
+@pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "DOT"])
+async def test_a_next_hop_that_said_goodbye_was_taken_to_have_the_mail(verb: str) -> None:
+    """221 begins like 250, but accepts nothing."""
+    async with ScriptedHop({verb: "221 2.0.0 next.example closing"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == Reply(451, "", "next.example closing")
         await relay.close()
 
 

@@ -1,4 +1,4 @@
-"""Work in a thread: it never continues after its caller has ended."""
+"""Work in a thread: what it does after its caller has ended does not count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import asyncio
 import math
 import os
 import stat
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,8 @@ import pytest
 from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.runtime import durable_files
+from bridge.runtime.threads import Threads
+from bridge.testing import eventually
 from tests.relay.scripted_hop import make_tx
 
 SOURCE = Path(durable_files.__file__).parents[1]
@@ -31,14 +37,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 @pytest.fixture
-def threadless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No thread can be started, as at a pids limit, until `undo`."""
+def threadless(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No thread can be started, as at a pids limit, until `undo`; and none was started before."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError(REASON)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    return monkeypatch
+    with pytest.MonkeyPatch.context() as lasting:
+        lasting.setattr(durable_files, "_threads", Threads("files", 1))
+        yield monkeypatch
 
 
 async def test_without_a_thread_the_work_never_runs(threadless: pytest.MonkeyPatch) -> None:
@@ -48,7 +56,6 @@ async def test_without_a_thread_the_work_never_runs(threadless: pytest.MonkeyPat
         await durable_files.in_thread(lambda stop: begun.append("too late"), math.inf)
     threadless.undo()
     await durable_files.in_thread(lambda stop: begun.append("in time"), math.inf)
-    await asyncio.get_running_loop().shutdown_default_executor()
     assert begun == ["in time"]
 
 
@@ -64,7 +71,6 @@ async def test_a_mail_deferred_for_want_of_a_thread_is_not_delivered_later(
     tx.message.close()
     threadless.undo()
     await maildir.deliver(make_tx(b"Subject: y\r\n\r\ny\r\n"), b"", math.inf)
-    await asyncio.get_running_loop().shutdown_default_executor()
     assert [b"Subject: y" in path.read_bytes() for path in (place / "new").iterdir()] == [True]
     assert list((place / "tmp").iterdir()) == []
 
@@ -136,3 +142,86 @@ def test_a_file_of_ours_is_created_and_opened_again(tmp_path: Path) -> None:
     for _ in range(2):
         os.close(durable_files.open_own(tmp_path / "file", os.O_RDWR))
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+class HungDisk:
+    """Work that hangs in its only step, and then ends like a write: with a confirmation, or by undoing it."""
+
+    def __init__(self) -> None:
+        self.begun, self.answers = threading.Event(), threading.Event()
+        self.ended: list[str] = []
+
+    def __call__(self, stop: durable_files.Stop) -> str:
+        self.begun.set()
+        assert self.answers.wait(60)
+        try:
+            stop.confirm()
+        except durable_files.Stopped:
+            self.ended.append("undone")
+            raise
+        self.ended.append("confirmed")
+        return "stored"
+
+    async def release(self, how: str) -> None:
+        self.answers.set()
+        await eventually(lambda: self.ended == [how], f"the work to be {how}")
+
+
+async def test_a_disk_that_hung_kept_its_client_waiting_past_the_deadline() -> None:
+    """The client gave up, sent the mail again, and later found it stored twice."""
+    disk = HungDisk()
+    with pytest.raises(durable_files.Stopped):
+        await durable_files.in_thread(disk, time.monotonic() + 0.05)
+    assert disk.ended == []
+    await disk.release("undone")
+
+
+async def test_a_client_that_left_a_hung_disk_was_never_forgotten() -> None:
+    """Its mail, its memory and its task stayed until the disk answered."""
+    disk = HungDisk()
+    waiting = asyncio.create_task(durable_files.in_thread(disk, math.inf))
+    await eventually(disk.begun.is_set, "the work to begin")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert disk.ended == []
+    await disk.release("undone")
+
+
+async def test_a_result_that_is_confirmed_counts() -> None:
+    disk = HungDisk()
+    waiting = asyncio.create_task(durable_files.in_thread(disk, math.inf))
+    await disk.release("confirmed")
+    assert await waiting == "stored"
+
+
+async def test_a_hung_disk_stopped_all_other_work_in_threads() -> None:
+    """The event loop's threads hash large mail, and read the structure of others: mail that needs no disk."""
+    disks = [HungDisk() for _ in range(40)]
+    waiting = [asyncio.create_task(durable_files.in_thread(disk, time.monotonic() + 0.05)) for disk in disks]
+    await eventually(disks[0].begun.is_set, "the first work to begin")
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 30) == "done"
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(exc) for exc in found} == {durable_files.Stopped}
+    for disk in disks:
+        disk.answers.set()
+    assert await durable_files.in_thread(lambda stop: "works again", math.inf) == "works again"
+
+
+def test_a_hung_disk_kept_a_stopped_process_from_ending() -> None:
+    program = """
+import asyncio, threading, time
+from bridge.runtime import durable_files
+async def main():
+    try:
+        await durable_files.in_thread(lambda stop: threading.Event().wait(), time.monotonic())
+    except durable_files.Stopped:
+        pass
+    try:
+        await durable_files.in_thread(lambda stop: threading.Event().wait(), time.monotonic() + 0.1)
+    except durable_files.Stopped:
+        print("stopped")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")

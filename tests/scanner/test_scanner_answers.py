@@ -66,6 +66,10 @@ MALFORMED = {
     "a bare word": b"deliver",
     "nested without end": DEEP,
     "a number without end": b'{"decision": ' + b"9" * 10_000 + b"}",
+    "two decisions": b'{"decision": "bounce", "decision": "deliver"}',
+    "two decisions, one with escapes": b'{"decision": "bounce", "\\u0064ecision": "deliver"}',
+    "two decisions with escapes": b'{"\\u0064ecision": "bounce", "\\u0064ecision": "deliver"}',
+    "two decisions in UTF-16": '{"decision": "bounce", "decision": "deliver"}'.encode("utf-16"),
 }
 
 
@@ -224,6 +228,24 @@ async def test_a_chunked_answer_is_read(size: int) -> None:
     """Proxies often send chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert (await submit_to(head + chunked(result("drop"), size))).decision is Decision.DROP
+
+
+@each_dialect
+async def test_a_trailer_replaced_a_header_field() -> None:
+    """RFC 9110 6.5.1: only fields that allow it may be in a trailer, and none that we read does."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = chunked(result("drop"), 10).removesuffix(b"\r\n") + b"Content-Encoding: gzip\r\n\r\n"
+    assert (await submit_to(head + body)).decision is Decision.DROP
+
+
+async def test_a_word_that_occurs_twice_is_not_two_decisions() -> None:
+    found = await submit_to(answer(200, result("drop", verdict="decision", extra={"decision": "deliver"})))
+    assert (found.decision, found.verdict) == (Decision.DROP, "decision")
+
+
+async def test_the_index_took_seconds_for_a_hundred_thousand_tags() -> None:
+    found = await submit_to(answer(200, result("drop", tags=[f"tag:{number}" for number in range(50_000)])))
+    assert found.tags == tuple(f"tag:{number}" for number in range(1000))
 
 
 @each_dialect

@@ -244,6 +244,17 @@ async def test_an_old_idle_connection_is_not_trusted() -> None:
         assert server.connections == 2
 
 
+async def test_a_busy_connection_kept_mail_at_the_old_address_of_a_name_for_ever() -> None:
+    """With a mail now and then it was never idle for long, so the name was not looked up again."""
+    async with faults() as server, scanner_of(server) as scanner:
+        await submit(scanner)
+        scanner.hosts[0]._idle[0].opened_at -= host._MAX_AGE_S
+        await submit(scanner)
+        assert server.connections == 1
+        await submit(scanner)
+        assert server.connections == 2
+
+
 async def test_a_late_answer_never_reaches_another_mail() -> None:
     """The answer to an abandoned mail is dropped."""
     late = asyncio.Event()

@@ -273,6 +273,9 @@ NOT_UNDERSTOOD = {
     "a number": setting(5),
     "an operation": b'{"set": [{"op": "replace", "path": "/action", "value": "discard"}]}',  # draft -02
     "a patch": b'[{"op": "replace", "path": "/action", "value": "discard"}]',
+    "two actions": b'{"set": [{"path": "/action", "value": "discard"}, {"path": "/action", "value": "accept"}]}',
+    "two lists": b'{"set": [{"path": "/action", "value": "discard"}], "set": []}',
+    "two values": b'{"set": [{"path": "/action", "value": "discard", "value": "accept"}]}',
     "deep": b'{"set": ' + b"[" * 100_000,
 }
 

@@ -170,6 +170,7 @@ MALFORMED = {
     "minus infinite": b'{"action": "no action", "score": -1e999}',
     "score a word": b'{"action": "no action", "score": "5"}',
     "score true": b'{"action": "no action", "score": true}',
+    "two actions": b'{"action": "reject", "score": 1, "action": "no action"}',
     "digits": b'{"action": "no action", "score": ' + b"9" * 10_000 + b"}",
     "deep": b'{"action": "no action", "symbols": ' + b"[" * 200_000,
     "deep and closed": b'{"action": "no action", "symbols": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

@@ -249,11 +249,12 @@ def _rules(loaded: Loaded) -> Iterator[Finding]:
 async def _reach(
     loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...], opening: Opening | None = None
 ) -> Finding:
+    from bridge.runtime.name_lookup import NameLookup
     from bridge.service.analysis.connections import as_it_is, connect
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            connection = await connect(address, opening or as_it_is)
+            connection = await connect(address, NameLookup(), opening or as_it_is)
     except OSError as exc:  # TimeoutError is one
         reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
         text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {reason}; start it"

@@ -18,7 +18,6 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +30,7 @@ from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemorySto
 from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.runtime.lasting import lasting
+from bridge.runtime.threads import Executor
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class LateDecisions:
         self._stamp = 0  # the store's stamp when they were last read
         self._running: dict[bytes, bytes] = {}  # the mail's fingerprint -> its envelope's hash
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = ThreadPoolExecutor(1, "late")
+        self._thread = Executor("late", 1)
         self._is_open = False
         self._is_failing = False
         self._is_stopped = False

@@ -34,7 +34,12 @@ class ClientInfo:
         self._has_mail_macros = False  # MAIL's macros have come, MAIL itself has not
 
     def connect(self, data: bytes) -> None:
+        """Another client: what was said about the one before is forgotten, even if nobody said that it is gone."""
         self.origin = codec.parse_connect(data)
+        self.helo = None
+        self._client_macros.pop(protocol.HELO, None)
+        self._mail_macros, self._has_mail_macros = {}, False
+        self._parsed_client_macros = None
 
     def greet(self, data: bytes) -> None:
         self.helo = codec.decode_text(codec.parse_strings(data)[0])

@@ -204,6 +204,7 @@ _BOTH = (
     Command("NOOP", SmtpSession.noop, syntax="NOOP [ignored]"),
     Command("VRFY", SmtpSession.vrfy, _verified_address, SmtpSession.is_authenticated, "VRFY <address>"),
     Command("EXPN", SmtpSession.expn),
+    Command("BDAT", SmtpSession.bdat),
     Command("HELP", _help, is_allowed=SmtpSession.is_authenticated, syntax="HELP [command]"),
     Command("AUTH", SmtpSession.auth, syntax="AUTH <mechanism>"),
     Command(

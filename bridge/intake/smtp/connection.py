@@ -444,7 +444,8 @@ class SmtpConnection(StockSurface):
             return None
         limit = "command_timeout"
         if self._content is not None:
-            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s)
+            is_pressed = self._context.spool.is_pressed
+            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_pressed)
             if not limit:
                 return self._begin_phase()
         self._context.rules.on_limit(limit)

@@ -409,6 +409,11 @@ class SmtpSession(StockSession):
     def _verify(self, status: Any, _: str) -> None:
         self.answer(replies.NOT_VERIFIED if status is MISSING else status)
 
+    def bdat(self, _: str | None) -> Effect | None:
+        """A proxy that announces CHUNKING by itself lets clients send it. We would take its content for commands."""
+        self.answer(replies.NO_BDAT)
+        return CLOSE
+
     def expn(self, _: str | None) -> Effect | None:
         return self.refuse(replies.NO_EXPN)
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from bridge.api.json_answer import read_json
+from bridge.api.json_answer import read_json, read_unique
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanUnavailable
 from bridge.mail.message import Message
@@ -108,7 +108,7 @@ class MtaHooks:
             return AnalysisResult(Decision.DELIVER, verdict="accept")
         need_decision(self._url, answer, self._token)
         try:
-            return self._read(read_json(answer.body))
+            return self._read(read_unique(answer.body))
         except (ValueError, RecursionError) as exc:
             raise unreadable(self._url, answer, self._token) from exc
 
@@ -118,7 +118,10 @@ class MtaHooks:
             raise ValueError("not a list of changes")
         action: Any = "accept"
         response: tuple[int, str, Any] | None = None
-        for change in _changes(found.get("set"), {"path", "value"}):
+        wanted = list(_changes(found.get("set"), {"path", "value"}))
+        if len({str(change.get("path")) for change in wanted}) < len(wanted):
+            raise ValueError("a path is set twice")
+        for change in wanted:
             match change.get("path"):
                 case "/action":
                     action = change.get("value")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.api.changes import Changes
-from bridge.api.json_answer import read_json
+from bridge.api.json_answer import TwoDecisions, read_decision
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
@@ -168,9 +168,11 @@ def _value(text: str) -> str:
 def _decoded(body: bytes) -> Any:
     """rspamd repeats bytes of the mail, which need not be UTF-8."""
     try:
-        return read_json(body)
+        return read_decision(body, "action")
+    except TwoDecisions:
+        raise
     except ValueError:
-        return read_json(body.decode("utf-8", "replace"))
+        return read_decision(body.decode("utf-8", "replace").encode(), "action")
 
 
 def _items(found: Any) -> Iterable[tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 
+from bridge.runtime.name_lookup import NameLookup
 from bridge.service.analysis.connections import Connection, connect
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.engine_settings import ClamAv
@@ -24,6 +25,7 @@ class ClamAvAnalyzer:
     def __init__(self, settings: ClamAv) -> None:
         self._address = settings.address
         self._max_size = settings.max_size
+        self._names = NameLookup()
 
     async def start(self) -> None:
         return None
@@ -31,7 +33,7 @@ class ClamAvAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")
-        connection = await connect(self._address)
+        connection = await connect(self._address, self._names)
         try:
             connection.allow(MAX_ANSWER)
             return read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))

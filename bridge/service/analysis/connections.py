@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
@@ -125,19 +126,19 @@ async def as_it_is(sock: socket.socket) -> Connection:
     return Connection(sock)
 
 
-async def connect(address: Endpoint, opening: Opening = as_it_is) -> Connection:
-    """Raises OSError."""
+async def connect(address: Endpoint, names: NameLookup, opening: Opening = as_it_is) -> Connection:
+    """To the first address that accepts. Raises OSError."""
     if address.path:
         return await _connected(socket.AF_UNIX, address.path, opening)
-    loop = asyncio.get_running_loop()
-    places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    for number, (family, _, _, _, place) in enumerate(places, 1):
-        try:
-            return await _connected(family, place, opening)
-        except OSError:
-            if number == len(places):
-                raise
-    raise OSError(f"{address.host} has no address")
+    *others, last = await names.addresses(address.host or "")
+    for ip in others:
+        with suppress(OSError):  # the last one's error is reported
+            return await _connected(_family(ip), (ip, address.port), opening)
+    return await _connected(_family(last), (last, address.port), opening)
+
+
+def _family(ip: str) -> int:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
 
 
 async def _connected(family: int, place: Any, opening: Opening) -> Connection:
@@ -158,6 +159,7 @@ class Connections:
     def __init__(self, address: Endpoint, count: int, opening: Opening = as_it_is) -> None:
         self._address = address
         self._opening = opening
+        self._names = NameLookup()
         self._free = asyncio.Semaphore(count)
         self._idle: defaultdict[object, list[Connection]] = defaultdict(list)
 
@@ -186,7 +188,7 @@ class Connections:
             if connection.is_clean:
                 return connection
             connection.close()
-        return await connect(self._address, self._opening)
+        return await connect(self._address, self._names, self._opening)
 
     def end(self, mail: object) -> None:
         """Close the connections of this mail."""

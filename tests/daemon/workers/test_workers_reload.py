@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import ssl
@@ -144,6 +145,26 @@ def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
         assert not outcome["ok"] and "Address already in use" in outcome["problem"]
         with SmtpClient(second) as client:
             assert b"LMTP" in client.reply()
+
+
+def test_a_failed_reload_left_a_listener_open_that_deferred_all_its_mail(tmp_path: Path) -> None:
+    """There were file descriptors for the first new listener, but not for the second; no later reload could succeed."""
+    with running(tmp_path, scanner={"status_interval": "1m"}) as (bridge, _, _):
+        first, second = free_port(), free_port()
+        new = [{"name": f"new{port}", "address": f"127.0.0.1:{port}"} for port in (first, second)]
+        change(bridge, listeners=[{"name": "mx", "address": f"127.0.0.1:{bridge.port}"}, *new])
+        pid, kind = bridge.process.pid, resource.RLIMIT_NOFILE
+        before = resource.prlimit(pid, kind)
+        used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        last = [number for number in range(1000) if number not in used][5]  # two sockets, and some copies of the first
+        resource.prlimit(pid, kind, (last, before[1]))
+        bridge.signal(signal.SIGHUP)
+        assert bridge.has_logged("reload failed, keeping the old configuration")
+        resource.prlimit(pid, kind, before)
+        assert not busy(first) and not busy(second)
+        assert bridge.send().startswith("250 ")
+        assert signalled(bridge)["ok"]
+        assert busy(first) and busy(second)
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])

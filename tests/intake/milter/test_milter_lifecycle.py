@@ -11,11 +11,13 @@ import pytest
 
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
+from bridge.mail.session import Client
 from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
     OUTCOMES,
     SETTINGS,
     ScriptedFilter,
+    connect_frame,
     forever,
     frame,
     letters,
@@ -104,6 +106,27 @@ async def test_quit_nc_makes_room_for_another_client():
     assert first.client.login == "ann"
     assert (second.client.address, second.client.helo, second.client.login) == (None, None, None)
     assert first.id != second.id
+
+
+async def test_a_client_was_judged_by_the_helo_and_tls_of_the_one_before():
+    """A mail server may name the next client without saying that the last one is gone."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(connect_frame(), frame("D", b"H{tls_version}\0TLSv1.3\0"), frame("H", b"first.example\0"))
+        mta.send(frame("D", b"M{auth_authen}\0ann\0"))
+        await mta.mail()
+        mta.content()
+        await mta.until_final()
+        mta.send(frame("D", b"C{client_resolve}\0FORGED\0"), connect_frame(address=b"203.0.113.10"))
+        await mta.mail()
+        mta.content()
+        await mta.until_final()
+    first, second = (seen.tx.session for seen in filter_.seen)
+    assert (first.client.helo, first.client.login, first.tls) == ("first.example", "ann", "TLSv1.3/")
+    assert second.client == Client(address="203.0.113.10", port=2525)
+    assert second.tls is None
 
 
 @pytest.mark.parametrize("ending", [frame("A"), frame("Q"), frame("K"), None], ids=["ABORT", "QUIT", "QUIT_NC", "lost"])

@@ -89,6 +89,7 @@ def test_handler_is_asked(before: list[bytes], line: bytes, hook: str, arguments
         ([], b"QUIT", b"221 2.0.0 Bye", Close()),
         ([], b"VRFY c", b"252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery", None),
         ([], b"EXPN c", b"502 5.5.1 EXPN not implemented", None),
+        ([], b"BDAT 60 LAST", b"502 5.5.1 Error: BDAT is not offered", Close()),
         ([], b"AUTH PLAIN", b"502 5.5.1 Error: authentication is not offered", None),
         ([], b"STARTTLS", b"454 4.7.0 TLS not available", None),
         ([], b"HELP NOOP", b"250 2.0.0 Syntax: NOOP [ignored]", None),

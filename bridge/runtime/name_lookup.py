@@ -1,0 +1,48 @@
+"""The addresses behind a host name: one lookup at a time for each name.
+
+The event loop has four threads for all its lookups. A name server that does not answer holds a thread for ten seconds
+or more, and each mail for that name would take one: a broken name of one next hop would keep all others, and the
+scanner, from being found. So callers share the lookup that is running, and lookups have their own threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from functools import partial
+
+from bridge.runtime.ip import ip_or_none
+from bridge.runtime.threads import Threads
+
+_threads = Threads("names", 32)
+
+
+class NameLookup:
+    """For the names of one peer."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Future[list[str]]] = {}
+
+    async def addresses(self, host: str) -> list[str]:
+        """In the order of preference; an address stands for itself. Raises OSError."""
+        if ip_or_none(host) is not None:
+            return [host]
+        running = self._running.get(host)
+        if running is None:
+            try:
+                running = self._running[host] = _threads.run(partial(_look_up, host))
+            except RuntimeError as exc:
+                raise OSError(errno.EAGAIN, "no thread available") from exc
+            running.add_done_callback(lambda done: self._end(host, done))
+        return await asyncio.shield(running)
+
+    def _end(self, host: str, done: asyncio.Future[list[str]]) -> None:
+        del self._running[host]
+        if not done.cancelled():
+            done.exception()  # perhaps nobody waits for it any more
+
+
+def _look_up(host: str) -> list[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

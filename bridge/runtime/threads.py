@@ -1,0 +1,93 @@
+"""Threads for work that may never end: a disk that hangs, a name server that does not answer.
+
+The standard library waits for its threads when the process ends, so one such call would keep a stopped daemon from
+ending. These threads do not: whoever needs the result of a job awaits it, and what nobody awaits is given up with the
+process. Each kind of work has its own few threads, so that one that hangs does not stop another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST = min(32, (os.cpu_count() or 1) + 4)  # as many as the event loop would have
+
+_Item = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class Threads:
+    """At most so many threads, started when they are needed."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._count = 0
+        self._idle = threading.Semaphore(0)
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+
+    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The same as `submit`, for a coroutine."""
+        return asyncio.wrap_future(self.submit(work))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Queue the work. Called by the event loop. Raises RuntimeError without a thread; the work stays queued."""
+        if self._process != os.getpid():  # threads do not survive a fork
+            self._begin()
+        result: Future[T] = Future()
+        self._queue.put((work, result))
+        if not self._idle.acquire(blocking=False) and self._count < self._most:
+            thread = threading.Thread(target=self._work, args=(self._queue, self._idle), name=self._name, daemon=True)
+            thread.start()
+            self._count += 1
+        return result
+
+    @staticmethod
+    def _work(queue: SimpleQueue[_Item], idle: threading.Semaphore) -> None:
+        while True:
+            work, result = queue.get()
+            _carry_out(work, result)
+            del work, result  # a thread that waits must not keep a mail
+            if queue.empty():
+                idle.release()
+
+
+class Executor(ThreadPoolExecutor):
+    """The same threads for code that needs an executor."""
+
+    def __init__(self, name: str, most: int = MOST) -> None:
+        super().__init__(most, name)
+        self._daemons = Threads(name, most)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        return self._daemons.submit(partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for nothing: what somebody needs was awaited before."""
+
+
+def use_own_threads() -> None:
+    """For what runs in the event loop's threads, such as `asyncio.to_thread`."""
+    asyncio.get_running_loop().set_default_executor(Executor("loop"))
+
+
+def _carry_out(work: Callable[[], Any], result: Future[Any]) -> None:
+    if not result.set_running_or_notify_cancel():
+        return
+    try:
+        found = work()
+    except BaseException as exc:
+        result.set_exception(exc)
+    else:
+        result.set_result(found)

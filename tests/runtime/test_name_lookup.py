@@ -1,0 +1,72 @@
+"""Lookups of host names: a name server that does not answer affects only its own names."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.runtime.name_lookup import NameLookup
+from bridge.testing import eventually
+
+SLOW = "slow.example"
+
+
+class NameServer:
+    """Knows every name, and does not answer for SLOW until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.answers = threading.Event()
+
+    def __call__(self, host: str, port: int | None, **_: Any) -> list[tuple[Any, ...]]:
+        self.asked[host] += 1
+        if host == SLOW:
+            assert self.answers.wait(60)
+        if host == "unknown.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        found = ("192.0.2.1", "2001:db8::1", "192.0.2.1")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server)
+    yield server
+    server.answers.set()
+
+
+async def test_the_lookups_of_one_broken_name_kept_all_other_names_waiting(names: NameServer) -> None:
+    """Each mail for it took one of the four threads of the event loop, for as long as the name server is waited for."""
+    broken, sound = NameLookup(), NameLookup()
+    waiting = [asyncio.create_task(broken.addresses(SLOW)) for _ in range(50)]
+    await eventually(lambda: bool(names.asked[SLOW]), "the broken name to be looked up")
+    for number in range(10):
+        assert await sound.addresses(f"name{number}.example") == ["192.0.2.1", "2001:db8::1"]
+    assert names.asked[SLOW] == 1
+    for task in waiting[1:]:  # their time to connect is over
+        task.cancel()
+    names.answers.set()
+    assert await waiting[0] == ["192.0.2.1", "2001:db8::1"]
+    await broken.addresses(SLOW)
+    assert names.asked[SLOW] == 2  # it may have another address by now
+
+
+async def test_an_unknown_name_is_an_error_for_all_who_wait(names: NameServer) -> None:
+    lookup = NameLookup()
+    for _ in range(2):
+        both = await asyncio.gather(*[lookup.addresses("unknown.example") for _ in range(2)], return_exceptions=True)
+        assert [type(exc) for exc in both] == [socket.gaierror] * 2
+    assert names.asked["unknown.example"] == 2
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "::1", "fe80::1%eth0"])
+async def test_an_address_is_not_looked_up(names: NameServer, address: str) -> None:
+    assert await NameLookup().addresses(address) == [address]
+    assert not names.asked
