@@ -17,7 +17,7 @@ from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.errors import BridgeError
-from bridge.lists.personal import BadEntry, PersonalListFull
+from bridge.lists.personal import BadEntry, PersonalListFull, sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
@@ -164,7 +164,7 @@ def may_allow(copy: Copy) -> str:
 
 async def list_sender(call: Call, copy: Copy, kind: str) -> str:
     """Block or allow the sender for this person. Raises Refused."""
-    lists, sender = call.sources.lists, copy.mail.envelope.sender
+    lists = call.sources.lists
     may = may_block(copy) if kind == "block" else may_allow(copy)
     action = "blocked a sender" if kind == "block" else "allowed a sender"
     if lists is None or may == "nothing":
@@ -174,6 +174,7 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         return await _request(call, copy, ALLOW)
     change = lists.block if kind == "block" else lists.allow
     try:
+        sender = sender_of_mail(copy.mail.envelope.sender)
         async with call.audited(action, mail=copy.mail.id, name=copy.person):
             for recipient in copy.recipients:
                 await call.run(change, recipient, sender, f"user {copy.person}")

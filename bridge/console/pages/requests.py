@@ -10,6 +10,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
 from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
+from bridge.lists.personal import sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.record import MailRecord
 
@@ -66,7 +67,8 @@ def _carry_out(call: Call, request: Request) -> str:
     if request.kind == ALLOW:
         if call.sources.personal_lists is None:
             raise Refused(409, "Not granted", "There are no personal lists")
-        call.sources.personal_lists.allow(request.recipient, mail.envelope.sender, call.person.shown)
+        sender = sender_of_mail(mail.envelope.sender)
+        call.sources.personal_lists.allow(request.recipient, sender, call.person.shown)
         return about
     to = tuple(each for each in mail.envelope.addresses if comparable_address(each) == request.recipient)
     if not to:
