@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
+from bridge.console.mail_counts import LastHour
 from bridge.console.pages.scan import by_analyzer
 from bridge.console.pages.statistics import columns
 from bridge.console.roles import Role
+from bridge.console.tenant_history import TenantHistory
+from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.sqlite import SqliteHistory
 from bridge.testing import answer, result, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, remember
 from tests.console.held_kit import send_file
@@ -35,6 +41,22 @@ def test_a_file_is_scanned(shared: World) -> None:
     assert "c@a.example" in str(sent.parameters) and TENANT_A in str(sent.parameters)
     assert sent.email == MAIL.replace(b"\n", b"\r\n")
     assert len(shared.next_hop.mails) == before
+
+
+async def test_every_open_window_counted_the_last_hour_again(tmp_path: Path) -> None:
+    """Two hundred of them asked the history a hundred times a second; now, once for each set of tenants."""
+    asked: list[frozenset[str] | None] = []
+
+    class Counted(SqliteHistory):
+        def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+            asked.append(query.tenants)
+            return super().count(by, query)
+
+    store, last_hour = Counted(tmp_path / "history.sqlite"), LastHour()
+    own, other = frozenset({TENANT_A}), frozenset({TENANT_B})
+    await asyncio.gather(*(last_hour.count(TenantHistory(store, tenants)) for tenants in (own, other) * 100))
+    store.close()
+    assert len(asked) < 10 and set(asked) == {own, other}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
+from bridge.console.pages.quarantine import by
 from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
 from bridge.lists.personal import sender_of_mail
@@ -68,12 +69,12 @@ def _carry_out(call: Call, request: Request) -> str:
         if call.sources.personal_lists is None:
             raise Refused(409, "Not granted", "There are no personal lists")
         sender = sender_of_mail(mail.envelope.sender)
-        call.sources.personal_lists.allow(request.recipient, sender, call.person.shown)
+        call.sources.personal_lists.allow(request.recipient, sender, by(call))
         return about
     to = tuple(each for each in mail.envelope.addresses if comparable_address(each) == request.recipient)
     if not to:
         raise Refused(409, "Not granted", "The mail does not have this recipient")
-    done = call.sources.mail_actions.release([mail], call.person.shown, to)[0]
+    done = call.sources.mail_actions.release([mail], by(call), to)[0]
     if not done.is_done:
         raise Refused(409, "Not granted", f"The mail was {done.text}")
     return f"{about}: {done.text}"
