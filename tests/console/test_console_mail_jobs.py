@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +15,18 @@ import pytest
 from starlette.responses import Response
 
 from bridge.console.audit import STARTED, Audit
+from bridge.console.call import Call
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.guard import Guard
 from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import Result
 from bridge.console.pages import pending
 from bridge.console.pages.mail_jobs import MailJob
+from bridge.console.queues import Queues
 from bridge.console.roles import Person, Role
 from bridge.console.route import Route
 from bridge.runtime.database import Database
+from bridge.testing import eventually
 
 IDS = [f"MAIL{number}" for number in range(5)]
 
@@ -47,11 +52,16 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSt
         yield made
 
 
+def made_call(audit: Audit) -> Any:
+    console: Any = SimpleNamespace(jobs=SimpleNamespace(is_stopping=False), queues=Queues())
+    sources = SimpleNamespace(audit=audit, users=SimpleNamespace(has=lambda person: True))
+    console.sources = sources
+    request: Any = None
+    return Call(request, console, "192.0.2.1", Person("rita", Role.RELEASER, None))
+
+
 def made_job(audit: Audit, done: list[str]) -> MailJob:
-    jobs = SimpleNamespace(is_stopping=False)
-    sources = SimpleNamespace(audit=audit)
-    person = Person("rita", Role.RELEASER, None)
-    call: Any = SimpleNamespace(console=SimpleNamespace(jobs=jobs), sources=sources, person=person, address="192.0.2.1")
+    call = made_call(audit)
 
     def work(mails: Any) -> list[Result]:
         done.extend(mail.id for mail in mails)
@@ -85,6 +95,31 @@ async def test_a_job_says_what_it_left_alone_without_an_audit_log(
     assert done == IDS[:3] and (job.done, job.failed) == (3, 2)
     assert job.problems == ["2 mails: MAIL3, MAIL4: the console's database cannot be used"]
     assert "not recorded: released by rita: MAIL2: done: delivered" in caplog.text
+
+
+async def test_slow_releases_took_every_thread(store: ConsoleStore) -> None:
+    """With a slow next hop, lists and statistics waited for a few releases, and so did the results of other actions."""
+    call, may_answer = made_call(Audit(store)), threading.Event()
+    begun: list[str] = []
+
+    def work(mails: Any) -> list[Result]:
+        begun.append(mails[0].id)
+        may_answer.wait()
+        return [Result(mail.id, "delivered", is_done=True) for mail in mails]
+
+    turns: Any = [[SimpleNamespace(id=mail_id)] for mail_id in IDS]
+    made = [(new_job(), MailJob(call, "released", turns, work, has_notes=False)) for _ in range(50)]
+    try:
+        running = [asyncio.create_task(mail_job.run(job)) for job, mail_job in made]
+        await eventually(lambda: len(begun) == 8, "the first releases")
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(lambda: "list") == "list"
+            assert await call.run(lambda: "page") == "page"
+        assert len(begun) == 8
+    finally:
+        may_answer.set()
+    await asyncio.gather(*running)
+    assert len(begun) == 250 and all(job.done == 5 for job, _ in made)
 
 
 async def test_a_change_that_was_made_does_not_look_undone_without_its_audit_entry(

@@ -111,7 +111,8 @@ async def apply(call: Call) -> Response:
         if not problem:
             found.stage = Stage.APPLYING
             try:
-                problem = await asyncio.to_thread(_applied, call, found, job, deleted, added)
+                async with call.queues.list_jobs:
+                    problem = await call.run(_applied, call, found, job, deleted, added)
             finally:
                 copies_of(call).forget(name, tenant)
                 uploads.remove(number)

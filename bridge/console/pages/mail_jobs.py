@@ -33,18 +33,22 @@ class MailJob:
 
     async def run(self, job: Job) -> None:
         for number, some in enumerate(self.turns):
-            why = await pending.hindrance(self.call, job)
+            async with self.call.queues.mail_jobs:
+                why = await pending.hindrance(self.call, job)
+                results = [] if why else await self._done(some)
             if why:
                 await self._leave(job, number, why)
                 return
-            try:
-                results = await asyncio.to_thread(self.work, some)
-            except BridgeError as exc:
-                results = [Result(mail.id, str(exc), is_done=False) for mail in some]
             are_recorded = [await self._note(job, result) for result in results]
             if not all(are_recorded) and number + 1 < len(self.turns):
                 await self._leave(job, number + 1, pending.NO_DATABASE)
                 return
+
+    async def _done(self, some: Sequence[MailRecord]) -> list[Result]:
+        try:
+            return await self.call.run(self.work, some)
+        except BridgeError as exc:
+            return [Result(mail.id, str(exc), is_done=False) for mail in some]
 
     async def dropped(self, job: Job) -> None:
         await asyncio.to_thread(self._write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)

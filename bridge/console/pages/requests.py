@@ -34,7 +34,7 @@ async def grant(call: Call) -> Response:
     if taken is None:
         raise _decided_before()
     try:
-        call.audit_detail = await call.run(_carry_out, call, taken)
+        call.audit_detail = await call.run_among_few(call.queues.grants, _carry_out, call, taken)
     except BridgeError as exc:
         await call.run(requests.reopen, found.seq)
         call.audit_detail = f"request {found.seq}: {exc}"
