@@ -55,4 +55,5 @@ class Queues:
         self.mail_jobs = asyncio.Semaphore(8)
         self.list_jobs = asyncio.Semaphore(4)
         self.grants = Queue(CapacityLimiter(8), max_waiting=8)
+        self.exports = Queue(CapacityLimiter(2), max_waiting=10)  # counting a month takes seconds
         self.list_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read

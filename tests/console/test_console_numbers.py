@@ -71,6 +71,17 @@ def test_a_mistake_in_the_envelope_is_said(shared: World, fields: dict[str, str]
     assert page.status == 400 and 'class="problem"' in page.text and len(shared.scanner.submissions) == before
 
 
+def test_people_of_a_tenant_saw_the_address_of_the_scanner(shared: World) -> None:
+    """And the setting to change, if the scanner gave no decision."""
+    shared.scanner.reply = answer(401, b"{}")
+    pages = [
+        send_file(shared.console.signed_in(Role.VIEWER, tenants), "/scan", "mail.eml", MAIL).text
+        for tenants in (frozenset({TENANT_A}), None)
+    ]
+    assert ["the scanner cannot be used at the moment" in page for page in pages] == [True, False]
+    assert ["scanner.token" in page for page in pages] == [False, True]
+
+
 def test_people_of_a_tenant_scan_for_that_tenant(shared: World) -> None:
     """Never for another one."""
     browser = shared.console.signed_in(Role.VIEWER, frozenset({TENANT_A}))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bridge.console import audit as audit_log
 from bridge.console.call import Call
 from bridge.console.jobs import Job
-from bridge.console.mail_actions import Result
+from bridge.console.mail_actions import NOT_USABLE, Result
 from bridge.console.pages import pending
 from bridge.errors import BridgeError
 from bridge.quarantine.record import MailRecord
@@ -48,17 +48,18 @@ class MailJob:
         try:
             return await self.call.run(self.work, some)
         except BridgeError as exc:
-            return [Result(mail.id, str(exc), is_done=False) for mail in some]
+            return [Result(mail.id, str(exc), is_done=False, brief=NOT_USABLE) for mail in some]
 
     async def dropped(self, job: Job) -> None:
         await asyncio.to_thread(self._write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)
 
     async def _note(self, job: Job, result: Result) -> bool:
         """Whether the audit log has it."""
+        shown = result.shown_to(self.call.person)
         if result.is_done:
-            job.succeeded(result.text if self.has_notes else "")
+            job.succeeded(shown if self.has_notes else "")
         else:
-            job.fail(f"{result.mail_id}: {result.text}")
+            job.fail(f"{result.mail_id}: {shown}")
         return await self._record(result.mail_id, result.text, audit_log.DONE if result.is_done else audit_log.FAILED)
 
     async def _leave(self, job: Job, number: int, why: str) -> None:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
+from bridge.console.mail_actions import NOT_USABLE
 from bridge.console.pages.quarantine import by
 from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
@@ -38,7 +39,8 @@ async def grant(call: Call) -> Response:
     except BridgeError as exc:
         await call.run(requests.reopen, found.seq)
         call.audit_detail = f"request {found.seq}: {exc}"
-        raise Refused(409, "Not granted", f"{exc}. The request is still waiting.") from exc
+        why = str(exc) if isinstance(exc, Refused) else call.reason(exc, NOT_USABLE)
+        raise Refused(409, "Not granted", f"{why}. The request is still waiting.") from exc
     await call.run(requests.settle, taken)
     return call.redirect("/requests", notice="request-granted")
 
@@ -76,7 +78,7 @@ def _carry_out(call: Call, request: Request) -> str:
         raise Refused(409, "Not granted", "The mail does not have this recipient")
     done = call.sources.mail_actions.release([mail], by(call), to)[0]
     if not done.is_done:
-        raise Refused(409, "Not granted", f"The mail was {done.text}")
+        raise Refused(409, "Not granted", f"The mail was {done.shown_to(call.person)}")
     return f"{about}: {done.text}"
 
 
