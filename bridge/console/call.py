@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -24,6 +25,8 @@ from bridge.console.tokens import form_token
 from bridge.history.entry import MailEntry
 
 __all__ = ["Call", "Handler", "Refused"]
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,6 +91,13 @@ class Call:
         """Work that takes much memory or time, in threads that other pages do not wait for. Raises Refused."""
         with queue.place():
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+
+    def reason(self, exc: Exception, instead: str) -> str:
+        """Why something failed. It may name machines, paths and settings, which people of named tenants do not see."""
+        if self.person.sees_everything:
+            return str(exc)
+        log.warning("console: %s: %s", instead, exc)
+        return instead
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A whole page, from a file in `templates`."""

@@ -2,8 +2,8 @@
 
 A job belongs to the person who began it; nobody else can see or undo it. If the console stops before a job is due,
 nothing is done, and the audit log says so: mail is still in the quarantine, and lists are unchanged. The same happens
-if somebody else ends the session that requested the job, or the user is removed. Jobs are kept only in memory, and
-there are few of them.
+if somebody else ends the session that requested the job, or the user is removed or changed, even if they have signed
+out. Jobs are kept only in memory, and there are few of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_S = 600.0  # how long a finished job is shown
 _MAX_OF_PERSON = 30
+_MAX_MAILS_OF_PERSON = 20_000  # in jobs that are not over: each takes a few kilobytes of memory
 _MAX_OVER = 30  # finished ones of a person
 MAX_PROBLEMS = 20  # kept of one job
 
@@ -59,7 +60,7 @@ class Job:
     owner: str
     action: Action
     due_at: float  # Unix time
-    session: str = ""  # that started it; "" after its owner has signed out: from then on, nobody can end it
+    session: str = ""  # that started it; "" after its owner has signed out
     state: State = State.WAITING
     done: int = 0
     failed: int = 0
@@ -108,7 +109,9 @@ class Jobs:
         Must run in the event loop. Raises TooManyJobs.
         """
         self._forget()
-        if len([job for job in self._jobs.values() if job.owner == owner and not job.is_over]) >= _MAX_OF_PERSON:
+        others = [job.action for job in self._jobs.values() if job.owner == owner and not job.is_over]
+        mails = sum(len(other.mails) for other in (*others, action))
+        if len(others) >= _MAX_OF_PERSON or mails > _MAX_MAILS_OF_PERSON:
             raise TooManyJobs
         job = Job(new_token()[:22], owner, action, time.time() + self.undo_s, session)
         self._jobs[job.id] = job

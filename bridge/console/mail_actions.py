@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bridge.console.roles import Person
 from bridge.quarantine.record import MailRecord
+
+NOT_USABLE = "the quarantine or the next hop cannot be used at the moment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,10 @@ class Result:
     mail_id: str
     text: str
     is_done: bool = True
+    brief: str = ""  # the same without machines and paths; "": `text` has none
+
+    def shown_to(self, person: Person) -> str:
+        return self.text if person.sees_everything else self.brief or self.text
 
 
 @dataclass(frozen=True, slots=True)

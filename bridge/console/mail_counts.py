@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from anyio import to_thread
+
 from bridge.console.roles import Tenants
 from bridge.console.tenant_history import TenantHistory
 from bridge.history.query import By, HistoryQuery, Sum, Top
@@ -19,12 +21,13 @@ from bridge.history.store import HistoryError
 
 log = logging.getLogger(__name__)
 
-_DAY = 86400.0
+_HOUR, _DAY = 3600.0, 86400.0
 PERIODS = {"day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
 _COUNTED: tuple[By, ...] = ("action", "decision", "hour")
 LISTED: dict[By, str] = {"sender": "Senders", "recipient": "Recipients", "tag": "Tags", "client": "Clients"}
 _WAIT_S = 0.05  # for what was not counted before
 _FRESH = {"day": 60.0, "week": 120.0, "month": 300.0}  # seconds
+_HOUR_FRESH_S = 1.5  # of the last hour
 _MAX_KEPT = 60
 _TOP = 10
 
@@ -89,6 +92,36 @@ class MailCounter:
             raise
         finally:
             del self._running[key], self._growing[key]
+
+
+class LastHour:
+    """What was done with the mail of the last hour: one count at a time, for everybody with the same tenants.
+
+    Every open window of the overview asks every two seconds.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Tenants, tuple[float, list[Sum]]] = {}  # until when, on the monotonic clock
+        self._one_at_a_time = asyncio.Lock()
+
+    async def count(self, history: TenantHistory) -> list[Sum]:
+        """Raises HistoryError."""
+        if (known := self._fresh(history.tenants)) is not None:
+            return known
+        async with self._one_at_a_time:
+            if (known := self._fresh(history.tenants)) is not None:
+                return known
+            began = time.monotonic()
+            sums = await to_thread.run_sync(history.count, "action", HistoryQuery(since=time.time() - _HOUR))
+            now = time.monotonic()
+            while len(self._kept) >= _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[history.tenants] = (now + max(_HOUR_FRESH_S, 20 * (now - began)), sums)
+            return sums
+
+    def _fresh(self, tenants: Tenants) -> list[Sum] | None:
+        until, sums = self._kept.get(tenants, (float("-inf"), []))
+        return sums if time.monotonic() < until else None
 
 
 def _count(counted: Counted, history: TenantHistory, period: str) -> None:

@@ -31,6 +31,7 @@ from joserfc.jwk import KeySet
 
 from bridge.config.console import Oidc
 from bridge.config.fields import base_url
+from bridge.console.checks import int_or
 from bridge.console.roles import Person, Role
 from bridge.console.tokens import is_token, new_token
 from bridge.errors import BridgeError
@@ -125,9 +126,10 @@ class Provider:
         """The sign-in that this answer belongs to, once."""
         token, _, rest = cookie.partition(".")
         begun_at, _, text = rest.partition(".")
-        if not is_token(token) or not begun_at.isdigit() or len(cookie) > 2000:
+        moment = int_or(begun_at, -1)
+        if not is_token(token) or moment < 0 or len(cookie) > 2000:
             raise SignInRefused("This sign-in was not started in this browser. Start again.")
-        if not 0 <= time.time() - int(begun_at) <= LASTS_S:
+        if not 0 <= time.time() - moment <= LASTS_S:
             raise SignInRefused("The sign-in took too long. Start again.")
         try:
             following = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,4 +51,9 @@ class Queues:
         )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
+        # A next hop or a list service may take minutes, and pages need threads, too.
+        self.mail_jobs = asyncio.Semaphore(8)
+        self.list_jobs = asyncio.Semaphore(4)
+        self.grants = Queue(CapacityLimiter(8), max_waiting=8)
+        self.exports = Queue(CapacityLimiter(2), max_waiting=10)  # counting a month takes seconds
         self.list_files = Queue(CapacityLimiter(1), max_waiting=5)  # that are read

@@ -24,11 +24,12 @@ from bridge.console.jobs import Job
 from bridge.console.list_difference import DiskDifference, Kind
 from bridge.console.queues import Queue
 from bridge.console.tokens import new_token
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.danger import Dangers
+from bridge.lists.errors import ListsError
 from bridge.lists.files import Format, InputError
 from bridge.lists.plan import still_different
 from bridge.lists.sync import check_fits, with_rereads
@@ -80,6 +81,7 @@ class Upload:
     made_at: float = field(default_factory=time.time)
     stage: Stage = Stage.WAITING
     problem: str = ""
+    failure: BridgeError | None = None  # whose text `problem` is, if the lists cannot be used
     file_entries: int = 0
     list_entries: int = 0
     dangers: dict[str, str] = field(default_factory=dict)
@@ -123,6 +125,7 @@ class Upload:
             self._find_dangers()
             self.stage = Stage.READY
         except BridgeError as exc:
+            self.failure = exc if isinstance(exc, ListsError | ConfigError) else None
             self.problem, self.stage = str(exc), Stage.FAILED
         except (sqlite3.Error, OSError) as exc:
             log.warning("console: an uploaded file cannot be compared with the list: %s", exc)

@@ -126,6 +126,13 @@ class Users:
             row = connection.execute(select(database.users).where(_t.name == name)).first()
         return None if row is None else _user(row)
 
+    def has(self, person: Person) -> bool:
+        """Whether a local user still has these rights; of a person of a provider, only the provider knows."""
+        if person.provider:
+            return True
+        found = self.find(person.name)
+        return found is not None and found.person == person
+
     def verify(self, name: str, password: str) -> Proven | None:
         """Who this is, if the password is right. Takes the same time if there is no such user."""
         with self._store.reading() as connection:

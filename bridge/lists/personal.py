@@ -125,10 +125,14 @@ class PersonalLists:
         return self._add(Kind.ALLOW, recipient, sender, by)
 
     def remove(self, recipient: str, kind: str, sender: str) -> bool:
-        """False if there was no such entry. Raises BadEntry, PersonalListsFailed."""
-        key = (_entries.c.recipient == normal_recipient(recipient)) & (_entries.c.sender == normal_sender(sender))
+        """False if there was no such entry. Raises BadEntry, PersonalListsFailed.
+
+        `sender` as `entries` returned it, or as a person writes it: the entry `*@example.org` is about one address.
+        """
+        mine = (_entries.c.recipient == normal_recipient(recipient)) & (_entries.c.kind == str(kind))
         with self._tables.writing() as connection:
-            query = update(_entries).where(key & (_entries.c.kind == str(kind)))
+            is_listed = connection.execute(select(_entries.c.sender).where(mine, _entries.c.sender == sender)).first()
+            query = update(_entries).where(mine, _entries.c.sender == (sender if is_listed else normal_sender(sender)))
             return connection.execute(query.values(kind="", at=time.time(), seq=_next(connection))).rowcount > 0
 
     def entries(self, recipient: str | None = None) -> list[PersonalEntry]:
@@ -222,6 +226,14 @@ def normal_sender(text: str) -> str:
     if normal.startswith("@") and "." not in normal:
         raise BadEntry(f"{normal[1:]} is not the domain of a single sender: use a domain such as example.org")
     return normal
+
+
+def sender_of_mail(sender: str) -> str:
+    """What to block or allow to list the sender of a mail, and never a whole domain. Raises BadEntry."""
+    try:
+        return spelling.one_sender(sender)
+    except ValueError as exc:
+        raise BadEntry(_said(sender, exc)) from exc
 
 
 def _said(text: str, exc: ValueError) -> str:

@@ -66,6 +66,19 @@ def _refuse_patterns(category: str, text: str) -> None:
         raise ValueError(f"a * inside an address never matches: add an entry such as {_EXAMPLES[category]}")
 
 
+def one_sender(sender: str) -> str:
+    """The entry about the sender of a mail, and about nobody else. Raises ValueError.
+
+    Whoever sends the mail chooses this text. If a person types `*@example.org` or `example.org`, a whole domain is
+    meant; in a mail, they are an odd address and one without a domain. In quotes, a `*` is a character of the address.
+    """
+    local, _, host = sender.rpartition("@")
+    entry = f'"{local}"@{host}' if "*" in local and local[:1] != '"' else sender
+    if normalise("sender", entry).startswith("@"):
+        raise ValueError("not an address such as user@example.org")
+    return entry
+
+
 def is_clean(comment: str) -> bool:
     return len(comment) <= MAX_COMMENT and not re.search(r"[\x00\ud800-\udfff]", comment)
 

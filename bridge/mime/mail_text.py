@@ -7,7 +7,6 @@ Nothing is opened, fetched or unpacked.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import re
 from collections.abc import Iterator
@@ -99,12 +98,7 @@ def _is_text(part: Part) -> bool:
 
 def _text(raw: bytes, part: Part) -> str:
     content = decode(raw[: 2 * MAX_TEXT], part.encoding)[0][:MAX_TEXT]
-    charset = part.params.get("charset", "").strip()
-    try:
-        is_slow = codecs.lookup(charset).name in ("punycode", "idna") if charset else False
-    except (LookupError, ValueError):
-        is_slow = False
-    return as_text(content, "latin-1" if is_slow else charset)  # such names take quadratic time
+    return as_text(content, part.params.get("charset", "").strip())
 
 
 def _add_attachment(found: Reading, raw: bytes, part: Part) -> None:

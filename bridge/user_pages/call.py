@@ -62,7 +62,8 @@ class Pages:
         self.root_path = root_path
         self.static = StaticFiles()
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
-        self.releasing = asyncio.Semaphore(10)  # the next hop may be slow, and pages need threads, too
+        # The next hop may be slow, and pages need threads, too; no person takes all of them.
+        self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
         # Who learns from a report may take minutes, and each report has a mail in memory.
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes

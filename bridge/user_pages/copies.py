@@ -17,7 +17,7 @@ from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.errors import BridgeError
-from bridge.lists.personal import BadEntry, PersonalListFull
+from bridge.lists.personal import BadEntry, PersonalListFull, sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
@@ -108,9 +108,6 @@ async def release(call: Call, copy: Copy) -> str:
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
-    if call.pages.releasing.locked():
-        text = call.speak("This cannot be done at the moment. Try again later.")
-        raise Refused(503, call.speak("Not released"), text, 10)
     outcome = await call.pages.carry_out(_release(call, copy))
     if not outcome.is_known:
         text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
@@ -123,12 +120,10 @@ async def release(call: Call, copy: Copy) -> str:
 
 async def _release(call: Call, copy: Copy) -> ActionResult:
     detail = f"to {', '.join(copy.missing)}"
-    async with (
-        call.pages.releasing,
-        call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note,
-    ):
-        outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
-        note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
+    with call.pages.releasing.place(copy.person):
+        async with call.audited("released own mail", mail=copy.mail.id, detail=detail, name=copy.person) as note:
+            outcome = await call.run(call.sources.actions.release, copy.mail, copy.missing, copy.person)
+            note.detail, note.result = f"{detail}: {outcome.text}", _result(outcome)
     return outcome
 
 
@@ -164,7 +159,7 @@ def may_allow(copy: Copy) -> str:
 
 async def list_sender(call: Call, copy: Copy, kind: str) -> str:
     """Block or allow the sender for this person. Raises Refused."""
-    lists, sender = call.sources.lists, copy.mail.envelope.sender
+    lists = call.sources.lists
     may = may_block(copy) if kind == "block" else may_allow(copy)
     action = "blocked a sender" if kind == "block" else "allowed a sender"
     if lists is None or may == "nothing":
@@ -174,6 +169,7 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         return await _request(call, copy, ALLOW)
     change = lists.block if kind == "block" else lists.allow
     try:
+        sender = sender_of_mail(copy.mail.envelope.sender)
         async with call.audited(action, mail=copy.mail.id, name=copy.person):
             for recipient in copy.recipients:
                 await call.run(change, recipient, sender, f"user {copy.person}")

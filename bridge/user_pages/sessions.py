@@ -21,6 +21,7 @@ CODE_S = 900.0
 _DIGITS = 8
 _MAX_TRIES = 5
 _TOUCH_S = 30.0
+_MAX_PER_PERSON = 50  # the oldest is ended: the link of a digest can be used again and again
 _LOCK = 0xD16E574
 _s, _c = database.sessions.c, database.codes.c
 
@@ -36,6 +37,9 @@ class UserSessions:
         over |= (_s.used_at > now + AHEAD_S) | (_s.begun_at > now + AHEAD_S)
         with self._store.writing() as connection:
             connection.execute(delete(database.sessions).where(over))
+            many = select(_s.hash).where(_s.person == person).order_by(_s.begun_at.desc()).offset(_MAX_PER_PERSON - 1)
+            surplus = [row.hash for row in connection.execute(many)]
+            connection.execute(delete(database.sessions).where(_s.hash.in_(surplus)))
             row = {"hash": hash_of(token), "person": person, "begun_at": now, "used_at": now}
             connection.execute(insert(database.sessions).values(**row))
         return token

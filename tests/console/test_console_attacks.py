@@ -21,7 +21,7 @@ from bridge.console import database
 from bridge.console.attempts import MAX_PER_ADDRESS, Attempts
 from bridge.console.audit import Audit, AuditEntry
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
-from bridge.console.jobs import Action, Job, Jobs, State
+from bridge.console.jobs import Action, Job, Jobs, State, TooManyJobs
 from bridge.console.roles import Role
 from bridge.console.routes import ROUTES
 from bridge.console.sessions import SessionLimits, Sessions
@@ -308,6 +308,7 @@ def test_what_waits_is_not_done_if_the_session_is_ended(shared: World) -> None:
     directory = shared.console.directory
     for mail_id in ("ENDED1", "ENDED2", "LEFT"):
         hold(directory, mail_id)
+    shared.console.add_user("left", Role.RELEASER)
     ended = shared.console.signed_in(Role.RELEASER, name="ended")
     left = shared.console.signed_in(Role.RELEASER, name="left")
     assert ended.post("/quarantine/actions/delete", {"mail": ["ENDED1", "ENDED2"]}).status == 303
@@ -322,6 +323,42 @@ def test_what_waits_is_not_done_if_the_session_is_ended(shared: World) -> None:
     (entry,) = audited(shared.console, name="ended", action="deleted")
     assert entry.result == "failed" and "the session was ended: 2 mails: ENDED1, ENDED2" in entry.detail
     assert {"ENDED1", "ENDED2"} <= held_ids(directory)
+
+
+@pytest.mark.parametrize("what", ["remove", "change"])
+def test_what_waited_was_done_after_the_user_was_removed(shared: World, what: str) -> None:
+    """Somebody who is dismissed deletes mail and signs out: no session was left that an administrator could end."""
+    directory, name = shared.console.directory, f"dismissed-{what}"
+    hold(directory, f"KEPT{what}")
+    shared.console.add_user(name, Role.RELEASER)
+    browser = shared.console.signed_in(Role.RELEASER, name=name)
+    assert browser.post("/quarantine/actions/delete", {"mail": f"KEPT{what}"}).status == 303
+    assert browser.post("/sign-out").status == 303
+    with closing(shared.console.store) as store:
+        if what == "remove":
+            Users(store).remove(name)
+        else:
+            Users(store).change(name, Role.VIEWER, None)
+    until(lambda: audited(shared.console, name=name, action="deleted"), "the end of the action")
+    (entry,) = audited(shared.console, name=name, action="deleted")
+    assert entry.result == "failed" and "the user was removed or changed" in entry.detail
+    assert f"KEPT{what}" in held_ids(directory)
+
+
+async def test_actions_on_all_matching_mail_filled_the_memory() -> None:
+    """Thirty actions on five thousand mails each, of one person; another person is not affected."""
+    jobs, begun = Jobs(60), 0
+    action = Action(("Delete", "deleted"), "", 5000, mails=("X",) * 5000)
+
+    async def nothing(job: Job) -> None: ...
+
+    with pytest.raises(TooManyJobs):
+        for begun in range(30):  # noqa: B007
+            jobs.begin("one", "s", action, nothing, nothing)
+    assert begun == 4
+    jobs.begin("other", "s", action, nothing, nothing)
+    assert jobs.begin("one", "s", Action(("Add", "added"), "", 9), nothing, nothing)
+    await jobs.stop(10)
 
 
 def test_finished_actions_are_not_kept_without_end(shared: World) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
+from bridge.console.mail_counts import LastHour
 from bridge.console.pages.scan import by_analyzer
 from bridge.console.pages.statistics import columns
 from bridge.console.roles import Role
+from bridge.console.tenant_history import TenantHistory
+from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.sqlite import SqliteHistory
 from bridge.testing import answer, result, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World, remember
 from tests.console.held_kit import send_file
@@ -37,6 +43,22 @@ def test_a_file_is_scanned(shared: World) -> None:
     assert len(shared.next_hop.mails) == before
 
 
+async def test_every_open_window_counted_the_last_hour_again(tmp_path: Path) -> None:
+    """Two hundred of them asked the history a hundred times a second; now, once for each set of tenants."""
+    asked: list[frozenset[str] | None] = []
+
+    class Counted(SqliteHistory):
+        def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+            asked.append(query.tenants)
+            return super().count(by, query)
+
+    store, last_hour = Counted(tmp_path / "history.sqlite"), LastHour()
+    own, other = frozenset({TENANT_A}), frozenset({TENANT_B})
+    await asyncio.gather(*(last_hour.count(TenantHistory(store, tenants)) for tenants in (own, other) * 100))
+    store.close()
+    assert len(asked) < 10 and set(asked) == {own, other}
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"client": "x"}, {"tenant": "x"}, {"recipients": " ".join(["a@b"] * 101)}, {"sender": "a\x01b"}],
@@ -47,6 +69,17 @@ def test_a_mistake_in_the_envelope_is_said(shared: World, fields: dict[str, str]
     before = len(shared.scanner.submissions)
     page = send_file(shared.console.signed_in(), "/scan", "mail.eml", MAIL, **fields)
     assert page.status == 400 and 'class="problem"' in page.text and len(shared.scanner.submissions) == before
+
+
+def test_people_of_a_tenant_saw_the_address_of_the_scanner(shared: World) -> None:
+    """And the setting to change, if the scanner gave no decision."""
+    shared.scanner.reply = answer(401, b"{}")
+    pages = [
+        send_file(shared.console.signed_in(Role.VIEWER, tenants), "/scan", "mail.eml", MAIL).text
+        for tenants in (frozenset({TENANT_A}), None)
+    ]
+    assert ["the scanner cannot be used at the moment" in page for page in pages] == [True, False]
+    assert ["scanner.token" in page for page in pages] == [False, True]
 
 
 def test_people_of_a_tenant_scan_for_that_tenant(shared: World) -> None:

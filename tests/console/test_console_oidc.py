@@ -331,6 +331,16 @@ async def test_forged_tokens_are_refused(kind: str) -> None:
         await used._verified({}, {"id_token": FORGED[kind]()}, "right")
 
 
+@pytest.mark.parametrize("moment", ["\xb2", "\u0661", "9" * 5000, "", "-1", "1e3"])
+def test_a_cookie_with_odd_digits_was_an_unexpected_error(moment: str) -> None:
+    """Anyone could fill the log with it: to Python, a superscript two is a digit, but not a number."""
+    used = Provider(settings(ISSUER), REDIRECT)
+    name, _, rest = used.begin("/").cookie.split(".")
+    odd = f"{name}.{moment}.{rest}"
+    with pytest.raises(SignInRefused, match="not started"):
+        used._taken(odd, used._derived(odd, "/").state)
+
+
 def test_a_sign_in_that_takes_too_long_begins_again() -> None:
     """Ten minutes."""
     used = Provider(settings(ISSUER), REDIRECT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -72,6 +73,15 @@ def test_a_releaser_sees_and_decides_the_requests_of_their_tenants(world: World)
     assert len(world.released()) == before + 1
 
 
+def test_a_granted_release_was_recorded_in_the_name_of_a_login(world: World) -> None:
+    """In `actions.log`, `rita` is a login of the machine: a user of the console may have the same name."""
+    request = world.ask("REQWHO", "who@a.example", TENANT_A)
+    assert releaser(world).post("/requests/actions/grant", {"request": request}).status == 303
+    actions = (world.users.directory / "state" / "quarantine" / "actions.log").read_text().splitlines()
+    (done,) = [line for line in map(json.loads, actions) if line["id"] == "REQWHO"]
+    assert (done["action"], done["by"]) == ("released", "console:rita")
+
+
 def test_two_releasers_grant_at_the_same_moment(world: World) -> None:
     request = world.ask("REQTWO", "two@a.example", TENANT_A)
     before, answers = len(world.released()), []
@@ -112,7 +122,7 @@ def test_an_allow_that_is_granted_is_an_entry_of_that_recipient(world: World) ->
     lists = PersonalLists(Database.file(world.users.directory / "state" / PERSONAL_FILE))
     (entry,) = lists.entries("allow@a.example")
     lists.close()
-    assert (entry.kind, entry.sender, entry.by) == ("allow", "john@client.example", "rita")
+    assert (entry.kind, entry.sender, entry.by) == ("allow", "john@client.example", "console:rita")
 
 
 def test_viewers_do_not_decide(world: World) -> None:

@@ -317,6 +317,23 @@ def test_a_person_blocks_senders_for_themselves_and_asks_to_allow_them(pages: Us
     assert "pest@client.example" not in browser.get("/choices").text
 
 
+@pytest.mark.parametrize(("number", "sender"), [(1, "client.example"), (2, "*@client.example")])
+def test_who_blocked_an_odd_sender_blocked_a_whole_domain(pages: Users, number: int, sender: str) -> None:
+    """Spam from `MAIL FROM:<client.example>` or `<*@client.example>`: its victims blocked all their customers there."""
+    person = f"odd{number}@a.example"
+    hold(pages.directory, f"ODD{number}", person, sender=sender)
+    browser = signed_in(pages, person)
+    assert f"/mail/ODD{number}" in browser.get("/").text
+    assert browser.post(f"/mail/ODD{number}/block").status == (409 if number == 1 else 303)
+    page = browser.get("/choices").text
+    assert ">@client.example<" not in page
+    assert (sender in page) == (number == 2)
+    if number == 2:
+        form = {"kind": "block", "sender": sender, "recipient": person}
+        assert browser.post("/choices/remove", form).status == 303
+        assert sender not in browser.get("/choices").text
+
+
 def test_a_report_from_the_digest_and_from_the_page(pages: Users) -> None:
     hold(pages.directory, "REPORT1", "report@a.example")
     ham = links(pages.send_digests("--now")["report@a.example"])[2]

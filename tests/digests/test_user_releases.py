@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bridge.console.audit import DONE, STARTED, Audit
+from bridge.console.checks import Refused
 from bridge.console.database import ConsoleStore
 from bridge.runtime.database import Database
 from bridge.testing import eventually
@@ -67,6 +68,27 @@ async def test_a_release_is_recorded_although_its_request_was_cancelled(audit: A
     await stopping
     (entry,) = audit.find()
     assert (entry.result, entry.detail) == (DONE, f"to {JANE}: delivered") and not call.pages.releases
+
+
+async def test_one_person_took_all_releases(audit: Audit) -> None:
+    """With a slow next hop, ten clicks of one person kept everybody else from releasing mail."""
+    actions = SlowNextHop()
+    call = call_for(audit, actions)
+
+    def copy(number: int, person: str) -> Any:
+        mail = SimpleNamespace(id=f"MAIL{number}")
+        return SimpleNamespace(mail=mail, missing=(person,), recipients=(person,), person=person, reason=None)
+
+    try:
+        clicks = [asyncio.create_task(copies.release(call, copy(number, JANE))) for number in range(10)]
+        await eventually(lambda: sum(click.done() for click in clicks) == 7, "the others to be refused")
+        other = asyncio.create_task(copies.release(call, copy(11, "joe@a.example")))
+        await eventually(lambda: len(audit.find()) == 4, "the release of another person")
+    finally:
+        actions.may_answer.set()
+    answers = await asyncio.gather(*clicks, return_exceptions=True)
+    assert [answer for answer in answers if answer == "released"] == ["released"] * 3 and await other == "released"
+    assert {answer.status for answer in answers if isinstance(answer, Refused)} == {429}
 
 
 async def test_an_action_that_is_cancelled_stays_started_in_the_audit_log(audit: Audit) -> None:

@@ -24,3 +24,13 @@ def test_a_clock_that_was_ahead_keeps_nobody_in(tmp_path: Path, monkeypatch: pyt
                 token, code = sessions.begin("jane@a.example"), codes.make("jane@a.example", browser)
             assert (sessions.find(token) is not None) is lasts
             assert codes.use("jane@a.example", browser, code) is lasts
+
+
+def test_a_link_that_is_used_again_and_again_made_sessions_without_end(tmp_path: Path) -> None:
+    """The oldest ends; those of other people do not."""
+    with closing(DigestStore(Database.file(tmp_path / "digests.sqlite"))) as store:
+        sessions = UserSessions(store, 60, 600)
+        other = sessions.begin("joe@a.example")
+        tokens = [sessions.begin("jane@a.example") for _ in range(55)]
+        last = [token for token in tokens if sessions.find(token)]
+        assert last == tokens[5:] and sessions.find(other)

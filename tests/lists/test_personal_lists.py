@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bridge.cli import main
+from bridge.cli.quarantine.sender_lists import NoEntry, entry_of
 from bridge.daemon.personal_refresh import PersonalRefresh
 from bridge.filter.personal import candidates
-from bridge.lists.personal import BadEntry, Change, PersonalListFull, PersonalLists, PersonalListsFailed
+from bridge.lists.personal import (
+    BadEntry,
+    Change,
+    PersonalListFull,
+    PersonalLists,
+    PersonalListsFailed,
+    sender_of_mail,
+)
 from bridge.lists.personal_table import EMPTY, PersonalTable
+from bridge.mail.envelope import Envelope
+from bridge.quarantine.record import MailRecord
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
 from bridge.testing import FakeScanner, NextHop, configuration, running_bridge, until
@@ -202,4 +213,28 @@ async def test_two_changes_at_the_same_time_are_both_seen(tmp_path: Path) -> Non
         await refresh.look()
         assert len(refresh.table) == number, sizes
     refresh.close()
+    lists.close()
+
+
+@pytest.mark.parametrize("sender", ["example.net", "@example.net", "<@example.net>", "*@", "<example.net"])
+def test_a_sender_without_a_local_part_listed_a_whole_domain(sender: str) -> None:
+    """Spam from `MAIL FROM:<example.net>`: who blocked its sender blocked everybody at example.net."""
+    with pytest.raises(BadEntry):
+        sender_of_mail(sender)
+    mail = MailRecord("M1", datetime.now(UTC), Envelope(sender))
+    with pytest.raises(NoEntry):  # nor does `quarantine block-sender`, or the console
+        entry_of(mail, "sender", whole_domain=False)
+
+
+@pytest.mark.parametrize("sender", ["*@example.net", '"*"@example.net', "a*b@example.net"])
+def test_a_sender_with_an_asterisk_listed_a_whole_domain(place: Database, sender: str) -> None:
+    """Spam from `*@example.net`, likewise. The entry is about that address alone, and can be removed again."""
+    lists = PersonalLists(place)
+    lists.block(ANNA, "example.net")
+    lists.block(ANNA, sender_of_mail(sender))
+    plain = sender.replace('"', "")
+    assert {entry.sender for entry in lists.entries(ANNA)} == {"@example.net", plain}
+    assert lists.remove(ANNA, "block", plain)
+    assert [entry.sender for entry in lists.entries(ANNA)] == ["@example.net"]
+    assert lists.remove(ANNA, "block", "*@example.net") and not lists.entries(ANNA)  # typed, it is the domain
     lists.close()

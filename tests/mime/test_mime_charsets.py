@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from bridge.mime.mail_text import html_of, read
 from bridge.mime.words import as_text, codec_of, decode_words
 from bridge.quarantine.record import subject
 from bridge.service.analysis.inspection import inspect
@@ -35,6 +36,12 @@ def test_unknown_charsets_stayed_in_memory_for_ever() -> None:
     before = len(encodings._cache)  # type: ignore[attr-defined]
     inspect(mail_of_words("x-cuts-{}", 3, 50), Limits())
     subject(b"Subject: " + b" ".join(b"=?x-cuts-s%d?q?a?=" % i for i in range(9)) + b"\r\n")
+    kinds = (b"plain", b"html") * 25
+    parts = b"".join(
+        b"--b\r\nContent-Type: text/%b; charset=x-cuts-p%d\r\n\r\n\r\n" % (kind, i) for i, kind in enumerate(kinds)
+    )
+    read(b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + parts)  # of each part, when somebody looked at the mail
+    html_of(b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + parts)
     unknown = [name for name in encodings._cache if "cuts" in name]  # type: ignore[attr-defined]
     assert unknown == []
     assert len(encodings._cache) < before + 20  # type: ignore[attr-defined]

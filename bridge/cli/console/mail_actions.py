@@ -14,13 +14,15 @@ from bridge.cli.quarantine.releasing import release_one
 from bridge.cli.quarantine.sender_lists import Addition, Job
 from bridge.cli.quarantine.session import Session
 from bridge.cli.reporting import Reporter
-from bridge.console.mail_actions import Listing, ListPlan, Result
+from bridge.console.mail_actions import NOT_USABLE, Listing, ListPlan, Result
 from bridge.daemon import list_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.feedback.report import ReportKind
 from bridge.lists.client import ListClient
+from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.quarantine import MailLocked, MailNotFound
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import ReleaseRequest
+from bridge.quarantine.release import AlreadyReleased, ReleaseRequest, ReleaseUncertain
 from bridge.relay.relay import Relay
 
 T = TypeVar("T")
@@ -43,7 +45,8 @@ class ConsoleMailActions:
                 found = []
                 for mail in mails:
                     done = await release_one(session, mail, relay, order)
-                    found.append(Result(mail.id, done.text, done.problem is None))
+                    brief = "" if done.problem is None else _brief(done.text, done.problem)
+                    found.append(Result(mail.id, done.text, done.problem is None, brief))
                 return found
             finally:
                 await relay.close()
@@ -56,7 +59,8 @@ class ConsoleMailActions:
             try:
                 session.quarantine.remove(mail.id)
             except BridgeError as exc:
-                found.append(Result(mail.id, f"not deleted: {exc}", is_done=False))
+                text = f"not deleted: {exc}"
+                found.append(Result(mail.id, text, is_done=False, brief=_brief(text, exc)))
             else:
                 session.note_removal(mail, is_purge=False)
                 found.append(Result(mail.id, "deleted"))
@@ -121,6 +125,14 @@ class ConsoleMailActions:
                 await work(client)
 
         _in_loop(run())
+
+
+def _brief(text: str, problem: BridgeError) -> str:
+    """What a next hop answered, and what concerns the mail alone, may be shown to everybody."""
+    if isinstance(problem, AlreadyReleased | ReleaseUncertain | MailNotFound | MailLocked):
+        return text
+    why = problem.reply if isinstance(problem, NextHopError) else NOT_USABLE
+    return f"{text.partition(': ')[0]}: {why}"
 
 
 def _listed(each: Addition, list_name: str) -> Result:

@@ -351,12 +351,6 @@ def _scope(each: Addition) -> str:
     return f"tenant {each.tenant}" if each.tenant else "the deployment"
 
 
-def _literally(sender: str) -> str:
-    """In quotes, a `*` is a character of the address."""
-    local, _, host = sender.rpartition("@")
-    return f'"{local}"@{host}' if "*" in local and local[:1] != '"' else sender
-
-
 def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
     """The entry for the list. Raises NoEntry."""
     from bridge.mail.address import domain_of
@@ -373,8 +367,8 @@ def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
         raise NoEntry("this list contains domains: use --domain to add the sender's whole domain")
     if whole_domain and not domain:
         raise NoEntry("the sender has no domain")
-    entry = (domain if category == DOMAIN else f"@{domain}") if whole_domain else _literally(sender)
     try:
+        entry = (domain if category == DOMAIN else f"@{domain}") if whole_domain else spelling.one_sender(sender)
         spelling.normalise(category if category in (SENDER, DOMAIN) else SENDER, entry)
     except ValueError as exc:
         raise NoEntry(f"the sender cannot be listed: {exc}") from None

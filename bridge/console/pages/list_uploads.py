@@ -20,7 +20,7 @@ from bridge.console.checks import int_or
 from bridge.console.jobs import Action, Job
 from bridge.console.list_difference import Kind
 from bridge.console.pages import pending
-from bridge.console.pages.lists import ALL, ListNote, category_of, copies_of, info_of, named, scope_of, to_list
+from bridge.console.pages.lists import ALL, ListNote, category_of, copies_of, info_of, named, scope_of, to_list, why_not
 from bridge.console.uploads import MAX_DANGERS, Sent, Stage, Upload
 from bridge.errors import BridgeError
 from bridge.lists import files
@@ -66,7 +66,15 @@ async def shown(call: Call) -> Response:
     start = int_or(given.get("at", ""), 0)
     entries = await call.run(_entries, found, kind, start) if view.stage is Stage.READY else []
     following = start + PER_PAGE if start + PER_PAGE < view.counts[kind] else 0
-    values: dict[str, Any] = {"kind": kind, "kinds": kinds, "start": start, "following": following, "entries": entries}
+    problem = found.problem if found.failure is None else why_not(call, found.failure)
+    values: dict[str, Any] = {
+        "problem": problem,
+        "kind": kind,
+        "kinds": kinds,
+        "start": start,
+        "following": following,
+        "entries": entries,
+    }
     return call.page("list_upload.html", upload=found, number=call.path["number"], tenant=found.sent.tenant or ALL,
                      name=found.sent.info.name, counts=view.counts, stage=view.stage, Stage=Stage,
                      is_pending=_is_pending(found), max_dangers=MAX_DANGERS, **values)  # fmt: skip
@@ -104,14 +112,15 @@ async def apply(call: Call) -> Response:
     uploads = call.console.uploads
 
     async def run(job: Job) -> None:
-        deleted, added = Tally(), Tally()
+        deleted, added, shown = Tally(), Tally(), ""
         problem = await pending.hindrance(call, job)
         if not problem and uploads.find(number, found.sent.owner) is not found:
             problem = "another file has taken its place"
         if not problem:
             found.stage = Stage.APPLYING
             try:
-                problem = await asyncio.to_thread(_applied, call, found, job, deleted, added)
+                async with call.queues.list_jobs:
+                    problem, shown = await call.run(_applied, call, found, job, deleted, added)
             finally:
                 copies_of(call).forget(name, tenant)
                 uploads.remove(number)
@@ -119,7 +128,7 @@ async def apply(call: Call) -> Response:
         for why in added.refused.values():
             job.fail(why)
         if problem:
-            job.fail(problem, total - job.done - len(added.refused))
+            job.fail(shown or problem, total - job.done - len(added.refused))
         job.notes.append(f"{added.confirmed:,} added or changed, {deleted.confirmed:,} deleted.")
         await note.write(problem or (f"{len(added.refused)} refused" if added.refused else ""), job.notes[-1])
 
@@ -132,16 +141,20 @@ async def apply(call: Call) -> Response:
     return to_list(call, name, tenant)
 
 
-def _applied(call: Call, found: Upload, job: Job, deleted: Tally, added: Tally) -> str:
-    """In a thread, with its own event loop, so that pages do not wait. Returns what is wrong, or ""."""
+def _applied(call: Call, found: Upload, job: Job, deleted: Tally, added: Tally) -> tuple[str, str]:
+    """In a thread, with its own event loop, so that pages do not wait.
+
+    Returns what is wrong, or "", and the same as this person may see it.
+    """
 
     def done(number: int) -> None:
         job.done += number
 
     try:
-        return asyncio.run(found.apply(deleted, added, lambda: pending.hindered(call, job), done))
+        problem = asyncio.run(found.apply(deleted, added, lambda: pending.hindered(call, job), done))
+        return problem, problem
     except BridgeError as exc:
-        return str(exc)
+        return str(exc), why_not(call, exc)
 
 
 def _upload(call: Call, sent: Sent) -> Upload:

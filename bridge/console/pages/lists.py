@@ -24,11 +24,13 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
+from bridge.lists.errors import EntryRefused, ListFull, ListNotFound
 
 PER_PAGE = 100
 _MAX_ENTRIES = 500  # typed into the form
 _MAX_ENTRY, _MAX_COMMENT = 1000, 1000
 DONE_WORDS = ("added to a list", "deleted from a list", "applied an uploaded list")
+NO_LISTS = "the lists cannot be used at the moment"
 ALL = "all"  # in links: the lists of the deployment
 
 
@@ -40,7 +42,7 @@ async def overview(call: Call) -> Response:
         try:
             infos = await _infos(call, tenant)
         except BridgeError as exc:
-            problem = str(exc)
+            problem = why_not(call, exc)
     used = _used(call)
     return call.page("lists.html", infos=infos, problem=problem, scopes=scopes, tenant=tenant or ALL, used=used,
                      is_configured=call.sources.list_copies is not None)  # fmt: skip
@@ -98,19 +100,19 @@ def _begin(
     note = ListNote(call, f"{words[1]} {words[2].partition(' ')[0]} a list", about)
 
     async def run(job: Job) -> None:
-        tally, problem = Tally(), await pending.hindrance(call, job)
+        tally, problem, shown = Tally(), await pending.hindrance(call, job), ""
         if not problem:
             try:
                 async with ListClient(await call.run(call.sources.list_settings)) as client:
                     await work(client, tally)
             except BridgeError as exc:
-                problem = str(exc)
+                problem, shown = str(exc), why_not(call, exc)
                 copies_of(call).forget(name, tenant)  # some entries may have been changed
         job.succeeded(number=tally.confirmed)
         for why in tally.refused.values():
             job.fail(why)
         if problem:
-            job.fail(problem, len(entries) - tally.confirmed - len(tally.refused))
+            job.fail(shown or problem, len(entries) - tally.confirmed - len(tally.refused))
         await note.write(problem or (f"{len(tally.refused)} refused" if tally.refused else ""))
 
     async def dropped(job: Job) -> None:
@@ -161,6 +163,13 @@ def named(call: Call) -> tuple[str, str | None]:
 # The service
 
 
+def why_not(call: Call, exc: BridgeError) -> str:
+    """As this person may see it: an entry that is refused, or a list that is full or gone, concerns everybody."""
+    if isinstance(exc, EntryRefused | ListFull | ListNotFound):
+        return str(exc)
+    return call.reason(exc, NO_LISTS)
+
+
 def copies_of(call: Call) -> Any:
     copies = call.sources.list_copies
     if copies is None:
@@ -180,7 +189,7 @@ async def info_of(call: Call, name: str, tenant: str | None) -> ListFileInfo:
     try:
         found = [info for info in await _infos(call, tenant) if info.name == name]
     except (BridgeError, ConfigError) as exc:
-        raise Refused(502, "The lists cannot be read", f"{exc}. Try again in a moment.") from exc
+        raise Refused(502, "The lists cannot be read", f"{why_not(call, exc)}. Try again in a moment.") from exc
     if not found:
         raise Refused(404, "No such list", "There is no such list, or you do not have access to it.")
     return found[0]
@@ -193,7 +202,7 @@ async def _list_page(call: Call, name: str, tenant: str | None, status: int = 20
     try:
         copy = await copies_of(call).get(name, tenant)
     except BridgeError as exc:
-        raise Refused(502, "The list cannot be read", f"{exc}. Try again in a moment.") from exc
+        raise Refused(502, "The list cannot be read", f"{why_not(call, exc)}. Try again in a moment.") from exc
     found, following = await call.run(copy.page, wanted, start, PER_PAGE)
     values: dict[str, Any] = {"mistake": "", "dangers": {}, "typed": [], "comment": ""}
     return call.page(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bridge.console import audit as audit_log
 from bridge.console.call import Call
 from bridge.console.jobs import Job
-from bridge.console.mail_actions import Result
+from bridge.console.mail_actions import NOT_USABLE, Result
 from bridge.console.pages import pending
 from bridge.errors import BridgeError
 from bridge.quarantine.record import MailRecord
@@ -33,28 +33,33 @@ class MailJob:
 
     async def run(self, job: Job) -> None:
         for number, some in enumerate(self.turns):
-            why = await pending.hindrance(self.call, job)
+            async with self.call.queues.mail_jobs:
+                why = await pending.hindrance(self.call, job)
+                results = [] if why else await self._done(some)
             if why:
                 await self._leave(job, number, why)
                 return
-            try:
-                results = await asyncio.to_thread(self.work, some)
-            except BridgeError as exc:
-                results = [Result(mail.id, str(exc), is_done=False) for mail in some]
             are_recorded = [await self._note(job, result) for result in results]
             if not all(are_recorded) and number + 1 < len(self.turns):
                 await self._leave(job, number + 1, pending.NO_DATABASE)
                 return
+
+    async def _done(self, some: Sequence[MailRecord]) -> list[Result]:
+        try:
+            return await self.call.run(self.work, some)
+        except BridgeError as exc:
+            return [Result(mail.id, str(exc), is_done=False, brief=NOT_USABLE) for mail in some]
 
     async def dropped(self, job: Job) -> None:
         await asyncio.to_thread(self._write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)
 
     async def _note(self, job: Job, result: Result) -> bool:
         """Whether the audit log has it."""
+        shown = result.shown_to(self.call.person)
         if result.is_done:
-            job.succeeded(result.text if self.has_notes else "")
+            job.succeeded(shown if self.has_notes else "")
         else:
-            job.fail(f"{result.mail_id}: {result.text}")
+            job.fail(f"{result.mail_id}: {shown}")
         return await self._record(result.mail_id, result.text, audit_log.DONE if result.is_done else audit_log.FAILED)
 
     async def _leave(self, job: Job, number: int, why: str) -> None:

@@ -12,11 +12,9 @@ from starlette.responses import Response
 from bridge.api.scanning import Decision
 from bridge.console.call import Call
 from bridge.console.live import Picture
-from bridge.history.query import HistoryQuery
 
 _CHECK_S = 10.0  # how often a stream checks that its session is still valid
 _QUIET_S = 15.0  # a sign of life for proxies
-_OWN_S = 3600.0  # what people of one tenant see counted
 _PLOT_WIDTH, _PLOT_HEIGHT = 300, 48
 
 
@@ -66,8 +64,7 @@ async def _values(call: Call, picture: Picture) -> dict[str, Any]:
             "nodes": await call.console.live.nodes(),
             **_plot(picture),
         }
-    query = HistoryQuery(since=time.time() - _OWN_S)
-    own = await call.run(call.history.count, "action", query)
+    own = await call.console.last_hour.count(call.history)
     brief = Sentence(sentence.tone, sentence.text)  # the reasons name the machines and the other tenants
     return {"sentence": brief, "data": None, "decisions": [], "own": own, "plot": "", "peak": 0.0}
 

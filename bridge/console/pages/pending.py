@@ -85,6 +85,8 @@ def hindered(call: Call, job: Job) -> str:
         return "it was cancelled"
     if job.session and not call.sources.sessions.is_there(job.session):
         return "the session was ended"
+    if not job.session and not call.sources.users.has(call.person):
+        return "the user was removed or changed"
     return ""
 
 

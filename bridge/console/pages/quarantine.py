@@ -14,6 +14,7 @@ from bridge.console.checks import int_or
 from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.console.pages import pending
+from bridge.console.pages.lists import why_not
 from bridge.console.pages.mail_jobs import MailJob, some_ids
 from bridge.console.quarantine_groups import group
 from bridge.console.route import is_mail_id
@@ -166,7 +167,7 @@ async def _list_senders(call: Call, what: str) -> Response:
     try:
         plan = await call.run(actions.plan_listing, mails, by(call), listing)
     except BridgeError as exc:
-        raise Refused(502, "The lists cannot be changed", f"{exc}. Nothing was done.") from exc
+        raise Refused(502, "The lists cannot be changed", f"{why_not(call, exc)}. Nothing was done.") from exc
     if not plan.entries or (plan.dangers and not is_sure):
         call.audit_failed = True
         call.audit_detail = "not confirmed" if plan.dangers else "no sender can be added"

@@ -8,8 +8,11 @@ from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
+from bridge.console.mail_actions import NOT_USABLE
+from bridge.console.pages.quarantine import by
 from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
+from bridge.lists.personal import sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.record import MailRecord
 
@@ -32,11 +35,12 @@ async def grant(call: Call) -> Response:
     if taken is None:
         raise _decided_before()
     try:
-        call.audit_detail = await call.run(_carry_out, call, taken)
+        call.audit_detail = await call.run_among_few(call.queues.grants, _carry_out, call, taken)
     except BridgeError as exc:
         await call.run(requests.reopen, found.seq)
         call.audit_detail = f"request {found.seq}: {exc}"
-        raise Refused(409, "Not granted", f"{exc}. The request is still waiting.") from exc
+        why = str(exc) if isinstance(exc, Refused) else call.reason(exc, NOT_USABLE)
+        raise Refused(409, "Not granted", f"{why}. The request is still waiting.") from exc
     await call.run(requests.settle, taken)
     return call.redirect("/requests", notice="request-granted")
 
@@ -66,14 +70,15 @@ def _carry_out(call: Call, request: Request) -> str:
     if request.kind == ALLOW:
         if call.sources.personal_lists is None:
             raise Refused(409, "Not granted", "There are no personal lists")
-        call.sources.personal_lists.allow(request.recipient, mail.envelope.sender, call.person.shown)
+        sender = sender_of_mail(mail.envelope.sender)
+        call.sources.personal_lists.allow(request.recipient, sender, by(call))
         return about
     to = tuple(each for each in mail.envelope.addresses if comparable_address(each) == request.recipient)
     if not to:
         raise Refused(409, "Not granted", "The mail does not have this recipient")
-    done = call.sources.mail_actions.release([mail], call.person.shown, to)[0]
+    done = call.sources.mail_actions.release([mail], by(call), to)[0]
     if not done.is_done:
-        raise Refused(409, "Not granted", f"The mail was {done.text}")
+        raise Refused(409, "Not granted", f"The mail was {done.shown_to(call.person)}")
     return f"{about}: {done.text}"
 
 

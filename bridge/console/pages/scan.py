@@ -20,6 +20,7 @@ from bridge.scanner.stored_mail import as_mail
 MAX_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # with the other fields of the form
 _MAX_TEXT = 320
 _MAX_RECIPIENTS = 100
+_NO_DECISION = "the scanner cannot be used at the moment"
 
 
 @dataclass(slots=True)
@@ -58,13 +59,13 @@ async def _scan(call: Call) -> Response:
     recipients = tuple(typed["recipients"].replace(",", " ").split()) or ("postmaster",)
     border = BorderMtaData(typed["sender"], recipients, typed["client"] or None, typed["helo"] or None)
     began = time.monotonic()
-    result, problem = None, ""
+    result, why, problem = None, "", ""
     try:
         result = await call.sources.scan(content, AnalysisRequest(border, _tenant(call, typed)))
     except NoDecision as exc:
-        problem, call.audit_failed = str(exc), True
+        why, problem, call.audit_failed = str(exc), call.reason(exc, _NO_DECISION), True
     took_s = time.monotonic() - began
-    call.audit_detail = f"{len(content)} bytes: {result.decision if result else problem}"
+    call.audit_detail = f"{len(content)} bytes: {result.decision if result else why}"
     analyzers = list(by_analyzer(result.tags, call.sources.tag_scores)) if result else []
     parts = await call.run(list_parts, content)
     values: dict[str, Any] = {

@@ -31,7 +31,7 @@ async def static(call: Call) -> Response:
 async def form(call: Call) -> Response:
     if call.person_or_none is not None:
         return call.redirect("/")
-    has_users = bool(await call.run(call.sources.users.listed))
+    has_users = bool(await call.run(call.sources.users.listed, limit=1))
     return _sign_in_page(call, has_users)
 
 
