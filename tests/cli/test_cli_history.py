@@ -447,7 +447,12 @@ def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("typed", "key"),
-    [("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b"), ("Message-ID: <x@y>", "<x@y>")],
+    [
+        *(("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b")),
+        *(("Message-ID: <x@y>", "<x@y>"), ("([ABC]),", "ABC"), ("id=[ABC]", "ABC"), ("[" * 5000 + "]" * 5000, "")),
+        # The bracket at the end of an address was removed, and its mail was not found.
+        *(("a@[192.0.2.1],", "a@[192.0.2.1]"), ("<[a]@x>", "<[a]@x>"), ("[a]@x", "[a]@x")),
+    ],
 )
 def test_a_key_is_read_as_people_copy_it(typed: str, key: str) -> None:
     assert pasted_key(typed) == key

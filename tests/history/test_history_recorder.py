@@ -320,15 +320,15 @@ def test_mails_with_many_recipients_weigh_more(tmp_path: Path) -> None:
 
 
 def test_replies_of_summed_refusals_showed_hidden_addresses(tmp_path: Path) -> None:
-    """In a storm, refusals share entries, which have the reply to the first of them."""
-    refused = Outcome(Action.REJECT, Reply(550, "5.1.1", "<b@example.org> unknown"))
+    """In a storm, refusals share entries; the text of a list's refusal may name somebody to write to."""
+    refused = Outcome(Action.REJECT, Reply(550, "5.7.1", "blocked, write to <b@example.org>"))
     with recording(tmp_path, redaction=Redaction("domain")) as running:
         for _ in range(MAX_REFUSALS_PER_S * 4):
-            running.recorder.note(record(refused, at="rcpt", rule="next_hop"))
+            running.recorder.note(record(refused, at="rcpt", rule="lists.bad"))
         until(lambda: running.counts["written"] + running.counts["summed"] >= MAX_REFUSALS_PER_S * 4, "all refusals")
         rows = running.rows()
     assert any(row.get("mails", 1) > 1 for row in rows)
-    assert {row["reply"] for row in rows} == {"550 5.1.1 <*@example.org> unknown"}
+    assert {row["reply"] for row in rows} == {"550 5.7.1 blocked, write to <*@example.org>"}
 
 
 @pytest.mark.parametrize("is_lmtp", [True, False])
