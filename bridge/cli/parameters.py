@@ -28,10 +28,10 @@ class Network(click.ParamType[str]):
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from ipaddress import ip_network
+        from bridge.matching.spelling import network
 
         try:
-            return str(ip_network(str(value).strip("[] "), strict=False))
+            return str(network(str(value).strip("[] ")))
         except ValueError:
             self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)
 

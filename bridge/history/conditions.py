@@ -33,7 +33,8 @@ def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[
 
 def _any_key(query: HistoryQuery, mark: Callable[[str], str], values: dict[str, Any]) -> str:
     whats = {f"what_{number}": what for number, what in enumerate(dict.fromkeys((query.what, *query.spellings)))}
-    ids = {"in_brackets": f"<{query.what.strip('<>')}>", **whats}
+    bare = query.what.strip("<>")  # some programs write a Message-ID without brackets
+    ids = {"in_brackets": f"<{bare}>", "without_brackets": bare or query.what, **whats}  # many mails have no Message-ID
     values |= ids
     same, same_id = (", ".join(map(mark, names)) for names in (whats, ids))
     return f"({' OR '.join(f'{name} IN ({same})' for name in _KEYS)} OR message_id IN ({same_id}))"

@@ -3,6 +3,8 @@
 Attempts carry the same key if the process that saw the later one knew of the deferral. If it did not (another machine,
 a restart, hidden addresses), the sender and the Message-ID join an attempt to an earlier one that was deferred or
 given up. A Message-ID is the sender's word, so a mail that was already decided is never joined to another by it.
+Mail servers send a message to many recipients in several transactions, which have the same content: only those that
+have a recipient in common are attempts with one mail.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.store import HistoryReader
 from bridge.mail.action import Action
+from bridge.mail.address import comparable_address
 
 _MANY = 200  # attempts of one mail that are read
 _RETRY_S = 5 * 86_400.0  # how long mail servers keep trying
@@ -36,6 +39,12 @@ class Mail:
 def is_open(entry: MailEntry) -> bool:
     """Whether the client will come again."""
     return entry.kind.action in (Action.TEMPFAIL.value, CANCELLED)
+
+
+def share_recipients(one: MailEntry, other: MailEntry) -> bool:
+    """Whether both may be attempts with one mail. A mail that was deferred before RCPT has no recipients yet."""
+    mine, theirs = (set(map(comparable_address, entry.recipients)) for entry in (one, other))
+    return not mine or not theirs or not mine.isdisjoint(theirs)
 
 
 def identity(entry: MailEntry) -> tuple[object, ...]:
@@ -104,7 +113,8 @@ def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
     for entry in ordered:
         for group in groups:
             is_same = bool(entry.row.attempt) and entry.row.attempt in [other.row.attempt for other in group]
-            if is_same or (is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S):
+            is_next = is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S
+            if (is_same or is_next) and any(share_recipients(entry, other) for other in group):
                 group.append(entry)
                 break
         else:

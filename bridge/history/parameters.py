@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import IPv6Network, ip_address, ip_network
 from typing import Any
 
 from bridge.api.scanning import Decision
 from bridge.history.query import ACTIONS, BY, STAGES, WORD
+from bridge.matching.spelling import network
 from bridge.runtime.suggestion import did_you_mean
 
 Json = dict[str, Any]
@@ -73,16 +73,10 @@ def _subject(value: str) -> str:
 
 def _client(value: str) -> str:
     try:
-        if "%" in value:
-            raise ValueError
-        network = ip_network(value, strict=False)
+        found = network(value)
     except ValueError:
         raise ValueError("must be an IP address or a network, for example 192.0.2.0/24") from None
-    if "/" in value:
-        return str(network)
-    address = ip_address(value)
-    mapped = address.ipv4_mapped if isinstance(network, IPv6Network) else None  # type: ignore[union-attr]
-    return str(mapped or address)
+    return str(found) if "/" in value else str(found.network_address)
 
 
 def _tenant(value: str) -> str:

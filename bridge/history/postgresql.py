@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
@@ -123,13 +124,24 @@ class PostgresHistory:
     # Searching
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
+        """Rows that were written twice are found once, and do not make a page shorter: that would end a listing."""
+        found: dict[tuple[Any, ...], None] = {}
+        most = query.limit  # 0: no limit
+        while True:
+            rows = self._rows(query)
+            found |= dict.fromkeys(rows)
+            if not most or len(rows) < query.limit or len(found) == most:
+                break
+            query = replace(query, before=MailEntry.of(rows[-1]).cursor, limit=most - len(found))
+        return [MailEntry.of(row) for row in found]
+
+    def _rows(self, query: HistoryQuery) -> list[tuple[Any, ...]]:
         where, values = _conditions(query)
         limit = f" LIMIT {query.limit:d}" if query.limit else ""
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
         with self._tables.reading() as connection:
             rows = _by_keys(connection, query, where, values) if _has_keys(query) and query.limit else None
-            found = dict.fromkeys(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
-        return [MailEntry.of(row) for row in found]
+            return list(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
 
     def find_within(self, query: HistoryQuery, seconds: float) -> Found:
         """Everything: the server ends a statement that takes too long."""

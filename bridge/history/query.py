@@ -16,6 +16,7 @@ ACTIONS = (*(action.value for action in Action), CANCELLED)
 STAGES = ("connect", "mail", "rcpt", "data")
 WORD = re.compile(r"[^\W_]+")
 _LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
+_MARKS = "\"'(),;: "
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 _WANTED = re.compile(r"([^\W_]+)(\*?)")
 
@@ -86,8 +87,17 @@ class Top:
 
 def pasted_key(text: str) -> str:
     """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
-    found = text.strip().strip("\"'()[],;:").strip()
-    return _LABEL.sub("", found).strip("\"'()[],;: ")
+    return _without_marks(_LABEL.sub("", _without_marks(text)))
+
+
+def _without_marks(text: str) -> str:
+    """Without punctuation around it. The brackets of `postmaster@[192.0.2.1]` are part of an address."""
+    found = text.strip().strip(_MARKS)
+    if found[:1] == "[" and (found[-1:] == "]" or "]" not in found):
+        found = found.lstrip("[").strip(_MARKS)
+    while found[-1:] == "]" and found.count("]") > found.count("["):
+        found = found[:-1].rstrip(_MARKS)
+    return found
 
 
 def may_be_address(key: str) -> bool:

@@ -184,7 +184,7 @@ class Recorder:
                 id=new_id(),
                 client=client or "",
                 sender=self._settings.redaction.address(sender),
-                reply="" if reply is None else str(reply),
+                reply="" if reply is None else self._settings.redaction.text(str(reply)),
             ),
         )
 

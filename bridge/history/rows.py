@@ -7,12 +7,15 @@ the kind are read at once, and the kind is looked up by them. This takes 5 us in
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 from bridge.filter.outcome import Record
 from bridge.history.entry import Kind, Row
 from bridge.history.query import CANCELLED
+from bridge.mail.next_hop import NextHopError
+from bridge.mail.reply import Reply
 from bridge.mime.words import subject_text
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import FULL, Redaction
@@ -111,10 +114,21 @@ def _more(record: Record, redaction: Redaction) -> str | None:
     if outcome is not None and outcome.result is not None and redaction is FULL:  # they may reveal more than addresses
         more["reasons"] = list(outcome.result.reasons)
     if outcome is not None and len(set(outcome.replies)) > 1:
-        pairs = zip(record.tx.envelope.addresses, outcome.replies, strict=True)
-        more["replies"] = {redaction.address(address): redaction.text(str(reply)) for address, reply in pairs}
+        more["replies"] = _by_recipient(record.tx.envelope.addresses, outcome.replies, redaction)
+    if record.is_mixed and isinstance(record.error, NextHopError):
+        pairs = zip(record.tx.envelope.addresses, record.error.replies, strict=False)
+        accepted = [redaction.address(address) for address, reply in pairs if reply.is_success]
+        more["accepted"] = list(dict.fromkeys(accepted))
     more = {name: value for name, value in more.items() if value}
     return json.dumps(more) if more else None
+
+
+def _by_recipient(addresses: Sequence[str], replies: Sequence[Reply], redaction: Redaction) -> dict[str, str]:
+    """Recipients that are hidden behind one name, or named twice, have all their replies."""
+    found: dict[str, dict[str, None]] = {}
+    for address, reply in zip(addresses, replies, strict=True):
+        found.setdefault(redaction.address(address), {})[redaction.text(str(reply))] = None
+    return {address: "; ".join(texts) for address, texts in found.items()}
 
 
 def _redacted(kind: Kind, row: Row, redaction: Redaction) -> tuple[Kind, Row]:

@@ -20,6 +20,9 @@ from bridge.history.entry import address_keys, key_of, storable
 from bridge.history.query import WORD, HistoryQuery
 
 Values = dict[str, Any]
+# SQLite's GLOB: text with a character that may be written in another way than it is compared (not ASCII, a backslash),
+# or left out (a comment, white space). One recipient stands on each line.
+_ODD = "*[^\n!-'*-[^-~]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,12 @@ def _of_addresses(query: HistoryQuery, values: Values, live: bool) -> Iterator[C
             continue
         if live:
             values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
+            values["odd"] = _ODD
+            columns = {"sender": ["sender"], "recipient": ["recipients"], "address": ["sender", "recipients"]}[name]
             part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
-            either, columns = {
-                "sender": (f"sender {part}", "sender, ''"),
-                "recipient": (f"recipients {part}", "'', recipients"),
-                "address": (f"(sender {part} OR recipients {part})", "sender, recipients"),
-            }[name]
-            yield Condition(f"{either} AND has_key({columns}, {names})")
+            either = " OR ".join(f"{column} {part} OR {column} GLOB :odd" for column in columns)
+            compared = ", ".join(column if column in columns else "''" for column in ("sender", "recipients"))
+            yield Condition(f"({either}) AND has_key({compared}, {names})")
         else:
             mails = f"SELECT mail FROM address WHERE key IN ({names})"  # noqa: S608
             own = f"EXISTS (SELECT 1 FROM address WHERE key IN ({names}) AND address.mail = mail.rowid)"  # noqa: S608
@@ -118,7 +120,7 @@ def _of_addresses(query: HistoryQuery, values: Values, live: bool) -> Iterator[C
 
 
 def _part_of(key: str) -> str:
-    """A part that every spelling of the address contains; "" if that is not certain."""
+    """A part that every spelling of the address contains, unless it is odd; "" if that is not certain."""
     address = key.partition(":")[2]
     local, _, domain = address.rpartition("@")
     part = local or domain

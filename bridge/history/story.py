@@ -14,7 +14,7 @@ from typing import Any
 
 from bridge.api.scanning import readable_reasons
 from bridge.filter import rule_names
-from bridge.history.entry import LaterEvent, MailEntry
+from bridge.history.entry import LaterEvent, MailEntry, Row
 from bridge.history.mails import Mail, is_open
 from bridge.history.next_commands import lists_of, next_commands
 from bridge.history.query import CANCELLED
@@ -124,6 +124,8 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         word = f"deferred {_times(count)}, then {word}"
     elif len(mail.attempts) > 1:
         word = f"{word} {_times(len(mail.attempts))}"
+    if recipients_with_mail(last):
+        word += " for some recipients, and delivered to others"
     if last.kind.stage == "connect":
         return f"A connection from {last.row.client or 'a client'} was refused"
     return f"Mail from {_person(last.row.sender)} to {_people(last)} was {word}{when}"
@@ -307,7 +309,8 @@ def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
         named = f" as {row.next_id}" if row.next_id else ""
         yield f"{hop} accepted it{named} after {_duration(row.relay_s)}."
     elif kind.error == "next_hop":
-        yield f"{hop} did not accept it{_why(entry)}."
+        whose = " for all recipients" if recipients_with_mail(entry) else ""
+        yield f"{hop} did not accept it{whose}{_why(entry)}."
 
 
 def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
@@ -332,6 +335,14 @@ def _capital(text: str) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def recipients_with_mail(entry: MailEntry) -> list[str]:
+    """Those for whom the next hop accepted a mail that it refused for others."""
+    if entry.kind.action not in (Action.REJECT, Action.TEMPFAIL):
+        return []
+    replies: dict[str, str] = entry.more.get("replies") or {}
+    return entry.more.get("accepted") or [to for to, reply in replies.items() if reply.startswith("2")]
 
 
 # What happened later
@@ -389,8 +400,17 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case "cancelled":
             who = "the mail server in front" if around.is_after_queue else "the sending mail server"
             text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
+    if have := recipients_with_mail(last):
+        text = f"{_accepted(row, around, have)} For the others: {text[:1].lower()}{text[1:]}"
     is_deleted = any(event.event == "deleted" for event in mail.later)
     return " ".join(filter(None, [text, _in_quarantine(kind.action, kept, is_deleted=is_deleted)]))
+
+
+def _accepted(row: Row, around: Surroundings, recipients: list[str]) -> str:
+    queue = f", queue id {row.next_id}" if row.next_id else ""
+    named = ", ".join(map(_person, recipients[:_MANY]))
+    more = f" and {len(recipients) - _MANY} more" if len(recipients) > _MANY else ""
+    return f"{_capital(around.next_hop or 'the next hop')} has it for {named}{more}{queue}."
 
 
 def _refused(entry: MailEntry, around: Surroundings) -> str:

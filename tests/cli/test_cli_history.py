@@ -15,6 +15,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_pages_lead_from_one_to_the_next_by_their_own_words(place: Place) -> Non
     assert found == [f"ID{number:04d}" for number in range(1, 8)]
 
 
+def test_the_next_page_missed_an_hour_when_summer_time_ended(place: Place) -> None:
+    """The clock shows that hour twice, and the time in the printed command was taken for the first one."""
+    end = datetime.fromisoformat("2026-10-25T02:30:00+01:00").timestamp()
+    place.add(*range(4), at=end - 60)
+    options = ("--until", "2026-10-25 02:30+01:00", "--limit", "2", "--json")
+    done = place.run("history", *options, TZ="Europe/Berlin")
+    command = shlex.split(done.stderr.partition("next page: ")[2])
+    following = scanbridge(*command[1:], env=environment(TZ="Europe/Berlin"))
+    assert sorted(ids(done.stdout) + ids(following.stdout)) == ["ID0000", "ID0001", "ID0002", "ID0003"]
+
+
 @pytest.mark.parametrize("form", ["--json", "--csv", "--wide"])
 def test_without_a_limit_everything_is_shown_once(place: Place, form: str) -> None:
     """It is read in parts."""
@@ -134,6 +146,9 @@ def test_any_text_can_be_asked_for(place: Place, key: str | bytes) -> None:
         (["--subject", "quart* INVOICE"], ["ID0006"]),
         (["--tag", "malware:*"], ["ID0007"]),
         (["--client", "198.51.100.0/24"], ["ID0008"]),
+        (["--client", "::ffff:198.51.100.9"], ["ID0008"]),  # as programs with IPv6 sockets log it
+        (["--client", "::ffff:198.51.100.0/120"], ["ID0008"]),
+        (["id0008"], ["ID0008"]),  # as `explain` finds it
         (["--action", "reject"], ["ID0009"]),
         (["--rule", "lists.x"], ["ID0009"]),
         (["--stage", "rcpt"], ["ID0009"]),
@@ -432,7 +447,12 @@ def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("typed", "key"),
-    [("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b"), ("Message-ID: <x@y>", "<x@y>")],
+    [
+        *(("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b")),
+        *(("Message-ID: <x@y>", "<x@y>"), ("([ABC]),", "ABC"), ("id=[ABC]", "ABC"), ("[" * 5000 + "]" * 5000, "")),
+        # The bracket at the end of an address was removed, and its mail was not found.
+        *(("a@[192.0.2.1],", "a@[192.0.2.1]"), ("<[a]@x>", "<[a]@x>"), ("[a]@x", "[a]@x")),
+    ],
 )
 def test_a_key_is_read_as_people_copy_it(typed: str, key: str) -> None:
     assert pasted_key(typed) == key

@@ -29,6 +29,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.observe.redaction import Redaction
+from bridge.relay.relay import Mixed
 from bridge.testing import until
 
 DELIVERED = Outcome(
@@ -316,3 +317,27 @@ def test_mails_with_many_recipients_weigh_more(tmp_path: Path) -> None:
             mail.tx = replace(mail.tx, envelope=Envelope("a@sender.example", many))
             running.recorder.note(mail)
         assert running.counts["overflow"] == 8
+
+
+def test_replies_of_summed_refusals_showed_hidden_addresses(tmp_path: Path) -> None:
+    """In a storm, refusals share entries; the text of a list's refusal may name somebody to write to."""
+    refused = Outcome(Action.REJECT, Reply(550, "5.7.1", "blocked, write to <b@example.org>"))
+    with recording(tmp_path, redaction=Redaction("domain")) as running:
+        for _ in range(MAX_REFUSALS_PER_S * 4):
+            running.recorder.note(record(refused, at="rcpt", rule="lists.bad"))
+        until(lambda: running.counts["written"] + running.counts["summed"] >= MAX_REFUSALS_PER_S * 4, "all refusals")
+        rows = running.rows()
+    assert any(row.get("mails", 1) > 1 for row in rows)
+    assert {row["reply"] for row in rows} == {"550 5.7.1 blocked, write to <*@example.org>"}
+
+
+@pytest.mark.parametrize("is_lmtp", [True, False])
+def test_who_has_a_partly_refused_mail_is_recorded(tmp_path: Path, is_lmtp: bool) -> None:
+    """Hidden recipients of one domain had only one of their replies; an SMTP client receives one for all."""
+    replies = (Reply(250, "2.0.0", "Ok"), Reply(550, "5.1.1", "no such user"))
+    outcome = Outcome(Action.REJECT, replies[1], None, replies=replies if is_lmtp else ())
+    with recording(tmp_path, redaction=Redaction("domain")) as running:
+        running.recorder.note(record(outcome, error=Mixed(replies), is_mixed=True))
+        [row] = running.wait_for(1)
+    assert row["accepted"] == ["*@example.org"]
+    assert row.get("replies") == ({"*@example.org": "250 2.0.0 Ok; 550 5.1.1 no such user"} if is_lmtp else None)

@@ -323,3 +323,36 @@ def test_a_client_that_went_away_during_the_content_has_a_story() -> None:
     assert "was abandoned by the client before all of its content was sent" in told
     assert "started to send it to listener mx, but did not finish" in told
     assert "before its content was sent" not in told
+
+
+# Recipients
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_another_part_of_the_recipients_was_taken_for_the_next_attempt(store: SqliteHistory, key: str) -> None:
+    """A mail server sends a message to many recipients in parts. One was deferred, another delivered a moment later:
+    the story told the recipients of the first that their mail had been delivered."""
+    add(
+        store,
+        mail(1, attempt=key, recipients="a@example.org\nb@example.org", **DEFERRED),
+        mail(2, attempt=key, recipients="c@example.org\nd@example.org"),
+        mail(3, attempt=key, recipients="B@Example.org", **DEFERRED),
+        mail(4, attempt=key, recipients="b@example.org."),
+    )
+    assert found(store) == [["ID0001", "ID0003", "ID0004"], ["ID0002"]]
+    assert found(store, recipient="d@example.org") == [["ID0002"]]
+    [one] = gather(store.find(HistoryQuery(recipient="c@example.org")))
+    assert "was delivered" in tell(whole(store, one), Surroundings(), None).fate
+
+
+@pytest.mark.parametrize("more", [
+    {"accepted": ["b@example.org"]},
+    {"replies": {"b@example.org": "250 2.0.0 Ok", "c@example.org": "550 5.1.1 no such user"}},
+])  # fmt: skip
+def test_a_recipient_who_has_the_mail_was_told_that_it_was_returned(more: dict[str, Any]) -> None:
+    """The next hop accepted it for one recipient and refused it for another."""
+    kind, row = mail(1, action="reject", error="next_hop", recipients="b@example.org\nc@example.org")
+    told = tell(Mail((MailEntry(row, kind, more),)), Surroundings(next_hop="smtp://hop"), None)
+    assert told.fate.endswith("was refused for some recipients, and delivered to others")
+    assert told.now.startswith("smtp://hop has it for <b@example.org>, queue id NEXT. For the others: not here: ")
+    assert "smtp://hop did not accept it for all recipients" in text(told)

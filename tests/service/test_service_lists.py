@@ -267,7 +267,7 @@ def test_writers_in_several_processes_lose_nothing(database, tmp_path):
         assert sum(pool.map(write, range(4))) == 150
     store = Store(config.database_url)
     store.open()
-    changes = ListStore(store, small).changes(0)
+    changes = ListStore(store, small).changes(0, 150)
     store.close()
     assert len({change.seq for change in changes}) == len(changes) == 150
 

@@ -108,12 +108,15 @@ def _show_all(session: HistorySession, query: HistoryQuery, found: list[MailEntr
         found = session.read(lambda following=following: session.store.find(following))  # type: ignore[misc]
 
 
-def _key(session: HistorySession, what: str | None) -> dict[str, str]:
+def _key(session: HistorySession, what: str | None) -> dict[str, Any]:
+    """With all spellings that `explain` tries."""
     if not what:
         return {}
     from bridge.history.query import pasted_key
 
-    return {"what": session.hidden.key(pasted_key(what))}
+    hidden, key = session.hidden, pasted_key(what)
+    first, *others = map(hidden.key, hidden.spellings(key) or [key])
+    return {"what": first, "spellings": tuple(others)}
 
 
 def _show(found: list[MailEntry], form: str) -> None:
@@ -161,11 +164,14 @@ def _next_page(session: HistorySession, limit: int, cursor: str) -> str:
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """A moment is written out: `2h` means something else by the time of the next page."""
+    """A moment is written out: `2h` means something else by the time of the next page.
+
+    With its offset, because the clock shows an hour twice when summer time ends, and with fractions of a second.
+    """
     if name in ("since", "until"):
         from datetime import datetime
 
-        return datetime.fromtimestamp(value).isoformat(" ", timespec="seconds")
+        return datetime.fromtimestamp(value).astimezone().isoformat(" ")
     return str(value)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from bridge.daemon.http_api.failures import ApiError
 from bridge.errors import StoreError
 from bridge.history.entry import MailEntry
+from bridge.history.mails import share_recipients
 from bridge.history.query import By, HistoryQuery
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.quarantine import record
@@ -91,7 +92,11 @@ def _other_attempts(store: HistoryStore, mails: Sequence[MailEntry], tenants: Te
         entry for key in keys for entry in store.find(HistoryQuery(attempt=key, tenants=tenants, limit=_MAX_ATTEMPTS))
     ]
     own = {(entry.row.at, entry.row.id) for entry in mails}
-    others = [entry for entry in found if (entry.row.at, entry.row.id) not in own]
+    others = [
+        entry
+        for entry in found
+        if (entry.row.at, entry.row.id) not in own and any(share_recipients(entry, mail) for mail in mails)
+    ]
     return sorted(others, key=lambda entry: entry.row.at)
 
 

@@ -198,6 +198,11 @@ def _mail_fields() -> Json:
         "rule": {**_TEXT, "description": "The policy rule that applied."},
         "reply": {**_TEXT, "description": "What the client received."},
         "replies": {"type": "object", "description": "The replies by recipient, if they differ."},
+        "accepted": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "The recipients for whom the next hop accepted a mail that it refused for others.",
+        },
         "ggrid": _TEXT,
         "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
         "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -116,9 +117,10 @@ class ListFollower:
 
     def _poll(self) -> list[Change]:
         self._keys.refresh()
-        changes = self._lists.changes(self._seen) if self._lists.now() != self._seen else []
-        self._seen = max([self._seen, *(change.seq for change in changes)])
-        self._seen_at = time.monotonic()
+        now = self._lists.now()
+        changes = self._lists.changes(self._seen, now) if now > self._seen else []
+        is_older = now < self._seen  # a copy of the database was restored: its numbers are given again
+        self._seen, self._seen_at = now, -math.inf if is_older else time.monotonic()
         if self._seen_at - self._expired_at > EXPIRE_INTERVAL_S:
             self._expired_at = self._seen_at
             self._lists.expire_removals()

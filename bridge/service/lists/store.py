@@ -176,11 +176,17 @@ class ListStore:
             for row in result:
                 yield row.scope, row.name, row.entry
 
-    def changes(self, since: int) -> list[Change]:
-        """All changes after number `since`, in order."""
+    def changes(self, since: int, until: int) -> list[Change]:
+        """All changes after number `since` up to `until`, a result of `now`, in order.
+
+        PostgreSQL: each statement sees what was committed before it began. Without the limit, a removal that is
+        committed between the two would be found without an addition that has a lower number, which would then be
+        skipped.
+        """
         added = select(list_entry.c.seq, list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
         removed = select(list_removal.c.seq, list_removal.c.scope, list_removal.c.name, list_removal.c.entry)
-        added, removed = added.where(list_entry.c.seq > since), removed.where(list_removal.c.seq > since)
+        added = added.where(list_entry.c.seq > since, list_entry.c.seq <= until)
+        removed = removed.where(list_removal.c.seq > since, list_removal.c.seq <= until)
         with self._store.reading() as connection:
             found = [Change(*row, present=True) for row in connection.execute(added)]
             found += [Change(*row, present=False) for row in connection.execute(removed)]

@@ -1,0 +1,85 @@
+"""How a process of the service follows the lists that others change, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import delete, event, update
+
+from bridge.service.keys import KeyRing
+from bridge.service.lists.follow import ListFollower
+from bridge.service.lists.index import traits_of
+from bridge.service.lists.store import GLOBAL, Entry, ListStore
+from bridge.service.store import Store, clock, list_entry, list_state
+from bridge.testing import eventually
+from tests.service.service_kit import SOON_S
+
+LIST = "blocked-senders"
+
+
+@contextmanager
+def opened(url: str) -> Iterator[tuple[Store, ListStore]]:
+    store = Store(url)
+    store.open()
+    try:
+        yield store, ListStore(store, [])
+    finally:
+        store.close()
+
+
+def add(lists: ListStore, *senders: str) -> None:
+    lists.add(GLOBAL, LIST, [Entry(sender, sender) for sender in senders])
+
+
+async def follow(url: str, trouble: Callable[[Store], None], sender: str) -> None:
+    """Raises if a process that follows the lists does not match this sender after the trouble."""
+    with opened(url) as (store, lists):
+        follower = ListFollower(store, lists, KeyRing(store), frozenset())
+        await follower.start()
+        try:
+            await asyncio.to_thread(trouble, store)
+            traits = traits_of(sender, (), None, (), ())
+            await eventually(lambda: follower.index.match(None, traits) == [LIST], sender, SOON_S)
+        finally:
+            await follower.stop()
+
+
+async def test_an_addition_between_two_statements_of_a_reader_was_skipped(tmp_path, database):
+    """PostgreSQL: if an entry was added and another removed while a process read the changes, it found the removal
+    only, went on from its number, and did not match mail against the new entry until it was restarted."""
+    url = database.replace("lists.sqlite", f"{tmp_path}/lists.sqlite")
+    with opened(url) as (_, theirs):
+        add(theirs, "old@x.example")
+
+        def change(store: Store) -> None:
+            done = []
+
+            def between(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+                if "FROM list_entry" in statement and not done:
+                    done.append(statement)
+                    add(theirs, "new@x.example")
+                    theirs.delete(GLOBAL, LIST, ["old@x.example"])
+
+            event.listen(store.engine, "after_cursor_execute", between)
+            add(theirs, "first@x.example")
+
+        await follow(url, change, "new@x.example")
+
+
+async def test_changes_after_an_older_database_was_restored_were_skipped(tmp_path, database):
+    """Numbers that a process had seen before are given again: it skipped every change up to the highest of them."""
+    url = database.replace("lists.sqlite", f"{tmp_path}/lists.sqlite")
+    with opened(url) as (other, theirs):
+        add(theirs, *(f"{number}@x.example" for number in range(10)))
+
+        def restore(_store: Store) -> None:
+            with other.writing() as connection:
+                connection.execute(delete(list_entry))
+                connection.execute(delete(list_state))
+                connection.execute(update(clock).values(value=0))
+            add(theirs, "new@x.example")
+
+        await follow(url, restore, "new@x.example")
