@@ -31,7 +31,7 @@ _AUTO = re.compile(rb"\0?a\0?u\0?t\0?o\0?_\0?(?:o\0?p\0?e\0?n|c\0?l\0?o\0?s\0?e|
 _BUILT_IN_AUTO = (b"\x01", b"\x02", b"\x0a", b"\x0b")  # Auto_Open, Auto_Close, Auto_Activate, Auto_Deactivate
 _MACRO_PART = re.compile(r"(?:^|[/\\])macrosheets[/\\]", re.IGNORECASE)
 _BINARY_PART = re.compile(r"(?:^|[/\\])xl[/\\](?:workbook\.bin$|(?:macro|work)sheets?[/\\])", re.IGNORECASE)
-_SHEET_PART = re.compile(r"(?:^|[/\\])xl[/\\].*sheets?[/\\]", re.IGNORECASE)
+_SHEET_PART = re.compile(r"(?:^|[/\\])xl[/\\]\w{0,40}sheets?[/\\]", re.IGNORECASE)
 _FORMULA_TEXT = re.compile(r"<(?:\w{1,20}:)?f(?:\s[^<>]{0,2000})?>([^<]+)")
 _JOINT = re.compile(r'"\s{0,9}&\s{0,9}"')
 

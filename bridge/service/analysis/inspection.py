@@ -348,7 +348,7 @@ class _MailInspector(FileInspector):
         for host in undecoded_hosts(content, start, end):
             self.reading.take(NAME_WORK * len(GUESSED))
             for codec in GUESSED:
-                self.links.scan("http:" + words.decoded(host, codec), is_html=False)
+                self.links.guess(words.decoded(host, codec).lstrip("/"))
 
     def kept(self, texts: Iterator[str], part: Part, nesting: int) -> Iterator[str]:
         """The beginning of a text, for the detection of phishing; the same texts again."""

@@ -215,6 +215,10 @@ class Links:
         if len(self.hosts) > self._max_hosts:
             raise TooMuch("urls")
 
+    def guess(self, authority: str) -> None:
+        """What may be a host. It counts for lists, and gives no tags."""
+        self._add_guess(ascii_lower(authority))
+
     def _add_host(self, host: str) -> None:
         if not host:
             return
