@@ -37,7 +37,7 @@ class Network(click.ParamType[str]):
 
 
 class Tenant(click.ParamType[str]):
-    name = "uuid"
+    name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from uuid import UUID

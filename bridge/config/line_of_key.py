@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bridge.config.renamed import RENAMED
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
@@ -22,19 +20,21 @@ _KEY = re.compile(r"([a-z_0-9]+(?:\.[\w-]+)*): ")
 
 def with_lines(message: str, path: Path | None) -> str:
     """The message with file and line before each of its lines that begins with a key of this file."""
+    if path is None or not message:
+        return message
     try:
-        text = path.read_text(encoding="utf-8") if path else ""
-        data = yaml.safe_load(text)
-        written = yaml_file.lines(path, text, RENAMED) if path else {}
-    except (OSError, ValueError, yaml.YAMLError, ConfigError):  # the message is about just that
+        text = yaml_file.read_text(path)
+        data, _ = yaml_file.read(path, text, RENAMED)
+        written = yaml_file.lines(path, text, RENAMED)
+    except ConfigError:  # the message is about just that
         return message
     return "\n".join(_located(line, path, data, written) for line in message.split("\n"))
 
 
-def _located(line: str, path: Path | None, data: Any, written: dict[Path_, int]) -> str:
+def _located(line: str, path: Path, data: Any, written: dict[Path_, int]) -> str:
     match = _KEY.match(line)
     where: Path_ = tuple(int(key) if key.isdecimal() else key for key in match[1].split(".")) if match else ()
-    if where[:1] == ("listeners",) and len(where) > 1:  # a message has the name, the file a number
+    if where[:1] == ("listeners",) and len(where) > 1 and isinstance(data, dict):  # in the file, it has a number
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in data.get("listeners", ())]
         where = ("listeners", names.index(where[1]) if where[1] in names else where[1], *where[2:])
     while where and where not in written:
