@@ -58,6 +58,14 @@ def admin_address(path: Path | None) -> Endpoint:
     return admin_address.read(path) or load_or_exit(path).admin.address
 
 
+def no_daemon(address: Endpoint) -> str:
+    """What to say if nobody answers at the admin address."""
+    return (
+        f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
+        "or name the configuration of the running one with -c"
+    )
+
+
 def configuration_used() -> str:
     """The end of a line that says that nothing was found: which configuration was used, unless -c named it."""
     context = click.get_current_context(silent=True)
@@ -68,10 +76,18 @@ def configuration_used() -> str:
 
 
 def fail_config(exc: ConfigError) -> NoReturn:
+    from bridge.config.line_of_key import with_lines
     from bridge.runtime.yaml_file import CHECK_PATH
 
-    say_lines(str(exc).replace(CHECK_PATH, _check_path()), err=True)
+    text = str(exc).replace(CHECK_PATH, _check_path())
+    say_lines(with_lines(text, _path_used()), err=True)
     sys.exit(EXIT_CONFIG)
+
+
+def _path_used() -> Path | None:
+    """The configuration of the bridge that this command uses; None for the embedded default."""
+    context = click.get_current_context(silent=True)
+    return None if context is None or context.params.get("demo") else context.params.get("path")
 
 
 def _check_path() -> str:

@@ -36,6 +36,24 @@ class Network(click.ParamType[str]):
             self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)
 
 
+class Tenant(click.ParamType[str]):
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from uuid import UUID
+
+        try:
+            return value and str(UUID(str(value)))  # empty: the command refuses it
+        except ValueError:
+            self.fail("a tenant must be a UUID, as in `tenants` of the configuration", param, ctx)
+
+
+def need_span(wanted: dict[str, Any]) -> None:
+    """Refuse a --since that is not before --until."""
+    if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
+        raise click.UsageError("--since is not before --until, so no mail can match: swap the two")
+
+
 class Moment(click.ParamType[float]):
     """The type of an option that takes a point in time."""
 

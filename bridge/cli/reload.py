@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, fail_config
+from bridge.cli.common import config_option, fail_config, no_daemon
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import ConfigError
@@ -41,7 +41,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     address = _load(path).admin.address
     before = ask(address)
     if before is None:
-        _fail(f"no daemon answers at {address}; is it running?")
+        _fail(no_daemon(address))
     pid = before["pid"]
     if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
         _fail(f"the program at {address} is not a scanbridge daemon: it reports the process id {pid!r:.20}")

@@ -91,9 +91,10 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
 
 
 def _fail(exc: BridgeError, path: Path | None) -> NoReturn:
+    from bridge.config.line_of_key import with_lines
     from bridge.runtime.listening_socket import CannotListen
 
-    say_lines(f"scanbridge: {exc}", err=True)
+    say_lines(f"scanbridge: {with_lines(str(exc), path)}", err=True)
     if isinstance(exc, CannotListen) and path is None:
         say_lines(_OTHER_ADDRESSES, err=True)
     sys.exit(1)

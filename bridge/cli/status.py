@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit
+from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit, no_daemon
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.runtime.counted import counted
@@ -36,12 +36,14 @@ def status(path: Path | None, whole: bool, as_json: bool) -> None:
     state = ask(address)
     if state is None:
         load_or_exit(path)  # a mistake in the file may be the reason
-        say(f"no daemon answers at {address}; is it running?", err=True)
+        say(no_daemon(address), err=True)
         sys.exit(1)
     if as_json:
         say_json(state, indent=2)
     else:
         say_lines(table(state))
+        if state.get("problems"):
+            say("`scanbridge check` says what to change", err=True)
     sys.exit(0 if state["ready"] and not state.get("problems") else 1)
 
 

@@ -151,7 +151,7 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     except ValueError:
         usable = False
     if not usable or re.search(r"[^\x21-\x7e]", url):
-        raise ValueError("a base URL must be https://host:port, or http://host:port on loopback")
+        raise ValueError(f"a base URL must be https://host:port, or http://host:port on loopback{_url_hint(url)}")
     if parts.username or parts.password:
         raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
@@ -164,6 +164,15 @@ def base_url(url: str, allow_plain_http: bool) -> str:
             "use https://, or set allow_plain_http: true"
         )
     return url.rstrip("/")
+
+
+def _url_hint(url: str) -> str:
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return "; write its scheme (https:// or http://) before the host"
+    if scheme in ("http", "https") and "[" not in rest and rest.partition("/")[0].count(":") > 1:
+        return "; an IPv6 address needs brackets, as in http://[::1]:9081"
+    return ""
 
 
 def _database_url(value: str) -> str:

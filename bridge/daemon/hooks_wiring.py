@@ -23,7 +23,7 @@ def hooks_settings(conf: Config, listener: Listener, token: str, ended: Path) ->
         token_digest=hashlib.sha256(token.encode("ascii")).digest(),
         ended=ended,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(tls, conf.directory, f"listener {listener.name}: tls") if tls else None,
+        tls=resources.listener_tls(tls, conf.directory, f"listeners.{listener.name}.tls") if tls else None,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,
         max_message_size=limits.max_message_size,

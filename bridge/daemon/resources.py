@@ -6,6 +6,7 @@ that cannot be used raises a ConfigError with the key, the file and the next ste
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from bridge.config.listener import Tls
 from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
 from bridge.runtime import durable_files
-from bridge.runtime.tls import server_context
+from bridge.runtime.tls import chain_problem, server_context
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
@@ -40,6 +41,8 @@ def make_directory(path: Path, key: str) -> Path:
         raise ConfigError(
             f"{key}: {path} cannot be created: {exc.strerror}; choose a directory that scanbridge can write to"
         ) from exc
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise ConfigError(f"{key}: {path} is on a read-only file system; remount it, or choose another directory")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
     return path
@@ -69,6 +72,8 @@ def read_secret(path: Path, key: str) -> str:
         ) from exc
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path} is not plain text; it must contain the secret on one line") from None
+    if not text:
+        raise ConfigError(f"{key}: {path} is empty; write the secret into it, on one line")
     if not _TOKEN.fullmatch(text):
         raise ConfigError(f"{key}: {path} must contain one line of 8 to 4096 printable characters without spaces")
     return text
@@ -90,16 +95,14 @@ def make_secret(path: Path, key: str) -> None:
         raise ConfigError(f"{key}: {path} cannot be used: {exc.strerror}") from exc
     if path.exists():
         return
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:  # removed again if the disk is full: an empty secret would prevent every later start
+        durable_files.write(path, [f"{secrets.token_hex(32)}\n".encode("ascii")], check=lambda: None)
     except FileExistsError:  # another process was faster
         return
     except OSError as exc:
-        raise ConfigError(
-            f"{key}: {path} cannot be created: {exc.strerror}; choose a place that scanbridge can write to"
-        ) from exc
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32) + "\n")
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        step = "free some space, then start again" if full else "choose a place that scanbridge can write to"
+        raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; {step}") from exc
 
 
 def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
@@ -123,7 +126,8 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
     try:
         context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"{key}: {path} cannot be used: {_reason(exc)}") from exc
+        step = "name a PEM file with the CA's certificate, or leave this key out to trust the system's CAs"
+        raise ConfigError(f"{key}: {path} cannot be used: {_reason(exc)}; {step}") from exc
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
@@ -142,7 +146,9 @@ def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
-        raise ConfigError(f"{key}: {cert} and {key_path} cannot be used together: {_reason(exc)}") from exc
+        raise ConfigError(
+            f"{key}: {cert} and {key_path} cannot be used together: {chain_problem(exc, cert, key_path)}"
+        ) from exc
 
 
 def _reason(exc: Exception) -> str:

@@ -131,5 +131,5 @@ def _scanner(host: Host) -> dict[str, Any]:
         "case": case,
         "status_problem": host.status_problem,
         "age_s": None if age_s is None else round(age_s),
-        "tried": host.untried_since is None,
+        "tried": host.untried_since is None or host.decided_since > host.untried_since,
     }

@@ -411,7 +411,7 @@ def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
         hostname=hostname(conf),
         protocol=listener.protocol,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(listener.tls, conf.directory, f"listener {listener.name}: tls")
+        tls=resources.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
         if listener.tls
         else None,
         tls_required=listener.tls.required if listener.tls else False,

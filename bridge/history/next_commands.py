@@ -54,6 +54,8 @@ def _list_commands(entry: MailEntry) -> Iterator[str]:
         pattern = f" | grep -iF{words}" if words else ""
         yield f"scanbridge lists entries {shlex.quote(name)}{pattern}{tenant}"
         yield f"scanbridge lists delete {shlex.quote(name)} {shlex.quote(str(matched)) if matched else 'ENTRY'}{tenant}"
+    if entry.kind.list:  # the bridge enforces its own copy of the list, which is only refreshed from time to time
+        yield "scanbridge lists refresh    # the bridge then uses the change within a second"
 
 
 def lists_of(entry: MailEntry) -> list[str]:

@@ -32,6 +32,7 @@ from bridge.lists.sync import with_rereads
 from bridge.matching import table
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.matching.table import BadTable, TableMaker
+from bridge.runtime.suggestion import did_you_mean
 
 KINDS = (SENDER, DOMAIN, NETWORK)  # all that MAIL and RCPT can be matched against
 _LOWER_PRIORITY = 10
@@ -107,7 +108,7 @@ def kind_of(wanted: Wanted, scopes: Scopes) -> str | None:
     if wanted.name not in infos:
         if any(wanted.name in others for others in scopes.values() if isinstance(others, dict)):
             return None
-        raise NotMatchable("the service has no list with this name")
+        raise NotMatchable(f"the service has no list with this name{did_you_mean(wanted.name, infos)}")
     kind = wanted.kind or infos[wanted.name].category
     if kind not in KINDS:
         category = clean(infos[wanted.name].category) or "none"

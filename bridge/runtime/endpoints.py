@@ -31,7 +31,8 @@ class Endpoint:
             return cls(systemd=text.removeprefix("systemd:"))
         match = _HOST_PORT.fullmatch(text)
         if match is None:
-            raise ValueError("an address must be host:port, [IPv6]:port, unix:/path or systemd:NAME")
+            forms = "host:port, [IPv6]:port, unix:/path or systemd:NAME"
+            raise ValueError(f"an address must be {forms}{_bracket_hint(text)}")
         if int(match.group(3)) > 65535:
             raise ValueError("a port must be a number from 1 to 65535")
         return cls(host=match.group(1) or match.group(2), port=int(match.group(3)))
@@ -94,7 +95,8 @@ class NextHop:
     def _host(text: str) -> Endpoint:
         match = _HOST_PORT.fullmatch(text.rstrip("/"))
         if match is None:
-            raise ValueError("a next hop must be smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
+            forms = "smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path"
+            raise ValueError(f"a next hop must be {forms}{_bracket_hint(text.rstrip('/'))}")
         if not 0 < int(match.group(3)) <= 65535:
             raise ValueError("a port must be a number from 1 to 65535")
         return Endpoint(host=match.group(1) or match.group(2), port=int(match.group(3)))
@@ -105,3 +107,13 @@ class NextHop:
         if self.address.path:
             return f"{self.protocol}+unix:{self.address.path}"
         return f"{self.protocol}://{self.address}"
+
+
+def _bracket_hint(text: str) -> str:
+    """The right spelling if it is an IPv6 address and a port, written with colons only; otherwise empty."""
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return ""
+    return f"; an IPv6 address needs brackets: [{address}]:{port}" if port.isdecimal() else ""

@@ -14,8 +14,8 @@ from datetime import datetime, time, timedelta, tzinfo
 from bridge.runtime.suggestion import did_you_mean
 
 FORMS = (
-    "an age (90m, 2h, 3d, 1w), today, yesterday, a weekday (monday: the last one), "
-    "or a date with or without a time (2026-11-01, '2026-11-01 14:30')"
+    "an age (90m, 2h, 3d, 1w), today, yesterday, a weekday (monday: the last one), or a date, with or without a time "
+    "('today 10:00', 2026-11-01, '2026-11-01 14:30'; local time, unless an offset follows: 2026-11-01T14:30+01:00)"
 )
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYS = ("now", "today", "yesterday", *_WEEKDAYS)

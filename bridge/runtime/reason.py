@@ -11,7 +11,11 @@ import re
 import socket
 import ssl
 
+NOT_TLS = "the server does not speak TLS at this port"
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
+
+# OpenSSL's reasons when the first bytes of the server are not TLS.
+_PLAIN_ANSWERS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 
 
 def reason(exc: BaseException) -> str:
@@ -27,6 +31,8 @@ def reason(exc: BaseException) -> str:
 def _own_reason(exc: BaseException) -> str:
     if isinstance(exc, BaseExceptionGroup):  # one for each address of the host
         return "; ".join(dict.fromkeys(filter(None, map(_own_reason, exc.exceptions))))
+    if isinstance(exc, ssl.SSLError) and getattr(exc, "reason", None) in _PLAIN_ANSWERS:
+        return NOT_TLS
     if not isinstance(exc, OSError) or isinstance(exc, ssl.SSLError) or exc.errno is None:
         return ""
     return exc.strerror or "" if isinstance(exc, socket.gaierror) else os.strerror(exc.errno)

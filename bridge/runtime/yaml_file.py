@@ -279,7 +279,14 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
     for words, meaning in _YAML_WORDS.items():
         if words in problem:
             return meaning
-    return re.sub(r" '(?!<)[^']{3,}'", "", problem)
+    return re.sub(r" '(?!<)[^']{3,}'", "", problem) + _open_bracket(exc)
+
+
+def _open_bracket(exc: yaml.MarkedYAMLError) -> str:
+    """The mistake is usually where the bracket was opened, lines above the place at which it was noticed."""
+    if exc.context_mark is None or "parsing a flow" not in (exc.context or ""):
+        return ""
+    return f"; close the bracket that was opened in line {exc.context_mark.line + 1}"
 
 
 # The words of PyYAML in the commonest mistakes, and what to do.
@@ -323,14 +330,26 @@ _WORDS = {
 def _describe(exc: ValidationError, tree: _Places, model: type[BaseModel]) -> list[str]:
     """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
-    for error in exc.errors(include_input=False, include_url=False):
+    for error in exc.errors(include_url=False):
         where = tree.place(error["loc"])
         what = _WORDS.get(error["type"], "").format_map(error.get("ctx", {}))
         what = what.replace("'", "") or error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             what += _suggestion(model, where)
+        elif error["type"] in ("literal_error", "enum") and isinstance(error["input"], str):
+            what += did_you_mean(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+        elif error["type"] == "string_pattern_mismatch":
+            form = f"{_example(model, where)} (pattern {error['ctx']['pattern']})"
+            what = f"this value does not have the expected form{form}"
         found[f"{tree.at(where)}: {what}"] = None
     return list(found)
+
+
+def _example(model: type[BaseModel], where: Path_) -> str:
+    """The default, which shows the form of a value."""
+    schema = model.model_json_schema()
+    default = _keys_at(schema, schema, where[:-1]).get(str(where[-1]), {}).get("default")
+    return f", for example {default}" if default else ""
 
 
 def _suggestion(model: type[BaseModel], where: Path_) -> str:

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 
 from bridge.api.scanning import QueueStatus
 from bridge.errors import ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.runtime.reason import reason
 from bridge.scanner.circuit import Event
 from bridge.scanner.host import Host
 from bridge.scanner.http import (
@@ -124,7 +125,7 @@ class Exchange:
                 raise DeadlinePassed(None) from None
             raise NotReached("no connection in time") from None
         except (OSError, ssl.SSLError) as exc:
-            raise NotReached(exc.strerror or type(exc).__name__) from exc
+            raise NotReached(reason(exc) or type(exc).__name__) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
         """Request the status of a host, and note whether it answers. Raises ScanError."""

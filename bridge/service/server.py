@@ -22,7 +22,7 @@ from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
-from bridge.runtime.tls import server_context
+from bridge.runtime.tls import chain_problem, server_context
 from bridge.service.settings import ServiceConfig, Timings, Tls
 
 if TYPE_CHECKING:
@@ -146,21 +146,6 @@ def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
         # OpenSSL would ask for the password of an encrypted key on the terminal; refuse the key instead.
         context.load_cert_chain(directory / tls.cert_file, directory / tls.key_file, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
-        raise CannotListen(
-            f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {_tls_problem(exc, tls, directory)}"
-        ) from exc
+        problem = chain_problem(exc, directory / tls.cert_file, directory / tls.key_file)
+        raise CannotListen(f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {problem}") from exc
     return context
-
-
-def _tls_problem(exc: Exception, tls: Tls, directory: Path) -> str:
-    if isinstance(exc, ssl.SSLError) and exc.reason == "KEY_VALUES_MISMATCH":
-        return "the key does not belong to the certificate"
-    if isinstance(exc, ssl.SSLError) or not isinstance(exc, OSError):
-        reason = getattr(exc, "reason", None) or getattr(exc, "strerror", None)
-        return f"not PEM, or the key is encrypted ({reason})" if reason else "the key is encrypted"
-    for name in (tls.cert_file, tls.key_file):  # OpenSSL does not say which of the two it is
-        try:
-            (directory / name).open("rb").close()
-        except OSError as problem:
-            return f"{name}: {problem.strerror}"
-    return exc.strerror or type(exc).__name__

@@ -19,7 +19,9 @@ def tokens_in(name: str, directory: Path) -> list[str]:
         text = token_path(name, directory).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ValueError(f"cannot read token_file {name}: {reason}") from exc
+        raise ValueError(
+            f"cannot read token_file {name}: {reason}; create one with `scanbridge service token > {name}`"
+        ) from exc
     found = [line.strip() for line in text.splitlines() if line.strip()]
     if not found:
         raise ValueError(f"token_file {name} is empty; create a token with `scanbridge service token`")

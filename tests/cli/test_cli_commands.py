@@ -312,9 +312,9 @@ def test_scan_and_check_print_no_log_lines(place: Place) -> None:
 @pytest.mark.parametrize(
     ("reply", "end"),
     [
-        (answer(401), "; put the service's token into scanner.token_file, then run `scanbridge reload`"),
-        (answer(403), "; put the service's token into scanner.token_file, then run `scanbridge reload`"),
-        (answer(404), "; check scanner.urls"),
+        (answer(401), "; put the service's token into token (scanner.token_file), then run `scanbridge reload`"),
+        (answer(403), "; put the service's token into token (scanner.token_file), then run `scanbridge reload`"),
+        (answer(404), "; check scanner.urls and scanner.dialect"),
         (answer(500), "; check scanner.urls"),
         (answer(200, b"<html>"), "; check scanner.urls"),
         (answer(413), "413"),
@@ -379,7 +379,8 @@ def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> No
 def test_status_without_a_daemon_is_exit_1(place: Place) -> None:
     """Nothing listens on the admin address."""
     done = place.run("status")
-    assert done.exit_code == 1 and done.stderr == f"no daemon answers at 127.0.0.1:{place.admin}; is it running?\n"
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"no daemon answers at 127.0.0.1:{place.admin} (admin.address); is it running?")
 
 
 def test_status_of_another_program_is_exit_1(place: Place) -> None:

@@ -153,7 +153,7 @@ def test_any_text_can_be_asked_for(place: Place, key: str | bytes) -> None:
         (["--rule", "lists.x"], ["ID0009"]),
         (["--stage", "rcpt"], ["ID0009"]),
         (["--until", "100s"], ["ID0200"]),
-        (["--tenant", "0b8e"], ["ID0010"]),
+        (["--tenant", "0b8e4567-e89b-12d3-a456-426614174000"], ["ID0010"]),
         (["--listener", "other"], ["ID0010"]),
         (["--decision", "drop"], ["ID0010"]),
         (["queue-7"], ["ID0010"]),
@@ -169,7 +169,7 @@ def test_each_filter_finds_its_mail(place: Place, options: list[str], expected: 
     place.add(7, tags="header:x,malware:eicar")
     place.add(8, client="198.51.100.9")
     place.add(9, action="reject", rule="lists.x", stage="rcpt")
-    place.add(10, tenant="0b8e", listener="other", decision="drop", queue_id="queue-7")
+    place.add(10, tenant="0b8e4567-e89b-12d3-a456-426614174000", listener="other", decision="drop", queue_id="queue-7")
     place.add(200)
     assert ids(place.says("history", *options, "--json")) == expected
 

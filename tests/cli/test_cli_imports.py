@@ -221,7 +221,7 @@ def test_another_program_at_the_admin_address_is_not_our_daemon(
     with admin(answer, status) as port:
         done = scanbridge(command, "-c", configured(tmp_path, port))
     assert done.returncode == 1
-    assert done.stderr == f"no daemon answers at 127.0.0.1:{port}; is it running?\n"
+    assert done.stderr.startswith(f"no daemon answers at 127.0.0.1:{port} (admin.address); is it running? Start it")
 
 
 # the table of commands, and the lazy Python API

@@ -9,16 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import trustme
 
+from bridge.api.lists import ListFileInfo
+from bridge.lists.copies import Wanted
+from bridge.lists.fetch import NotMatchable, kind_of
 from bridge.testing import Background, FakeScanner, answer, free_port
 from tests.daemon.process_kit import environment, scanbridge
 
@@ -68,8 +74,29 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def _in_file(old: str, new: str) -> Callable[[Desk], None]:
-    return lambda desk: desk.replace(old, new)
+def _in_file(old: str, new: str, end: str = "") -> Callable[[Desk], None]:
+    """With `end`, also that end of the first line."""
+
+    def arrange(desk: Desk) -> None:
+        desk.replace(old, new)
+        if end:
+            first, _, rest = desk.file.read_text().partition("}\n")
+            desk.file.write_text(f"{first}{end}\n{rest}")
+
+    return arrange
+
+
+def _tls(cert: str, key: str) -> Callable[[Desk], None]:
+    """A listener with TLS, and two certificates with their keys."""
+
+    def arrange(desk: Desk) -> None:
+        for name in ("one", "two"):
+            made = trustme.CA().issue_cert("mx.example")
+            desk.write(f"{name}.pem", made.cert_chain_pems[0].bytes().decode())
+            desk.write(f"{name}.key", made.private_key_pem.bytes().decode())
+        desk.replace("name: mx,", f"name: mx, tls: {{cert_file: {cert}, key_file: {key}}},")
+
+    return arrange
 
 
 def _line(text: str) -> Callable[[Desk], None]:
@@ -194,14 +221,27 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     # files
     ("a token file that is not there", _in_file("token_file: token", "token_file: tokn"), "check", 1,
      ["token_file", "tokn", "No such file", "on one line"]),
-    ("an empty token file", lambda desk: desk.write("token", ""), "run", 78, ["token_file", "must contain one line"]),
+    ("an empty token file", lambda desk: desk.write("token", ""), "run", 78,
+     ["bridge.yml:1: scanner.token_file: ", "token is empty", "write the secret into it"]),
     ("a certificate that is not there", _in_file("name: mx,", "name: mx, tls: {cert_file: c.pem, key_file: k.pem},"),
-     "run", 78, ["listener mx", "cert_file", "c.pem", "No such file"]),
+     "run", 78, ["bridge.yml:3: listeners.mx.tls.cert_file: ", "c.pem", "No such file"]),
+    ("a key of another certificate", _tls("one.pem", "two.key"), "check", 1,
+     ["bridge.yml:3: listeners.mx.tls.cert_file: ", "one.pem", "two.key", "does not belong to the certificate",
+      "name the key"]),
+    ("certificate and key swapped", _tls("one.key", "one.pem"), "run", 78,
+     ["bridge.yml:3: listeners.mx.tls.cert_file: ", "they are swapped", "exchange the two names"]),
+    ("a token in the place of a certificate", _tls("token", "one.key"), "check", 1,
+     ["bridge.yml:3: ", "no line with BEGIN CERTIFICATE", "convert it"]),
+    ("CA certificates that are not there", _in_file("http://127", "https://127", ", ca_file: ca.pem}"), "check", 1,
+     ["bridge.yml:1: scanner.ca_file: ", "ca.pem", "No such file", "leave this key out"]),
     ("a state directory nobody can create", _in_file("state_directory: ", "state_directory: /proc"), "run", 78,
      ["state_directory", "cannot be created", "choose a directory"]),
     # programs that do not run
-    ("no daemon: status", _nothing, "status", 1, ["no daemon answers at 127.0.0.1:", "is it running?"]),
-    ("no daemon: reload", _nothing, "reload", 1, ["no daemon answers at 127.0.0.1:", "is it running?"]),
+    ("no daemon: status", _nothing, "status", 1,
+     ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "scanbridge run"]),
+    ("no daemon: reload", _nothing, "reload", 1,
+     ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "scanbridge run"]),
+    ("no daemon: top", _nothing, "top --once", 1, ["no daemon answers at 127.0.0.1:", "scanbridge run"]),
     ("no scanner", _nothing, "scan mail.eml", 1, ["mail.eml: no decision", "Connection refused", "scanner.urls"]),
     ("no next hop", _nothing, "check", 1, ["next hop smtp://127.0.0.1:", "Connection refused", "relay.next_hop"]),
     ("no List API", _nothing, "lists show", 78,
@@ -219,6 +259,16 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("an option of another option", _nothing, "check --listener mx", 2, ["--listener", "add --send-test"]),
     ("a span that ends before it begins", _nothing, "quarantine list --since 2h --until 3h", 2,
      ["--since is not before --until", "swap the two"]),
+    ("a span of the history that ends before it begins", _nothing, "history --since today --until yesterday", 2,
+     ["--since is not before --until", "swap the two"]),
+    ("a time without a day", _nothing, "history --since 10:00", 2,
+     ["--since", "'10:00' is not a time", "'today 10:00'"]),
+    ("a time zone by its name", _nothing, "history --since 2026-11-01T14:30CET", 2,
+     ["--since", "is not a time", "local time", "+01:00"]),
+    ("a tenant of the history by its name", _nothing, "history --tenant example.org", 2,
+     ["--tenant", "must be a UUID", "`tenants`"]),
+    ("a tenant of the quarantine by its name", _nothing, "quarantine list --tenant example.org", 2,
+     ["--tenant", "must be a UUID", "`tenants`"]),
     ("an age without a unit", _nothing, "quarantine purge --older-than 30", 2, ["--older-than", "'30'", "3d"]),
     ("a filter twice", _nothing, "quarantine delete --tag malware:* --tag spam:* --yes", 2,
      ["--tag is given 2 times", "one value"]),
@@ -242,6 +292,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a value that begins with *", _line("hostname: *mx"), "check", 78, [":8: not YAML", "starts with *", "quotes"]),
     ("an unclosed quote", _line('hostname: "mx'), "check", 78,
      [":9: not YAML", "ends in the middle", "close its quote"]),
+    ("an unclosed bracket", _whole("scanner:\n  urls: [a\n  token_file: x\n"), "check", 78,
+     [":3: not YAML", "close the bracket that was opened in line 2"]),
     ("a no-break space", _line("log:\u00a0{level: info}"), "check", 78, [":8: ", "no-break space", "a plain space"]),
     ("typographic quotes", _line("hostname: \u201cmx.example\u201d"), "check", 78,
      [":8: hostname", "expected a host name, for example mx.example.org"]),
@@ -258,6 +310,18 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a code that does not fit", _line("policy: {bounce: {action: reject, code: 450}}"), "check", 78,
      [":8: policy.bounce", "reject takes a 5xx code"]),
     ("a level of another program", _line("log: {level: verbose}"), "check", 78, [":8: log.level", "debug, info"]),
+    ("a misspelt dialect", _in_file("token_file: token", "token_file: token, dialect: rspamdd"), "check", 78,
+     [":1: scanner.dialect: ", "email-scanning, rspamd or mta-hooks", "did you mean rspamd?"]),
+    ("a URL without its scheme", _in_file("http://127", "127"), "check", 78,
+     [":1: scanner.urls: ", "write its scheme (https:// or http://)"]),
+    ("IPv6 without brackets in a URL", _in_file("http://127.0.0.1", "http://::1"), "check", 78,
+     [":1: scanner.urls: ", "needs brackets", "http://[::1]:9081"]),
+    ("IPv6 without brackets in an address", _listener("::1:11025"), "check", 78,
+     [":3: listeners.0.address: ", "needs brackets: [::1]:11025"]),
+    ("IPv6 without brackets in a next hop", _next_hop("smtp://::1:25"), "check", 78,
+     [":4: relay.next_hop: ", "needs brackets: [::1]:25"]),
+    ("a time of day in words", _line("digests: {at: 7 am}"), "check", 78,
+     [":8: digests.at: ", "does not have the expected form, for example 07:00"]),
     ("a listener for a next hop", _next_hop("smtp://127.0.0.1:{port}"), "check", 78,
      [":4: relay.next_hop", "our own listener mx", "set this to the server"]),
     ("a deadline beyond the mail server's", _in_file("name: mx,", "name: mx, deadline: 10m,"), "check", 1,
@@ -280,6 +344,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["lists.api_key_file", "No such file", "on one line"]),
     ("a List API that does not run", _lists, "lists show --patience 0s", 75,
      ["cannot be reached", "Connection refused", "lists.url", "--url"]),
+    ("a List API without a scheme", _lists, "lists show --url 127.0.0.1:9081", 78,
+     ["--url: ", "write its scheme (https:// or http://)"]),
     ("a directory that is not there", _lists, "lists sync nodir", 2, ["nodir is not a directory", "LIST and FILE"]),
     ("a file of entries that is not there", _lists, "lists add blocked-senders --file no.txt", 65,
      ["no.txt", "No such file", "check its path"]),
@@ -292,6 +358,9 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["service.yml:2: guard.scanSource", "did you mean scanSources?"]),
     ("another database", _service("sqlite:///s.sqlite", "mysql://a/b"), "service check -c service.yml", 78,
      ["service.yml:6: database", "sqlite:///file or postgresql://"]),
+    ("a token file of the service that is not there", _service(f"token: {'ab' * 32}", "token_file: none"),
+     "service check -c service.yml", 78,
+     ["service.yml:5: ", "none: No such file", "scanbridge service token > none"]),
     ("a token without its secret", _service(f"token: {'ab' * 32}, ", ""), "service check -c service.yml", 78,
      ["service.yml:5: ", "set either token or token_file"]),
     ("a key of the same name", _with_key, "service -c service.yml apikey create automation", 1,
@@ -409,3 +478,45 @@ def test_a_taken_port_of_the_demo_is_explained(desk: Desk) -> None:
 def test_at_least_eighty_mistakes_are_tried() -> None:
     """Each has its own name."""
     assert len({row[0] for row in MISTAKES}) == len(MISTAKES) >= 80
+
+
+@pytest.mark.parametrize(
+    ("speaks_tls", "scheme", "host", "expected"),
+    [
+        (False, "https", "127.0.0.1", ["does not speak TLS at this port", "use http://"]),
+        (True, "http", "127.0.0.1", ["if this port is for TLS, use https://"]),
+        (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that the certificate has"]),
+    ],
+    ids=["https to a plain port", "http to a TLS port", "another name"],
+)
+def test_the_wrong_scheme_or_name_is_explained(
+    desk: Desk, speaks_tls: bool, scheme: str, host: str, expected: list[str]
+) -> None:
+    """OpenSSL's `WRONG_VERSION_NUMBER` and a lost connection say nothing to most people."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(desk.directory / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    if speaks_tls:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"{scheme}://{host}:{server.server_port}"
+        desk.replace(f'http://127.0.0.1:{desk.scanner}"], ', f'{url}"], ca_file: ca.pem, ')
+        code, printed = desk.run("check")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert code == 1 and f"scanner {url}: PROBLEM" in printed
+    assert all(words in printed for words in [*expected, "scanner.urls"]), printed
+
+
+def test_a_misspelt_list_of_a_listener_is_explained() -> None:
+    """The message suggests the name that was meant."""
+    infos = {"blocked-senders": ListFileInfo("blocked-senders", category="sender")}
+    with pytest.raises(NotMatchable, match=r"no list with this name; did you mean blocked-senders\?"):
+        kind_of(Wanted("blocked-sendrs"), {None: infos})

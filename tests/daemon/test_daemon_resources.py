@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +62,7 @@ def test_a_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path)
     ("content", "words"),
     [
         (None, "Is a directory; it must contain the secret on one line"),
-        (b"", "must contain one line of 8 to 4096 printable characters"),
+        (b"", "is empty; write the secret into it"),
         (b"short\n", "must contain one line of 8 to 4096"),
         (b"aaaaaaaaaaaa\nbbbbbbbbbbbb\n", "must contain one line"),
         (b"aaaaaaaaaa aaaaa\n", "without spaces"),
@@ -86,3 +88,15 @@ def test_directories_are_created_for_their_owner_alone(tmp_path: Path) -> None:
     """They hold mail."""
     made = resources.make_directory(tmp_path / "a" / "b", "key")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+def test_a_full_disk_leaves_no_empty_secret(tmp_path: Path) -> None:
+    """An empty release-key stayed behind, and the daemon did not start when there was space again."""
+    program = (
+        "import resource, sys; from pathlib import Path; from bridge.daemon.resources import make_secret\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); make_secret(Path(sys.argv[1]), 'key')"
+    )
+    path = tmp_path / "release-key"
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60)
+    assert "ConfigError: key: " in done.stderr and "cannot be created: File too large" in done.stderr
+    assert not path.exists()

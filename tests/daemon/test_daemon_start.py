@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from email.message import EmailMessage
@@ -50,7 +51,7 @@ def test_a_missing_token_file_is_reported_with_the_next_step(tmp_path: Path) -> 
     assert done.returncode == 78
     assert done.stderr == (
         f'level=info logger=bridge msg="starting: scanbridge {version()}"\n'
-        f"scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
+        f"{config}:4: scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
         "it must contain the secret on one line and be readable by scanbridge\n"
     )
 
@@ -64,7 +65,7 @@ def test_a_taken_port_is_reported_as_a_temporary_problem(tmp_path: Path) -> None
         done = scanbridge("run", "-c", config)
     assert done.returncode == 1
     reason = f"cannot listen at 127.0.0.1:{port}: Address already in use by process {os.getpid()} ("
-    assert f"scanbridge: listeners.mx.address: {reason}" in done.stderr
+    assert re.search(rf"scanbridge: {config}:\d+: listeners.mx.address: {re.escape(reason)}", done.stderr)
     assert "; stop it, or choose another address\n" in done.stderr
     assert "Traceback" not in done.stderr and "never retrieved" not in done.stderr
 

@@ -292,9 +292,10 @@ def test_the_entry_that_blocked_a_mail_can_be_found_and_deleted() -> None:
     told = story(entry(action="reject", list="blocked-senders", sender="m@x"), around=Surroundings("smtp"))
     known = story(entry(more={"entry": "@b $x"}, action="reject", list="blocked-senders", sender="m@x"))
     assert "scanbridge lists delete blocked-senders ENTRY" in told.commands
-    assert known.commands[:2] == (
+    assert known.commands[:3] == (
         "scanbridge lists entries blocked-senders | grep -iF -e '@b $x'",
         "scanbridge lists delete blocked-senders '@b $x'",
+        "scanbridge lists refresh    # the bridge then uses the change within a second",
     )
     tags = "list:blocked-domains,list:allowed-senders,x:y"
     scanned = entry(action="reject", decision="bounce", tags=tags, sender="m@mail.spam.example")
@@ -304,6 +305,7 @@ def test_the_entry_that_blocked_a_mail_can_be_found_and_deleted() -> None:
         "scanbridge lists entries blocked-domains | grep -iF -e mail.spam.example -e spam.example",
         "scanbridge lists delete blocked-domains ENTRY",
     )
+    assert not any("refresh" in command for command in told.commands), "the scanner uses a change at once"
     assert "scanbridge lists" not in text(story(entry(decision="deliver", tags="list:allowed-senders")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -46,6 +47,7 @@ def check(
     from bridge.cli.check.postfix import check_postfix
     from bridge.cli.check.send_test import send_test
     from bridge.cli.check.sendmail import check_sendmail
+    from bridge.config.line_of_key import with_lines
 
     if test and not to:
         raise click.UsageError("--send-test sends real mail: give the recipient with --to ADDRESS")
@@ -58,6 +60,10 @@ def check(
     findings += check_postfix(conf, postfix) if postfix else []
     findings += check_exim(conf, exim) if exim else []
     findings += check_sendmail(conf, sendmail) if sendmail else []
+    findings = [
+        replace(each, problem=with_lines(each.problem, path), warning=with_lines(each.warning, path))
+        for each in findings
+    ]
     outcomes = list(send_test(conf, to, listener)) if test and to else []
     problems = sum(finding.state == "problem" for finding in findings + outcomes)
     if as_json:

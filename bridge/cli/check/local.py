@@ -122,7 +122,7 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
         return Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s")
     try:
         if listener.tls is not None:
-            resources.listener_tls(listener.tls, conf.directory, f"{what}: tls")
+            resources.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
         if listener.hooks is not None:
             hooks_wiring.read_token(conf, listener)
         if not running and not listener.address.systemd:

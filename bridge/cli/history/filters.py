@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.parameters import DecisionWord, Moment, Network
+from bridge.cli.parameters import DecisionWord, Moment, Network, Tenant, need_span
 from bridge.history.query import ACTIONS, STAGES
 from bridge.runtime.suggestion import did_you_mean
 
@@ -68,7 +68,7 @@ _WHAT = (
     click.option("--rule", metavar="NAME", help="The rule that applied, such as policy.bounce or lists.NAME."),
     click.option("--stage", type=_Word("a stage", STAGES), metavar="STAGE",
                  help=f"Refused at this stage, before the content was sent: {', '.join(STAGES)}."),
-    click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
+    click.option("--tenant", type=Tenant(), metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),
 )  # fmt: skip
 _NAMES = (
@@ -89,6 +89,7 @@ def with_filters(command: Callable[..., None], *, brief: bool = False) -> Callab
         for name, value in wanted.items():
             if value == "":
                 raise click.UsageError(f"--{name} is empty")
+        need_span(wanted)
         if "subject" in wanted:
             from bridge.history.query import HistoryQuery
 

@@ -19,6 +19,7 @@ import uvloop
 from bridge.cli.common import EXIT_CONFIG, load_or_exit
 from bridge.cli.progress import LINE_EVERY_S
 from bridge.cli.terminal import say, say_lines
+from bridge.config.fields import base_url
 from bridge.config.lists import Lists
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
@@ -94,8 +95,6 @@ def open_session(
     """From the command line only, or from the configuration with overrides from the command line."""
     here, key = Path.cwd(), api_key_file
     given = {name: str(here / value) for name, value in (("api_key_file", key), ("ca_file", ca_file)) if value}
-    if url:
-        given["url"] = url
     try:
         directory, configured, conf = here, None, None
         if not (url and key):
@@ -104,6 +103,8 @@ def open_session(
         elif path is not None:
             with suppress(ConfigError):  # it is only needed for the operator's domains
                 conf = load(path)
+        if url:
+            given["url"] = _given_url(url, configured is not None and configured.allow_plain_http)
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
         elif not (url and key):
@@ -117,6 +118,14 @@ def open_session(
         fail(exc)
     settings = ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience_s), key_file=str(key_file))
     return Session(with_hint(settings, "--patience"), tenant, as_json, conf)
+
+
+def _given_url(url: str, allow_plain_http: bool) -> str:
+    """Raises ConfigError, which names the option."""
+    try:
+        return base_url(url, allow_plain_http)
+    except ValueError as exc:
+        raise ConfigError(f"--url: {exc}") from exc
 
 
 def not_configured(path: Path | None) -> str:

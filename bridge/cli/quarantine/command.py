@@ -338,6 +338,9 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
                     _export_into(session, mail.id, Path(target))
             except BridgeError as exc:
                 bulk.failed(f"{mail.id}: not exported: {exc}", exit_code(exc))
+            except FileExistsError as exc:
+                step = "already exists; delete it, or name another directory"
+                bulk.failed(f"{mail.id}: not exported: {exc.filename} {step}", EXIT_FAILED)
             except OSError as exc:
                 bulk.failed(f"{mail.id}: not exported: {exc}", EXIT_FAILED)
             else:

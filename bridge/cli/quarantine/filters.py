@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.parameters import DecisionWord, Moment, Network
+from bridge.cli.parameters import DecisionWord, Moment, Network, Tenant, need_span
 from bridge.runtime.suggestion import did_you_mean
 
 _NO_WORD = re.compile(r"[@.*%\s-]*")
@@ -46,7 +46,7 @@ _OPTIONS = (
     click.option("--decision", type=DecisionWord(), metavar="WORD",
                  help="The scanner's decision or, if there was none, the error (such as `unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
-    click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
+    click.option("--tenant", type=Tenant(), metavar="UUID", help="Belongs to this tenant (tenantUid)."),
     click.option("--listener", metavar="NAME", help="Received by this listener."),
 )  # fmt: skip
 NAMES = ("recipient", "sender", "subject", "since", "until", "tag", "client", "decision", "state", "tenant", "listener")
@@ -78,8 +78,7 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
             if value == "" and (acts or name != "sender"):
                 hint = ": the null sender is '<>'" if name == "sender" else ""
                 raise click.UsageError(f"--{name} is empty{hint}")
-        if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
-            raise click.UsageError("--since is not before --until, so no mail can match: swap the two")
+        need_span(wanted)
         if acts:
             _refuse_what_excludes_nothing(wanted)
         if wanted.get("sender") == "<>":

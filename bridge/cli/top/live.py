@@ -65,7 +65,11 @@ class Monitor:
         self._before = now
         when = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         if now is None:
-            return {**when, "up": False, "problem": f"no daemon answers at {self._address}"}
+            return {
+                **when,
+                "up": False,
+                "problem": f"no daemon answers at {self._address} (admin.address); start it with `scanbridge run`",
+            }
         return {**when, **between(before or now, now)}
 
 
