@@ -18,7 +18,7 @@ _STEPS = {
     "set scanner.dialect": "",  # the message already says what to do
     "mismatch, certificate": "; in scanner.urls, use a name that the certificate has, or replace the certificate",
     "certificate has expired": "; have it renewed",
-    "certificate is not valid": "; set scanner.ca_file to its issuer, or have it renewed",
+    "certificate is not valid": "; set scanner.ca_file to its issuer's certificate, or have the certificate renewed",
     NOT_TLS: "; check scanner.urls: use http://, or the port for https://",
     ": 404": "; check scanner.urls and scanner.dialect",
     "answered with 404": "; check scanner.urls and scanner.dialect",
@@ -52,7 +52,7 @@ def next_step(exc: Exception, conf: Config) -> str:
 
 def _token_file(conf: Config) -> str:
     name = conf.scanner.token_file
-    return f"{name} (scanner.token_file)" if name else "a file, and name it as scanner.token_file"
+    return f"{name} (scanner.token_file)" if name else "a file, and set scanner.token_file to it"
 
 
 def _connection_step(problem: str) -> str:

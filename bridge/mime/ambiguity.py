@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_long_base64, has_uu_data, has_word, words_in
+from bridge.mime.base64_text import has_long_base64
+from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_uu_data, has_word, words_in
 
 Buffer = bytes | mmap.mmap
 

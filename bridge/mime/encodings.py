@@ -11,18 +11,17 @@ import binascii
 import mmap
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from bridge.mime import yenc
+from bridge.mime.base64_text import ALPHABET as _ALPHABET
+from bridge.mime.base64_text import WORTH_READING as _WORTH_READING
+from bridge.mime.base64_text import base64_readings, is_plain_base64
+from bridge.mime.base64_text import decode_base64 as _base64
 from bridge.mime.references import unescaped
 
-_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _EVERY = bytes(range(256))
-_NOT_BASE64 = bytes(set(_EVERY) - set(_ALPHABET))
-_NOT_BASE64_OR_PAD = bytes(set(_NOT_BASE64) - {ord("=")})
-_NOT_BASE64_PAD_OR_LINE = bytes(set(_NOT_BASE64_OR_PAD) - set(b"\r\n"))
-_WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
 
 PLAIN = frozenset({"7bit", "8bit", "binary"})
 STANDARD = PLAIN | {"base64", "quoted-printable"}
@@ -33,7 +32,7 @@ def decode(raw: bytes, encoding: str) -> tuple[bytes, bool]:
     """The content, and whether every mail program decodes it to the same bytes."""
     match encoding:
         case "base64":
-            is_plain = _is_plain_base64(raw)
+            is_plain = is_plain_base64(raw)
             return (binascii.a2b_base64(raw) if is_plain else _base64(raw)), is_plain
         case "quoted-printable":
             return binascii.a2b_qp(raw), _ODD_QUOTED.search(raw) is None
@@ -53,174 +52,9 @@ def readings(raw: bytes) -> Iterator[bytes]:
 
 
 def _all_readings(raw: bytes) -> Iterator[bytes]:
-    yield from _base64_readings(raw)
+    yield from base64_readings(raw)
     yield _uuencoded(raw)
     yield from embedded(raw)
-
-
-# Base64
-
-
-def _base64(raw: bytes) -> bytes:
-    """Skips everything outside the alphabet, including padding: most mail programs keep reading after it."""
-    clean = raw.translate(None, _NOT_BASE64)
-    clean = clean[:-1] if len(clean) % 4 == 1 else clean
-    return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
-
-
-def _is_plain_base64(raw: bytes) -> bool:
-    """Nothing but whole groups in each line, and padding at the end: no two programs read that differently."""
-    raw = raw.rstrip(b"\r\n")
-    others = raw.translate(None, _ALPHABET)
-    padding = others.translate(None, b"\r\n")
-    if padding and (padding not in (b"=", b"==") or not raw.endswith(padding)):
-        return False
-    return _has_equal_lines(raw, others.count(b"\n")) or all(len(line) % 4 == 0 for line in raw.split())
-
-
-def _has_equal_lines(raw: bytes, line_feeds: int) -> bool:
-    """A quick test for what nearly all mail programs write: lines of one length, of which the last may be shorter."""
-    step = raw.find(b"\n") + 1
-    if step < 2:
-        return False
-    width = step - 1 - raw.startswith(b"\r", step - 2)
-    last = len(raw) - raw.rfind(b"\n") - 1
-    return width % 4 == last % 4 == 0 and raw[step - 1 :: step] == b"\n" * line_feeds
-
-
-def _base64_readings(raw: bytes) -> Iterator[bytes]:
-    yield _base64(raw)
-    if _is_plain_base64(raw):
-        return
-    yield _by_lines(raw)
-    if b"=" in raw:
-        padded = raw.translate(None, _NOT_BASE64_OR_PAD)
-        yield _base64(padded.lstrip(b"=").partition(b"=")[0])  # ends at the first padding
-        yield _one_by_one(_PADDING.split(padded))  # starts again after each padding
-        yield _one_by_one(_without_padding(_GROUPS.findall(padded)))  # each group separately, with padding anywhere
-        yield _base64(padded.rstrip(b"=").replace(b"=", b"A"))  # padding counts as the letter that means zero,
-        yield _one_by_one(map(_padded_groups, _GROUPS.findall(padded)))  # and may shorten the result of its group
-    if b"-" in raw or b"_" in raw:
-        yield _base64(raw.translate(_FROM_URL_SAFE))
-    if not raw.isascii():
-        yield _base64(raw.translate(_SEVEN_BITS))
-    yield _base64(raw[: _JUNK.search(raw + b"#").start()])  # type: ignore[union-attr]  # ends at the first other byte
-    yield _base64(_without_junk_lines(raw))  # such lines do not count,
-    yield _base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
-
-
-def unbroken_readings(raw: bytes) -> Iterator[bytes]:
-    """Base64 with anything in between, read to the end."""
-    yield _base64(raw)
-    yield _by_lines(raw)
-    yield _base64(_without_junk_lines(raw))  # a line that only looks like a delimiter
-    if b"=" in raw:
-        yield _one_by_one(_PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD)))
-
-
-def base64_runs(text: bytes) -> Iterator[bytes]:
-    """Lines of nothing but Base64, wherever they are: some programs need no header field to decode them."""
-    yield from _line_runs(text)
-    if has_long_base64(text, 0, len(text)):
-        yield from _line_runs(_PIECE.sub(rb"\1\n", text))
-
-
-def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
-    """Whether a long line ends with Base64: some programs read it in pieces, and each piece as a line."""
-    while end - start > _TWO_PIECES:
-        line_end = data.rfind(b"\n", start, start + _TWO_PIECES)
-        if line_end < 0:
-            line_end = data.find(b"\n", start + _TWO_PIECES, end)
-            line_end = line_end if line_end >= 0 else end
-            tail = data[max(start, line_end - _TWO_PIECES) : line_end].rstrip(b"=\r \t")[-_LONG:]
-            is_base64 = len(tail) == _LONG and not tail.translate(None, _ALPHABET)
-            if is_base64 and len(set(data[start:line_end])) > _FEW:
-                return True
-        start = line_end + 1
-    return False
-
-
-_TWO_PIECES = 2 * 254  # uudeview takes 254 bytes for a line, and two such lines are not enough for it
-_LONG = 200  # characters of Base64 at the end of a longer line, which may all be in its last piece
-_FEW = 12  # different characters in a line: with no more, it is a rule (`xxxx`) or a sequence of digits, not a file
-_PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
-
-
-def _line_runs(text: bytes) -> Iterator[bytes]:
-    for run in _OTHER_LINE.split(text):
-        if len(run) >= _WORTH_READING:
-            yield _base64(run)
-            line = _LONG_LINE.search(run)
-            if line is not None and line.start() > 0:  # what stands before may be words
-                yield _base64(run[line.start() :])
-
-
-_OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
-_LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
-_PADDING = re.compile(rb"=+")
-_GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
-_FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
-_SEVEN_BITS = bytes(byte & 0x7F for byte in _EVERY)
-_JUNK = re.compile(rb"[^A-Za-z0-9+/\s]")
-_JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
-_IN_BASE64_LINE = _ALPHABET + b"=\t\v\f "
-
-
-def _without_junk_lines(raw: bytes) -> bytes:
-    """A tenth of the time of a pattern with `^`, which is tried at every byte (Python 3.11)."""
-    return b"".join([line for line in raw.split(b"\n") if line.lstrip(_IN_BASE64_LINE)[:1] in (b"", b"\r")])
-
-
-def without_base64(text: bytes) -> bytes:
-    """The text without most of its Base64, for those who look for words: long lines between other such lines."""
-    return _INNER_LINES.sub(b"", text)
-
-
-_INNER_LINES = re.compile(  # begins with a literal byte: much faster (Python 3.11)
-    rb"\n(?:(?<=[A-Za-z0-9+/]{64}\n)|(?<=[A-Za-z0-9+/]{64}\r\n))[A-Za-z0-9+/]{64,}+\r?+(?=\n[A-Za-z0-9+/]{64})"
-)
-
-
-def _by_lines(raw: bytes) -> bytes:
-    """Each line separately; an incomplete group at the end of a line is dropped unless it is padded."""
-    lines = raw.translate(None, _NOT_BASE64_PAD_OR_LINE).splitlines()
-    return _one_by_one(line.replace(b"=", b"") if b"=" in line else line[: len(line) // 4 * 4] for line in lines)
-
-
-def _one_by_one(pieces: Iterable[bytes]) -> bytes:
-    """`_base64` of each piece, joined. The pieces have no characters outside the alphabet.
-
-    They are decoded in one call, because a mail has thousands of them: a quarter of the time (Python 3.11).
-    """
-    padded: list[bytes] = []
-    cuts: list[tuple[int, int]] = []  # what the padding becomes
-    at = 0
-    for piece in pieces:
-        more = len(piece) % 4
-        if more == 1:
-            piece = piece[:-1]
-        elif more:
-            piece += b"AA"[more - 2 :]
-            cuts.append(((at + len(piece)) // 4 * 3 - 4 + more, (at + len(piece)) // 4 * 3))
-        padded.append(piece)
-        at += len(piece)
-    content = binascii.a2b_base64(b"".join(padded))
-    if not cuts:
-        return content
-    starts, ends = (0, *(end for _, end in cuts)), (*(start for start, _ in cuts), len(content))
-    return b"".join([content[start:end] for start, end in zip(starts, ends, strict=True)])
-
-
-def _without_padding(groups: Iterable[bytes]) -> Iterator[bytes]:
-    return (group.replace(b"=", b"") for group in groups)
-
-
-def _padded_groups(groups: bytes) -> bytes:
-    """Padding as the letter that means zero; as many letters less as it shortens the result."""
-    padding = groups.count(b"=")
-    if not padding:
-        return groups
-    return groups.replace(b"=", b"A")[: 4 - padding] if padding < 3 else b""
 
 
 # Quoted-printable

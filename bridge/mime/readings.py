@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from bridge.mime import encodings
+from bridge.mime import base64_text, encodings
 from bridge.mime.ambiguity import CONTENT_FIELD
 from bridge.mime.structure import TooMuch
 
@@ -138,7 +138,7 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
         budget.take_text(text)
         for content in encodings.embedded(text):
             yield content, True
-        for content in encodings.base64_runs(text) if is_usual else ():
+        for content in base64_text.base64_runs(text) if is_usual else ():
             yield content, True
         for region in regions(text, budget):
             raw = text[region.body : region.end]
@@ -191,7 +191,7 @@ def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterato
     if is_base64 and region.end < len(text):  # the delimiter may be none: read on to the end of the mail
         rest = text[region.body :]
         budget.take_text(rest)
-        yield from encodings.unbroken_readings(rest)
+        yield from base64_text.unbroken_readings(rest)
 
 
 def regions(text: bytes, budget: Budget) -> Iterator[Region]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import chain
 
 from bridge.mail.address import comparable_address
-from bridge.mime import ambiguity, encodings, readings, words
+from bridge.mime import ambiguity, base64_text, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message, walk
@@ -169,7 +169,7 @@ class _MailInspector(FileInspector):
         self.reading.take(NAME_WORK * len(names))
         self.named(names)
         for text in (whole, *quoted):
-            words_only = encodings.without_base64(text)
+            words_only = base64_text.without_base64(text)
             self.text(words_only, 0, len(words_only), _ANY_TEXT, nesting)
         mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
