@@ -22,7 +22,7 @@ import bridge
 from bridge.filter.headers import message_id
 from bridge.mime import names, structure, words
 from bridge.service.analysis import headers
-from bridge.service.analysis.links import Links
+from bridge.service.analysis.content.links import Links
 from tests.hard_texts import attacks
 from tests.processor_time import cpu_s, is_linear
 

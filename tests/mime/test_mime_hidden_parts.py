@@ -16,10 +16,10 @@ import pytest
 
 from bridge.api.scanning import Decision
 from bridge.mime import encodings
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import NeedsProcess
 from bridge.service.decision_settings import Decisions
 from tests.mime import ours
 from tests.processor_time import cpu_s

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis import archives, tar_archive
-from bridge.service.analysis.archives import Budget
+from bridge.service.analysis.content import archives, tar_archive
+from bridge.service.analysis.content.archives import Budget
 from tests.service.container_kit import (
     SCRIPT,
     SMIME,

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.service.analysis import headers, links
+from bridge.service.analysis import headers
+from bridge.service.analysis.content import links
+from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, NeedsProcess
 from tests.service.service_kit import mail, service
 
 INLINE = Limits(archives=False)

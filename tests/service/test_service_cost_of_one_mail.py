@@ -9,11 +9,11 @@ import zlib
 import pytest
 
 from bridge.mail.message import Spool
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.worker_pool import WorkerPool
 from bridge.service.lists.index import ListIndex, Traits
 from bridge.service.lists.store import GLOBAL

@@ -13,13 +13,14 @@ from binascii import b2a_uu
 import pytest
 
 from bridge.mime.structure import Bounds
-from bridge.service.analysis import file_types, headers
+from bridge.service.analysis import headers
+from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.links import Links, host_of
+from bridge.service.analysis.content.text_windows import WINDOW
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import MAX_SENDERS, NeedsProcess, inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, host_of
 from bridge.service.analysis.pipeline import INLINE_NAMING
-from bridge.service.analysis.text_windows import WINDOW
 from tests.service.service_kit import EICAR, mail
 
 PADDING = "".join(f' x-parameter-number-{i:03}="yyyyyyyyyyyyyyy";\r\n' for i in range(60))

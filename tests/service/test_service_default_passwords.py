@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from bridge.service.analysis import default_password
+from bridge.service.analysis.content import default_password
+from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.unpacking import Budget
 from tests.processor_time import cpu_s
 from tests.service.encrypted_documents import agile, standard, workbook
 from tests.service.service_kit import attached

@@ -8,9 +8,9 @@ import zlib
 
 import pytest
 
+from bridge.service.analysis.content.office_attacks import is_remote
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.inspection import inspect
-from bridge.service.analysis.office_attacks import is_remote
 from bridge.service.settings import Decisions
 from tests.service.service_kit import EICAR, attached, mail, zipped
 from tests.service.test_service_documents import ALL, FORM, LINK, MACRO, ole, relations, script, tags, vba

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import ConfigError
-from bridge.service.analysis.formats import DEFAULT_FORMATS, LIBARCHIVE, QR_CODES, formats_of
+from bridge.service.analysis.content.formats import DEFAULT_FORMATS, LIBARCHIVE, QR_CODES, formats_of
+from bridge.service.analysis.content.unpacking import Budget
+from bridge.service.analysis.content.vba import sources
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.unpacking import Budget
-from bridge.service.analysis.vba import sources
 from bridge.service.analyzer_settings import Mime
 from tests.service.service_kit import CONFIG, EICAR, attached, service, zipped
 

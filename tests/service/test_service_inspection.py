@@ -24,13 +24,13 @@ from bridge.api.scanning import Decision
 from bridge.matching import spelling
 from bridge.mime.encodings import decode
 from bridge.mime.structure import Bounds, TooMuch, parse_value, walk
-from bridge.service.analysis import file_types
+from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.links import Links, host_of
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.headers import check
 from bridge.service.analysis.inspection import NeedsProcess, inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, host_of
 from bridge.service.decision_settings import DEFAULT_RULES, DecisionRule, Decisions
 from tests.processes import children, command_line
 from tests.service.service_kit import (

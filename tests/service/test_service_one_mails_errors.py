@@ -54,7 +54,7 @@ def test_a_virus_beside_a_long_number_is_found(running):
 
 def test_leading_zeros_do_not_hide_a_link(running):
     """A browser ignores them, so `http:&#000...047;/` is a link."""
-    from bridge.service.analysis.links import Links
+    from bridge.service.analysis.content.links import Links
 
     links = Links()
     links.scan("http:&#" + "0" * 5000 + "47;/evil.example/ &#72;ttp://bad.example/", is_html=True)

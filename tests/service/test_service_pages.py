@@ -12,11 +12,11 @@ import zlib
 
 import pytest
 
-from bridge.service.analysis import page_files, page_text
-from bridge.service.analysis.compressed_rtf import _DICTIONARY, decompressed
+from bridge.service.analysis.content import page_files, page_text
+from bridge.service.analysis.content.compressed_rtf import _DICTIONARY, decompressed
+from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, NeedsProcess
 from tests.service.service_kit import EICAR, attached, mail, zipped
 
 HTML = "text/html; charset=utf-8"

@@ -9,10 +9,10 @@ import zlib
 import pytest
 
 from bridge.mime.structure import TooMuch
+from bridge.service.analysis.content.office_attacks import tag_of_field
+from bridge.service.analysis.content.pdf_files import pdf_members
+from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.decision import TAG_SCORES
-from bridge.service.analysis.office_attacks import tag_of_field
-from bridge.service.analysis.pdf_files import pdf_members
-from bridge.service.analysis.unpacking import Budget
 from tests.processor_time import cpu_s, is_linear
 from tests.service.service_kit import EICAR
 from tests.service.test_service_documents import pdf, tags

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from bridge.api.scanning import Decision
+from bridge.service.analysis.content.formats import formats_of
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.explanation import explain
 from bridge.service.analysis.findings import Inspection
-from bridge.service.analysis.formats import formats_of
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.judgement import load_model
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analyzer_settings import Analyzers, Mime, Phishing
 from bridge.service.decision_settings import Decisions
 from bridge.service.detection import brands, domains, model, page, reasons

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.service.analysis import smime
-from bridge.service.analysis.archives import Budget
+from bridge.service.analysis.content import smime
+from bridge.service.analysis.content.archives import Budget
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.service.container_kit import (

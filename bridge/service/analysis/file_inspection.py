@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch
-from bridge.service.analysis import archives, calendar_files, documents, file_types, recognition, smime
-from bridge.service.analysis.archives import BadArchive, Budget
-from bridge.service.analysis.decompression import inflated
+from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
+from bridge.service.analysis.content.archives import BadArchive, Budget
+from bridge.service.analysis.content.decompression import inflated
+from bridge.service.analysis.content.formats import FORMATS, LIBARCHIVE
+from bridge.service.analysis.content.links import Links, NeedsProcess
+from bridge.service.analysis.content.pictures import QR_LINK
+from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
+from bridge.service.analysis.content.text_windows import WINDOW, codecs_of
 from bridge.service.analysis.findings import Inspection
-from bridge.service.analysis.formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import Links, NeedsProcess
-from bridge.service.analysis.pictures import QR_LINK
-from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import WINDOW, codecs_of
 from bridge.service.detection.material import Material
 
 # In two pieces, so that no virus scanner reports this file.

@@ -20,25 +20,21 @@ from bridge.mime import ambiguity, base64_text, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message, walk
-from bridge.service.analysis import (
+from bridge.service.analysis import headers
+from bridge.service.analysis.content import (
     archives,
     calendar_files,
     documents,
     file_types,
-    headers,
     page_files,
     page_text,
     recognition,
 )
-from bridge.service.analysis.file_inspection import SHOWN_TEXT, FileInspector, See
-from bridge.service.analysis.findings import Inspection
-from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import NeedsProcess, has_download
-from bridge.service.analysis.openpgp import BEGIN as OPENPGP
-from bridge.service.analysis.parts import Collector, MailParts
-from bridge.service.analysis.script_files import PAGE_NAME
-from bridge.service.analysis.text_windows import BEGINNING as PAGE_START
-from bridge.service.analysis.text_windows import (
+from bridge.service.analysis.content.links import NeedsProcess, has_download
+from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.content.script_files import PAGE_NAME
+from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
+from bridge.service.analysis.content.text_windows import (
     GUESSED,
     SELDOM,
     codecs_of,
@@ -47,6 +43,10 @@ from bridge.service.analysis.text_windows import (
     undecoded_hosts,
     windows,
 )
+from bridge.service.analysis.file_inspection import SHOWN_TEXT, FileInspector, See
+from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.limits import Limits
+from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.mime.rendition import as_mail
-from bridge.service.analysis import archives, file_types
+from bridge.service.analysis.content import archives, file_types
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bridge.mime.structure import Bounds
-from bridge.service.analysis.formats import DEFAULT_FORMATS
+from bridge.service.analysis.content.formats import DEFAULT_FORMATS
 from bridge.service.detection.phishing import Search
 
 

@@ -25,16 +25,16 @@ from bridge.errors import ConfigError
 from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.connections import BadAnswer
+from bridge.service.analysis.content.formats import formats_of
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.findings import Inspection
-from bridge.service.analysis.formats import formats_of
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.judgement import Judgement, search_of
 from bridge.service.analysis.limits import Limits
-from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.opinions import together as opinions_together
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.analysis.plugin import PluginFailed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.links import ascii_lower
+from bridge.service.analysis.content.links import ascii_lower
 
 MAX_PAGE = 128 * 1024  # characters that are read of each page
 MAX_SOURCE = 1024 * 1024  # in which links are searched for: else padding would hide them

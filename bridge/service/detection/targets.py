@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from bridge.service.analysis.links import host_of
+from bridge.service.analysis.content.links import host_of
 from bridge.service.detection import brands, domains
 from bridge.service.detection.material import Material
 from bridge.service.detection.sender import Sender

@@ -11,17 +11,17 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from bridge.service.analysis import more_archives
-from bridge.service.analysis.apple_files import apple_members, is_apple_file
-from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
-from bridge.service.analysis.file_types import extensions_of, family_of
-from bridge.service.analysis.openpgp import BEGIN as OPENPGP
-from bridge.service.analysis.openpgp import is_message, openpgp_members
-from bridge.service.analysis.tar_archive import is_tar, tar_members
-from bridge.service.analysis.tnef import MAGIC as TNEF
-from bridge.service.analysis.tnef import tnef_members
-from bridge.service.analysis.unpacking import BadArchive, Budget, Member
-from bridge.service.analysis.zip_archive import has_zip_member, zip_members
+from bridge.service.analysis.content import more_archives
+from bridge.service.analysis.content.apple_files import apple_members, is_apple_file
+from bridge.service.analysis.content.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
+from bridge.service.analysis.content.file_types import extensions_of, family_of
+from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.content.openpgp import is_message, openpgp_members
+from bridge.service.analysis.content.tar_archive import is_tar, tar_members
+from bridge.service.analysis.content.tnef import MAGIC as TNEF
+from bridge.service.analysis.content.tnef import tnef_members
+from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
+from bridge.service.analysis.content.zip_archive import has_zip_member, zip_members
 
 __all__ = ["BadArchive", "Budget", "Member", "has_zip_member"]
 

@@ -18,8 +18,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from bridge.service.analysis.rar_headers import facts_of
-from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.rar_headers import facts_of
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 # For each kind: the filters and the formats of libarchive that are enabled.
 _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

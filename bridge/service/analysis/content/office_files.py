@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from bridge.mime.encodings import decode
 from bridge.mime.references import unescaped
-from bridge.service.analysis import (
+from bridge.service.analysis.content import (
     active_mime,
     archives,
     compressed_rtf,
@@ -24,16 +24,16 @@ from bridge.service.analysis import (
     onenote_files,
     table_files,
 )
-from bridge.service.analysis.decompression import inflated, is_zlib
-from bridge.service.analysis.excel_files import MACRO
-from bridge.service.analysis.more_archives import UNOPENED
-from bridge.service.analysis.office_xml import Relation
-from bridge.service.analysis.ole_files import MAGIC, Entry, entries
-from bridge.service.analysis.onenote_files import EMBEDDED
-from bridge.service.analysis.pdf_files import ENCRYPTED
-from bridge.service.analysis.rtf_files import RTF, Embedded, rtf_fields, rtf_objects, rtf_templates
-from bridge.service.analysis.unpacking import Budget, Member
-from bridge.service.analysis.vba import sources, tags_of_source
+from bridge.service.analysis.content.decompression import inflated, is_zlib
+from bridge.service.analysis.content.excel_files import MACRO
+from bridge.service.analysis.content.more_archives import UNOPENED
+from bridge.service.analysis.content.office_xml import Relation
+from bridge.service.analysis.content.ole_files import MAGIC, Entry, entries
+from bridge.service.analysis.content.onenote_files import EMBEDDED
+from bridge.service.analysis.content.pdf_files import ENCRYPTED
+from bridge.service.analysis.content.rtf_files import RTF, Embedded, rtf_fields, rtf_objects, rtf_templates
+from bridge.service.analysis.content.unpacking import Budget, Member
+from bridge.service.analysis.content.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
 EQUATION, EXPLOIT = "office:equation", "office:exploit"

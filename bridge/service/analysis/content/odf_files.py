@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO
-from bridge.service.analysis.pdf_files import ENCRYPTED
-from bridge.service.analysis.unpacking import Budget, Member
-from bridge.service.analysis.vba import tags_of_source
+from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO
+from bridge.service.analysis.content.pdf_files import ENCRYPTED
+from bridge.service.analysis.content.unpacking import Budget, Member
+from bridge.service.analysis.content.vba import tags_of_source
 
 _PART = re.compile(r"(?:[^/]+/)?content\.xml|styles\.xml|META-INF/manifest\.xml|Basic/.*\.xml")
 _SCRIPT = re.compile(r"Scripts/(?:python|beanshell|javascript|java)/.*[^/]")

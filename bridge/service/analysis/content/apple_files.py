@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 _MAGIC = (b"\0\x05\x16\0", b"\0\x05\x16\x07")  # AppleSingle, AppleDouble
 _COUNT_AT, _ENTRIES_AT = 24, 26

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bridge.service.analysis.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
+from bridge.service.analysis.content.unpacking import Budget
 
 _AUTO = re.compile(
     r"\b(?:auto_?(?:open|close|exec|exit|new)|document_?(?:open|close|new|beforeclose)|document_contentcontrolonenter"

@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Iterator
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.pdf_streams import SPACE, Decoder, Stream
-from bridge.service.analysis.pictures import MIN_SIDE, NOT_READ
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content.pdf_streams import SPACE, Decoder, Stream
+from bridge.service.analysis.content.pictures import MIN_SIDE, NOT_READ
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAX_PIXELS = 12_000_000  # of all such pictures in a document
 _MAX_BYTES, _MAX_WORK = 48 * 1024 * 1024, 64 * 1024 * 1024  # inflated, and looked at

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.decompression import MAX_MEMORY, Decoder, Inflater, decode
-from bridge.service.analysis.unpacking import BadArchive, Budget, Member
+from bridge.service.analysis.content.decompression import MAX_MEMORY, Decoder, Inflater, decode
+from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
 
 _LOCAL = struct.Struct("<4s2xHH8xIIHH")  # flags, method, sizes, lengths of name and extra field
 _CENTRAL = struct.Struct("<4s4xHH8xIIHHH8xI")  # the same, length of the comment, offset of the header

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
 STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it

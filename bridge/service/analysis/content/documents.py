@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from bridge.service.analysis import office_files, pdf_files, pictures, recognition, script_files
-from bridge.service.analysis.formats import OFFICE, PDF, QR_CODES, SCRIPTS
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content import office_files, pdf_files, pictures, recognition, script_files
+from bridge.service.analysis.content.formats import OFFICE, PDF, QR_CODES, SCRIPTS
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAX_NESTED = 6  # documents within documents, besides archives
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from bridge.mail.address import comparable_domain
 from bridge.mime import references
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis import page_text
+from bridge.service.analysis.content import page_text
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 from bridge.mime import words
 from bridge.mime.rare_charsets import escapes_replaced
-from bridge.service.analysis import archives, file_types, page_files
-from bridge.service.analysis.text_windows import BEGINNING, codecs_of
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content import archives, file_types, page_files
+from bridge.service.analysis.content.text_windows import BEGINNING, codecs_of
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 PAGE_NAME = "page.html"  # of a page that a script writes
 BUILDS_FILE, BUILDS_PAGE = "attachment:builds-file", "attachment:builds-page"

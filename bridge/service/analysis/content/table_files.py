@@ -10,9 +10,9 @@ import re
 import string
 from collections.abc import Collection, Iterator
 
-from bridge.service.analysis import file_types
-from bridge.service.analysis.office_attacks import tag_of_sheet_link
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.office_attacks import tag_of_sheet_link
+from bridge.service.analysis.content.unpacking import Budget
 
 _TABLES = frozenset({"csv", "tsv", "tab"})
 _BYTE_WORK = 10

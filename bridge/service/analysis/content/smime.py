@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bridge.mime import encodings
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.unpacking import Budget
 
 _OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
 _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes

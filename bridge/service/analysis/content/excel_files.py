@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.office_attacks import tag_of_sheet_link
-from bridge.service.analysis.pdf_files import ENCRYPTED
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.office_attacks import tag_of_sheet_link
+from bridge.service.analysis.content.pdf_files import ENCRYPTED
+from bridge.service.analysis.content.unpacking import Budget
 
 AUTO_MACRO, RUNS_PROGRAM, MACRO = "office:auto-macro", "office:macro-runs-program", "mime:macro"
 _RECORD_WORK = 64

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 _BLOCK = 512
 _CHUNK = 256 * 1024

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from bridge.service.analysis import file_types, recognition
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content import file_types, recognition
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAGIC = b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d"
 EMBEDDED = "office:embedded-file"

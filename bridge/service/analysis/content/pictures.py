@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 QR_LINK, NOT_READ = "picture:qr-link", "picture:not-read"
 MAX_PIXELS = 40_000_000  # of one picture, as its header declares them

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bridge.service.analysis.decompression import Inflater, decode
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.decompression import Inflater, decode
+from bridge.service.analysis.content.unpacking import Budget
 
 SPACE = rb"[\s\0]{0,99}"
 REFERENCE = rb"(\d{1,10})[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R"

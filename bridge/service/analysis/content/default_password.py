@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bridge.mime.encodings import decode
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.unpacking import Budget
 
 _Hash = Callable[..., "hashlib._Hash"]
 _md5, _sha1 = (partial(hashlib.new, name, usedforsecurity=False) for name in ("md5", "sha1"))

@@ -12,8 +12,8 @@ import re
 from collections.abc import Collection, Iterator
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.decompression import Decoder, Inflater, decode
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content.decompression import Decoder, Inflater, decode
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 BEGIN = b"-----BEGIN PGP "  # whatever follows: programs open a message that is called a key as well
 _CLEAR_TEXT = b"SIGNED MESSAGE-----"

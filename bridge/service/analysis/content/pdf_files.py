@@ -15,9 +15,9 @@ import io
 import re
 from collections.abc import Collection, Iterator
 
-from bridge.service.analysis import file_types
-from bridge.service.analysis.pdf_pictures import Pictures
-from bridge.service.analysis.pdf_streams import (
+from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.pdf_pictures import Pictures
+from bridge.service.analysis.content.pdf_streams import (
     REFERENCE,
     SPACE,
     Decoder,
@@ -28,8 +28,8 @@ from bridge.service.analysis.pdf_streams import (
     streams,
     without_comments,
 )
-from bridge.service.analysis.pictures import link_of
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content.pictures import link_of
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning

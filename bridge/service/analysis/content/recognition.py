@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from bridge.mime import encodings
 from bridge.mime.structure import Part
-from bridge.service.analysis import archives, file_types, smime
-from bridge.service.analysis.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.content import archives, file_types, smime
+from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 
 ENCODED = frozenset({"uue", "uu", "xxe", "xx", "b64", "hqx", "yenc", "ync", "mim", "mime"})
 _SIGNED = frozenset({"p7m", "p7z"})

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from bridge.service.analysis import file_types
-from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.pdf_files import NOT_READ, is_pdf
-from bridge.service.analysis.unpacking import Budget, Member
+from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.decompression import inflated
+from bridge.service.analysis.content.pdf_files import NOT_READ, is_pdf
+from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAGIC = b"ActiveMime"
 _HEAD = 64  # bytes in which it begins

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from bridge.service.analysis import compressed_rtf
-from bridge.service.analysis.unpacking import BadArchive, Budget, Member
+from bridge.service.analysis.content import compressed_rtf
+from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
 
 MAGIC = b"\x78\x9f\x3e\x22"
 _HEADER = 6  # magic and a key

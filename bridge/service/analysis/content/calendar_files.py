@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bridge.mime import encodings
 from bridge.mime.structure import Part
-from bridge.service.analysis import recognition
+from bridge.service.analysis.content import recognition
 
 _FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
 _IN_BASE64 = re.compile(  # also as vCard 2.1 says it, or by the type of the value alone

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bridge.service.analysis.unpacking import Budget
+from bridge.service.analysis.content.unpacking import Budget
 
 MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENTRY = 128  # bytes
