@@ -124,7 +124,7 @@ _IN_BASE64_LINE = ALPHABET + b"=\t\v\f "
 
 
 def _without_junk_lines(raw: bytes) -> bytes:
-    """A tenth of the time of a pattern with `^`, which is tried at every byte (Python 3.11)."""
+    """With long lines, two fifths of the time of a pattern with `^`, which is tried at every byte (Python 3.11)."""
     return b"".join([line for line in raw.split(b"\n") if line.lstrip(_IN_BASE64_LINE)[:1] in (b"", b"\r")])
 
 
@@ -145,27 +145,8 @@ def _by_lines(raw: bytes) -> bytes:
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:
-    """`decode_base64` of each piece, joined. The pieces have no characters outside the alphabet.
-
-    They are decoded in one call, because a mail has thousands of them: a quarter of the time (Python 3.11).
-    """
-    padded: list[bytes] = []
-    cuts: list[tuple[int, int]] = []  # what the padding becomes
-    at = 0
-    for piece in pieces:
-        more = len(piece) % 4
-        if more == 1:
-            piece = piece[:-1]
-        elif more:
-            piece += b"AA"[more - 2 :]
-            cuts.append(((at + len(piece)) // 4 * 3 - 4 + more, (at + len(piece)) // 4 * 3))
-        padded.append(piece)
-        at += len(piece)
-    content = binascii.a2b_base64(b"".join(padded))
-    if not cuts:
-        return content
-    starts, ends = (0, *(end for _, end in cuts)), (*(start for start, _ in cuts), len(content))
-    return b"".join([content[start:end] for start, end in zip(starts, ends, strict=True)])
+    """Each piece on its own."""
+    return b"".join(map(decode_base64, pieces))
 
 
 def _without_padding(groups: Iterable[bytes]) -> Iterator[bytes]:

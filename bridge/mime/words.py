@@ -139,7 +139,7 @@ def without_switches(text: str) -> str:
     return text
 
 
-_SWITCH = re.compile("\x1b(?:[ -/]{1,4}[0-~]|[NOno|}~])|\x0e|\x0f")  # not [\x0e\x0f]: ten times as fast (Python 3.11)
+_SWITCH = re.compile("\x1b(?:[ -/]{1,4}[0-~]|[NOno|}~])|\x0e|\x0f")  # not [\x0e\x0f]: a third of the time (Python 3.11)
 _TABLES = _ONE_BYTE | set(rare_charsets.ONE_BYTE)
 
 
