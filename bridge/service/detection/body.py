@@ -126,7 +126,7 @@ def _phrases(material: Material, sender: Sender, text: str) -> Iterator[tuple[st
             yield tag, found[0]
     words = _WORD.findall(text)
     pairs = [f"{first} {second}" for first, second in pairwise(words) if first in _FIRST_WORDS]
-    for phrase in _PHRASES.intersection((*words, *pairs)):
+    for phrase in sorted(_PHRASES.intersection((*words, *pairs))):  # the first one is shown, the same in each process
         yield _GROUP_OF[phrase], phrase
     if any(mark in text for mark in ("0x", "bc1", "btc", "bitcoin")) and (
         _WALLET.search(text) or _WALLET.search(material.plain[:MAX_TEXT])

@@ -48,7 +48,7 @@ class Material:
     def add_file(self, names: Collection[str], content_type: str) -> None:
         self.types.add(content_type)
         if len(self.names) < MAX_NAMES:
-            self.names += [name[-100:].lower() for name in names]
+            self.names += [name[-100:].lower() for name in sorted(names)]
 
     def read(self) -> None:
         """Last, because the inspection may give up before: this takes longest."""
