@@ -10,6 +10,9 @@ tries each server once.
 The library waits with `asyncio.wait_for`. Python 3.11: if the answer arrives at the moment the task is cancelled,
 `wait_for` returns the answer, and the task continues as if nothing had happened. A job whose answer came together with
 NATS' confirmation of the job held its client up for eight seconds. Here such a task is cancelled.
+
+If the library's `close` fails or is cancelled, or has begun because the connection was lost, the tasks of the
+subscriptions and the socket stay. Here they end with `close`.
 """
 
 from __future__ import annotations
@@ -46,6 +49,17 @@ class NatsClient(Client):
 
     async def flush(self, *arguments: Any, **options: Any) -> None:
         await cancellable(super().flush(*arguments, **options))
+
+    async def close(self) -> None:
+        tasks = [sub._wait_for_msgs_task for sub in self._subs.values()]
+        try:
+            await super().close()
+        finally:
+            for task in tasks:
+                if task is not None and task is not asyncio.current_task():
+                    task.cancel()
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
 
     async def _select_next_server(self) -> None:
         if self.options["allow_reconnect"]:

@@ -187,7 +187,7 @@ def embedded_on_admin_port(world: World) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
-    "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
+    "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "service's token into token (scanner.token_file)"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
     "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must contain the secret on one line"),
     "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then run `scanbridge reload`"),

@@ -40,3 +40,24 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_is_cancelled(tmp_path):
 
     with nats_server(tmp_path) as server:
         asyncio.run(run(server.url))
+
+
+def test_subscriptions_outlived_a_close_that_was_cancelled(tmp_path):
+    """Their tasks stayed until the process ended, four for each connection that was lost."""
+
+    async def ignore(message) -> None:
+        raise AssertionError("nobody sends")
+
+    async def run(url: str) -> None:
+        client = NatsClient()
+        await client.connect(url, allow_reconnect=False)
+        subscription = await client.subscribe("nothing", cb=ignore)
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)  # it has begun, and waits for the last bytes to be sent
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await asyncio.wait([subscription._wait_for_msgs_task], timeout=5)
+        assert subscription._wait_for_msgs_task.done() and client._transport._io_writer.is_closing()
+
+    with nats_server(tmp_path) as server:
+        asyncio.run(run(server.url))
