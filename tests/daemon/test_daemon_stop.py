@@ -88,6 +88,7 @@ def test_sighup_does_not_stop_the_daemon(tmp_path: Path) -> None:
         assert bridge.wait() == 0
 
 
+@pytest.mark.long
 def test_a_frozen_database_server_kept_a_stopped_daemon_from_exiting(tmp_path: Path) -> None:
     """It had stopped in time, and then waited for threads that nobody could end."""
     with cluster() as server, running(tmp_path, state_database=fresh_database(server.url)) as (bridge, scanner, _):

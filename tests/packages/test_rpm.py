@@ -23,6 +23,7 @@ def rpm(*words: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_package_holds_program_units_and_scripts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """As `rpm -qp` shows it before installation."""
     need("rpm")

@@ -30,6 +30,7 @@ def test_a_report_replaced_what_was_written_by_hand():
         with_part("# Title\n", "measured", "new")
 
 
+@pytest.mark.long
 def test_an_interrupted_run_asked_everything_again(tmp_path):
     """Answers are in the file as soon as they are there, and only what is missing is asked."""
     need("rspamd")
