@@ -33,7 +33,7 @@ def run(path: Path | None, demo: bool) -> None:
     """Run the daemon. Without a configuration, it includes the embedded scanning service."""
     import uvloop
 
-    from bridge.daemon import config_file, wiring
+    from bridge.daemon import config_file, state_lock, wiring
     from bridge.daemon.daemon import run as run_daemon
     from bridge.daemon.systemd import show_stack_on_abort
     from bridge.observe import log_writer
@@ -54,7 +54,7 @@ def run(path: Path | None, demo: bool) -> None:
     log_start("scanbridge")
     config_file.log_warnings(conf)
     try:
-        with console_beside() as beside:
+        with console_beside() as beside, state_lock.in_use(_state(conf)):
 
             def on_ready() -> None:
                 _welcome(conf)
@@ -74,7 +74,7 @@ def run(path: Path | None, demo: bool) -> None:
 
 def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
     """Run several workers. No thread may exist when they are forked, so log lines are written directly."""
-    from bridge.daemon import config_file
+    from bridge.daemon import config_file, state_lock
     from bridge.daemon.workers.supervisor import Supervisor
     from bridge.observe import log_writer
 
@@ -82,12 +82,19 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     log_start("scanbridge")
     config_file.log_warnings(conf)
     try:
-        sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
+        with state_lock.in_use(_state(conf)):
+            sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
         fail_config(exc)
     except BridgeError as exc:
         say_lines(f"scanbridge: {exc}", err=True)
         sys.exit(1)
+
+
+def _state(conf: Config) -> Path:
+    from bridge.daemon import resources
+
+    return resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
 
 
 def _fail(exc: BridgeError, path: Path | None) -> NoReturn:

@@ -9,8 +9,21 @@ import sys
 from email.message import EmailMessage
 from pathlib import Path
 
+import pytest
+
 from bridge.runtime.build import version
-from tests.daemon.process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
+from tests.daemon.process_kit import (
+    ROOT,
+    Bridge,
+    busy,
+    environment,
+    get,
+    running,
+    scanbridge,
+    start,
+    until,
+    write_config,
+)
 
 HOP = "127.0.0.1:9"
 SCANNER = "http://127.0.0.1:9"
@@ -129,3 +142,25 @@ def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path
         until(lambda: not busy(9083), "the console to end with the daemon")
     finally:
         bridge.end()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_was_said_of_two_daemons_in_one_state_directory(tmp_path: Path, workers: int) -> None:
+    """Each showed the other's mail. The second one names the first, and works; a later one has nothing to say."""
+    (tmp_path / "other").mkdir()
+    with running(tmp_path, workers=workers) as (first, scanner, next_hop):
+        state = {"state_directory": str(tmp_path / "state"), "workers": workers}
+        config, port, admin = write_config(tmp_path / "other", scanner.url, next_hop.url, **state)
+        second = start(config, port, admin)
+        try:
+            assert second.has_logged(f"is in use by another daemon (process {first.process.pid}); stop that daemon")
+            assert second.send().startswith("250 ") and first.send().startswith("250 ")
+            for daemon in (first, second):
+                daemon.signal()
+                assert daemon.wait() == 0
+        finally:
+            second.end()
+        assert "in use by another" not in first.log
+        third = start(config, port, admin)
+        third.end()
+        assert "in use by another" not in third.log
