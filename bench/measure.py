@@ -235,8 +235,8 @@ def alternate(works: dict[Peer, Work], rounds: int) -> dict[str, Run]:
         for peer, work in works.items():
             try:
                 places[peer] = stack.enter_context(running(peer, work.scanner_ms, work.cores))
-            except RuntimeError as exc:
-                print(f"{peer.name} does not start: {exc}", file=sys.stderr)
+            except (OSError, RuntimeError) as exc:
+                print(f"{peer.name} did not start: {exc}", file=sys.stderr)
         for peer, (ports, _) in places.items():
             _warm_up(peer, ports, works[peer])
         parts: dict[Peer, list[Run]] = {peer: [] for peer in places}

@@ -1,7 +1,7 @@
 """How the answers of other engines are combined with ours in `make evaluate`, and a comparison of weights for them.
 
 `python -m tools.evaluate CORPUS --tune` prints the comparison: for each pair of weights, how much phishing our service
-with both engines catches. The defaults of `analyzers.rspamd.reject_score` and `analyzers.spamassassin.spam_score` were
+with both engines catches. The defaults of `analyzers.rspamd.spam_score` and `analyzers.spamassassin.spam_score` were
 chosen with it.
 """
 

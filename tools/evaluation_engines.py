@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 class Rspamd:
     name = "rspamd"
     spam_score = 6.0  # `add header`, in its default configuration
-    worth = engine_settings.Rspamd(url="http://127.0.0.1").reject_score
+    worth = engine_settings.Rspamd(url="http://127.0.0.1").spam_score
     at_once = 16  # it mostly waits for answers from DNS, which never come
 
     def __init__(self, port: int) -> None:

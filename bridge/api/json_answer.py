@@ -1,7 +1,7 @@
 """JSON from a scanner. Pydantic's parser is three times as fast as `json`, and limits nesting.
 
-A key may occur twice in an object, and programs disagree about which of the two counts. If the decision did, one of
-them might deliver what the scanner wanted stopped, so such an answer is none.
+A key may occur twice in an object, and programs disagree about which of the two counts. Two programs could then act on
+different decisions, so an answer with a duplicate decision is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def read_json(body: bytes | str) -> Any:
 
 
 def read_decision(body: bytes, key: str) -> Any:
-    """The same, but not if `key` occurs twice in an object. Raises ValueError, RecursionError."""
-    if body.count(b'"%b"' % key.encode("ascii")) != 1 or b"\\u00" in body:  # rare: elsewhere, too, or with escapes
+    """Like `read_json`, but refuses an object that has `key` twice. Raises ValueError, RecursionError."""
+    if body.count(b'"%b"' % key.encode("ascii")) != 1 or b"\\u00" in body:  # rare: it is elsewhere, too, or escaped
         json.loads(body, object_pairs_hook=lambda pairs: _check(pairs, key))
     return from_json(body)
 
 
 def read_unique(body: bytes) -> Any:
-    """The same if no key occurs twice in any object. Raises ValueError, RecursionError."""
+    """The same for every key of every object. Raises ValueError, RecursionError."""
     return json.loads(body, object_pairs_hook=_unique)
 
 

@@ -59,7 +59,7 @@ def admin_address(path: Path | None) -> Endpoint:
 
 
 def no_daemon(address: Endpoint) -> str:
-    """What to say if nobody answers at the admin address."""
+    """The message if no daemon answers at the admin address."""
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
         "or name the configuration of the running one with -c"

@@ -26,7 +26,7 @@ def with_lines(message: str, path: Path | None) -> str:
         text = yaml_file.read_text(path)
         data, _ = yaml_file.read(path, text, RENAMED)
         written = yaml_file.lines(path, text, RENAMED)
-    except ConfigError:  # the message is about just that
+    except ConfigError:  # the message already reports this error
         return message
     return "\n".join(_located(line, path, data, written) for line in message.split("\n"))
 
@@ -34,7 +34,9 @@ def with_lines(message: str, path: Path | None) -> str:
 def _located(line: str, path: Path, data: Any, written: dict[Path_, int]) -> str:
     match = _KEY.match(line)
     where: Path_ = tuple(int(key) if key.isdecimal() else key for key in match[1].split(".")) if match else ()
-    if where[:1] == ("listeners",) and len(where) > 1 and isinstance(data, dict):  # in the file, it has a number
+    if (
+        where[:1] == ("listeners",) and len(where) > 1 and isinstance(data, dict)
+    ):  # messages use the name of a listener, the file its position
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in data.get("listeners", ())]
         where = ("listeners", names.index(where[1]) if where[1] in names else where[1], *where[2:])
     while where and where not in written:

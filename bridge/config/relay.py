@@ -74,7 +74,10 @@ class Relay(NextHops, Section):
     ca_file: str | None = Field(None, description=CA_FILE)
     connect_timeout: Duration = Field(10.0, gt=0, description="Maximum time to connect and to receive the greeting.")
     timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
-    max_idle: Duration = Field(20.0, description="How long an idle connection is kept for the next mail.")
+    max_idle: Duration = Field(
+        20.0,
+        description="How long an idle connection is kept for the next mail. After five minutes, it is closed.",
+    )
     probe_interval: Duration = Field(
         60.0,
         description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "

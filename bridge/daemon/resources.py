@@ -6,7 +6,6 @@ that cannot be used raises a ConfigError with the key, the file and the next ste
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -100,8 +99,10 @@ def make_secret(path: Path, key: str) -> None:
     except FileExistsError:  # another process was faster
         return
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        step = "free some space, then start again" if full else "choose a place that scanbridge can write to"
+        is_full = exc.errno in durable_files.FULL
+        step = (
+            "free some space, then start scanbridge again" if is_full else "choose a place that scanbridge can write to"
+        )
         raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; {step}") from exc
 
 

@@ -18,10 +18,12 @@ from bridge.mail.transaction import Transaction
 from bridge.quarantine.release_token import ReleaseTokens, Token
 from bridge.quarantine.used_tokens import UsedTokens, UsedTokensFailed
 from bridge.runtime import durable_files
+from bridge.runtime.threads import MOST, Threads
 
 log = logging.getLogger(__name__)
 
-_GIVE_BACK_S = 5.0  # longest wait of a reply until a token is given back
+_GIVE_BACK_S = 5.0  # how long a reply may wait until a token is given back
+_threads = Threads("release-tokens", MOST)
 
 
 class ReleasedMail:
@@ -42,7 +44,9 @@ class ReleasedMail:
             return None
         taken: list[Token] = []
         try:
-            is_accepted = await durable_files.in_thread(lambda stop: self._take(token, tx, stop, taken), tx.deadline)
+            is_accepted = await durable_files.in_thread(
+                lambda stop: self._take(token, tx, stop, taken), tx.deadline, _threads
+            )
         except asyncio.CancelledError:  # the client disconnected, and will send the mail again
             if taken:
                 await self.settle(token, tx, None)
@@ -66,7 +70,9 @@ class ReleasedMail:
         if not codes:
             return
         try:
-            await durable_files.in_thread(lambda stop: self._used.give_back(codes), monotonic() + _GIVE_BACK_S)
+            await durable_files.in_thread(
+                lambda stop: self._used.give_back(codes), monotonic() + _GIVE_BACK_S, _threads
+            )
         except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
             why = str(exc) or "no answer in time"
             log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, why)

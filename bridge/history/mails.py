@@ -41,10 +41,16 @@ def is_open(entry: MailEntry) -> bool:
     return entry.kind.action in (Action.TEMPFAIL.value, CANCELLED)
 
 
-def share_recipients(one: MailEntry, other: MailEntry) -> bool:
+Recipients = frozenset[str]
+
+
+def recipients_of(entry: MailEntry) -> Recipients:
+    return frozenset(map(comparable_address, entry.recipients))
+
+
+def share_recipients(one: Recipients, other: Recipients) -> bool:
     """Whether both may be attempts with one mail. A mail that was deferred before RCPT has no recipients yet."""
-    mine, theirs = (set(map(comparable_address, entry.recipients)) for entry in (one, other))
-    return not mine or not theirs or not mine.isdisjoint(theirs)
+    return not one or not other or not one.isdisjoint(other)
 
 
 def identity(entry: MailEntry) -> tuple[object, ...]:
@@ -110,11 +116,13 @@ def _is_related(entry: MailEntry, other: MailEntry) -> bool:
 
 def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
     groups: list[list[MailEntry]] = []
+    recipients = {identity(entry): recipients_of(entry) for entry in ordered}
     for entry in ordered:
+        own = recipients[identity(entry)]
         for group in groups:
             is_same = bool(entry.row.attempt) and entry.row.attempt in [other.row.attempt for other in group]
             is_next = is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S
-            if (is_same or is_next) and any(share_recipients(entry, other) for other in group):
+            if (is_same or is_next) and any(share_recipients(own, recipients[identity(other)]) for other in group):
                 group.append(entry)
                 break
         else:

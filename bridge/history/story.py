@@ -410,7 +410,7 @@ def _accepted(row: Row, around: Surroundings, recipients: list[str]) -> str:
     queue = f", queue id {row.next_id}" if row.next_id else ""
     named = ", ".join(map(_person, recipients[:_MANY]))
     more = f" and {len(recipients) - _MANY} more" if len(recipients) > _MANY else ""
-    return f"{_capital(around.next_hop or 'the next hop')} has it for {named}{more}{queue}."
+    return f"{_capital(around.next_hop or 'the next hop')} accepted it for {named}{more}{queue}."
 
 
 def _refused(entry: MailEntry, around: Surroundings) -> str:

@@ -73,8 +73,8 @@ class Spool:
         return self._account.in_use
 
     @property
-    def is_pressed(self) -> bool:
-        """Whether more than half of the room is taken."""
+    def is_half_full(self) -> bool:
+        """Whether more than half of the limit is in use."""
         return 2 * self.in_use > self.limit
 
     def take(self, count: int) -> None:

@@ -33,6 +33,7 @@ from bridge.quarantine.store import Content, HeldLock, MailLocked, MailNotFound,
 from bridge.quarantine.usage import Quota, Usage
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
+from bridge.runtime.threads import MOST, Threads
 from bridge.runtime.turns import Turns
 
 __all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Query"]
@@ -40,7 +41,8 @@ __all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Qu
 log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
-_INDEX_S = 5.0  # longest wait of a reply for the index, whatever the database does
+_INDEX_S = 5.0  # how long a reply may wait for the index, whatever the database does
+_index_threads = Threads("quarantine-index", MOST)
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
 _AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
@@ -110,7 +112,7 @@ class Quarantine:
         """The mail is stored, so nothing that happens here may keep the client from its 250."""
         try:
             limit = time.monotonic() + _INDEX_S
-            await durable_files.in_thread(lambda stop: self._update_index(stored.id, stored), limit)
+            await durable_files.in_thread(lambda stop: self._update_index(stored.id, stored), limit, _index_threads)
         except durable_files.Stopped:
             self._on_index_error(IndexFailed("state database: no answer in time"))
         except Exception as exc:

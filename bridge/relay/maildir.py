@@ -24,9 +24,11 @@ from bridge.relay.answers import Delivered
 from bridge.relay.commands import BAD_ADDRESS
 from bridge.relay.replies import LATE
 from bridge.runtime import durable_files
+from bridge.runtime.threads import MOST, Threads
 
 FULL = Reply(452, "4.3.1", "No space to deliver the mail, try again later")
 FAILED = Reply(451, "4.3.0", "The mail could not be delivered, try again later")
+_threads = Threads("maildir", MOST)
 
 
 class Maildir:
@@ -39,7 +41,7 @@ class Maildir:
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         top = _trace_fields(tx.envelope) + head
         try:
-            await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline)
+            await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline, _threads)
         except durable_files.Stopped as exc:
             raise NextHopError(LATE, "maildir: deadline passed") from exc
         except OSError as exc:
@@ -50,7 +52,7 @@ class Maildir:
     async def probe(self) -> tuple[str, ...]:
         """Check that mail can be written. Raises NextHopError."""
         try:
-            await durable_files.in_thread(self._probe, math.inf)
+            await durable_files.in_thread(self._probe, math.inf, _threads)
         except OSError as exc:
             raise NextHopError(FULL if exc.errno in durable_files.FULL else FAILED, f"maildir: {exc}") from exc
         return ("MAILDIR",)

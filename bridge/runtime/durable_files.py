@@ -3,10 +3,9 @@
 A 250 may depend on such a file, so every step is checked: write, fsync, rename, fsync the directory. If a step
 fails, nothing is left behind.
 
-A thread cannot be cancelled, and a disk or a database may not answer for minutes. The client must get its answer all
-the same, so `in_thread` gives up such work: what it does from then on does not count, and it removes what it has made.
-It must: the message that it reads is closed by then, and half a mail would be stored, or a mail whose client was told
-451. That is why work that leaves something behind ends with `Stop.confirm`.
+A thread cannot be cancelled, and a disk or a database may hang for minutes. The client must still be answered, so
+`in_thread` stops waiting soon after the deadline. By then the message is closed and the client was told 451, so the
+work must undo what it did: as its last step, it calls `Stop.confirm`, which raises if the caller has given up.
 
 The threads are our own (`threads`): a disk that hangs must not stop what others do in the event loop's threads.
 """
@@ -92,11 +91,14 @@ class _Job(Stop, Generic[T]):
         return is_set
 
 
-async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
-    """Run `work`. Raises Stopped past the deadline, OSError without a thread."""
+async def in_thread(work: Callable[[Stop], T], deadline: float, threads: Threads | None = None) -> T:
+    """Run `work`. Raises Stopped past the deadline, OSError without a thread.
+
+    `threads`: of its own for work whose disk or database may hang while others go on.
+    """
     job = _Job(work, deadline)
     try:
-        running = _threads.run(job.run)
+        running = (threads or _threads).run(job.run)
     except RuntimeError as exc:
         await _abandon(job)
         raise OSError(errno.EAGAIN, f"no thread available: {exc}") from exc

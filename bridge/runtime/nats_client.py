@@ -12,7 +12,7 @@ The library waits with `asyncio.wait_for`. Python 3.11: if the answer arrives at
 NATS' confirmation of the job held its client up for eight seconds. Here such a task is cancelled.
 
 If the library's `close` fails or is cancelled, or has begun because the connection was lost, the tasks of the
-subscriptions and the socket stay. Here they end with `close`.
+subscriptions and the socket stay. This `close` always ends them.
 """
 
 from __future__ import annotations

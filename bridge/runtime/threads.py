@@ -1,8 +1,8 @@
 """Threads for work that may never end: a disk that hangs, a name server that does not answer.
 
 The standard library waits for its threads when the process ends, so one such call would keep a stopped daemon from
-ending. These threads do not: whoever needs the result of a job awaits it, and what nobody awaits is given up with the
-process. Each kind of work has its own few threads, so that one that hangs does not stop another.
+ending. These are daemon threads: callers await the results that they need, and unfinished work is dropped at exit. Each
+kind of work has its own few threads, so that a disk that hangs does not delay name lookups.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _Item = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Threads:
-    """At most so many threads, started when they are needed."""
+    """Up to `most` daemon threads, started on demand."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
+        self._submitting = threading.Lock()  # event loops of several threads share these
         self._begin()
 
     def _begin(self) -> None:
@@ -42,15 +43,17 @@ class Threads:
         return asyncio.wrap_future(self.submit(work))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue the work. Called by the event loop. Raises RuntimeError without a thread; the work stays queued."""
-        if self._process != os.getpid():  # threads do not survive a fork
+        """Queue the work. Raises RuntimeError without a thread; the work remains queued."""
+        if self._process != os.getpid():  # threads do not survive a fork, and another one may have held the lock
+            self._submitting = threading.Lock()
             self._begin()
         result: Future[T] = Future()
-        self._queue.put((work, result))
-        if not self._idle.acquire(blocking=False) and self._count < self._most:
-            thread = threading.Thread(target=self._work, args=(self._queue, self._idle), name=self._name, daemon=True)
-            thread.start()
-            self._count += 1
+        with self._submitting:
+            self._queue.put((work, result))
+            if not self._idle.acquire(blocking=False) and self._count < self._most:
+                about = (self._queue, self._idle)
+                threading.Thread(target=self._work, args=about, name=self._name, daemon=True).start()
+                self._count += 1
         return result
 
     @staticmethod
@@ -64,7 +67,7 @@ class Threads:
 
 
 class Executor(ThreadPoolExecutor):
-    """The same threads for code that needs an executor."""
+    """Daemon threads as an executor. `set_default_executor` accepts only a ThreadPoolExecutor."""
 
     def __init__(self, name: str, most: int = MOST) -> None:
         super().__init__(most, name)
@@ -74,7 +77,7 @@ class Executor(ThreadPoolExecutor):
         return self._daemons.submit(partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for nothing: what somebody needs was awaited before."""
+        """Does not wait: callers have already awaited what they need."""
 
 
 def use_own_threads() -> None:

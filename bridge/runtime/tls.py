@@ -26,22 +26,21 @@ def server_context() -> ssl.SSLContext:
 
 def chain_problem(exc: Exception, cert: Path, key: Path) -> str:
     """Why a certificate and its key cannot be loaded, and what to do: OpenSSL names neither file."""
+    found: dict[Path, bytes] = {}
     for path in (cert, key):
         try:
-            path.open("rb").close()
+            with path.open("rb") as file:
+                found[path] = file.read(_PEM_BYTES)
         except OSError as unreadable:
             return f"{path}: {unreadable.strerror}"
     if getattr(exc, "reason", None) == "KEY_VALUES_MISMATCH":
-        return "the key does not belong to the certificate; name the key with which the certificate was requested"
-    if _has(key, b"CERTIFICATE") and _has(cert, b"PRIVATE KEY") and not _has(cert, b"CERTIFICATE"):
+        return "the key does not belong to the certificate; use the key that the certificate was issued for"
+    if b"CERTIFICATE" in found[key] and b"PRIVATE KEY" in found[cert] and b"CERTIFICATE" not in found[cert]:
         return "they are swapped: the first contains the key, the second the certificate; exchange the two names"
-    if _has(key, b"ENCRYPTED"):
+    if b"ENCRYPTED" in found[key]:
         return f"the key is encrypted; remove its password: openssl pkey -in {key} -out NEW_FILE"
     for path, kind in ((cert, "CERTIFICATE"), (key, "PRIVATE KEY")):
-        if not _has(path, kind.encode()):
+        if kind.encode() not in found[path]:
             return f"{path} has no line with BEGIN {kind}, so it is not PEM; convert it with openssl, or name another"
-    return f"OpenSSL cannot read them ({getattr(exc, 'reason', None) or 'no reason given'}); copy them again"
-
-
-def _has(path: Path, label: bytes) -> bool:
-    return label in path.read_bytes()[:_PEM_BYTES]
+    why = getattr(exc, "reason", None) or "no reason given"
+    return f"OpenSSL cannot read them ({why}); check both files, or replace them"

@@ -63,11 +63,12 @@ class ClamAv(AnalyzerSection):
 class Rspamd(AnalyzerSection):
     url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:rspamd`.")
-    reject_score: float = Field(
+    spam_score: float = Field(
         2.0,
         ge=0,
         le=1000,
-        description="Our score for spam just below rspamd's threshold for `reject`; proportionally less further below.",
+        description="Our score for mail that rspamd calls spam, just below its threshold for `reject`; proportionally "
+        "less below that.",
     )
 
     @field_validator("url")

@@ -1,8 +1,8 @@
 """Endpoints for operators: /livez, /readyz and /metrics.
 
 /livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
-served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to
-clients on this machine that use one of its names; other clients need a token with the permission `metrics`.
+served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to clients that
+connect over loopback or a Unix socket and use a known host name; others need a token with the permission `metrics`.
 """
 
 from __future__ import annotations

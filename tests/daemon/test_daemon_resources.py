@@ -98,5 +98,5 @@ def test_a_full_disk_leaves_no_empty_secret(tmp_path: Path) -> None:
     )
     path = tmp_path / "release-key"
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60)
-    assert "ConfigError: key: " in done.stderr and "cannot be created: File too large" in done.stderr
+    assert "ConfigError: key: " in done.stderr and "cannot be created: File too large; free some space" in done.stderr
     assert not path.exists()

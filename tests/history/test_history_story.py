@@ -356,5 +356,5 @@ def test_a_recipient_who_has_the_mail_was_told_that_it_was_returned(more: dict[s
     kind, row = mail(1, action="reject", error="next_hop", recipients="b@example.org\nc@example.org")
     told = tell(Mail((MailEntry(row, kind, more),)), Surroundings(next_hop="smtp://hop"), None)
     assert told.fate.endswith("was refused for some recipients, and delivered to others")
-    assert told.now.startswith("smtp://hop has it for <b@example.org>, queue id NEXT. For the others: not here: ")
+    assert told.now.startswith("smtp://hop accepted it for <b@example.org>, queue id NEXT. For the others: not here: ")
     assert "smtp://hop did not accept it for all recipients" in text(told)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from bridge.mail.next_hop import NextHopError
+from bridge.relay import maildir as relay_maildir
 from bridge.relay.maildir import Maildir
 from bridge.runtime import durable_files
 from bridge.runtime.threads import Threads
@@ -45,7 +46,8 @@ def threadless(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.MonkeyPatch.context() as lasting:
-        lasting.setattr(durable_files, "_threads", Threads("files", 1))
+        for module in (durable_files, relay_maildir):
+            lasting.setattr(module, "_threads", Threads("files", 1))
         yield monkeypatch
 
 

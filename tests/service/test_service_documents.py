@@ -17,6 +17,7 @@ import pytest
 
 from bridge.errors import ConfigError
 from bridge.service.analysis.content.formats import DEFAULT_FORMATS, LIBARCHIVE, QR_CODES, formats_of
+from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.content.vba import sources
 from bridge.service.analysis.inspection import inspect
@@ -205,6 +206,16 @@ def test_thousands_of_pictures_in_a_pdf_are_not_all_read() -> None:
     stream = b"<</Subtype/Image/Width 1000/Height 1000/BitsPerComponent 8/Filter/FlateDecode>>stream\n%b\nendstream"
     found = tags(pdf(*[stream % zlib.compress(bytes(1_000_000))] * 50), "a.pdf")
     assert found == {"picture:not-read"}
+
+
+def test_pictures_in_a_pdf_that_contain_each_other_were_copied_without_end() -> None:
+    """Gigabytes from a document of 300 KB: each began inside the one before it, and all had the same end."""
+    start = b"<</Subtype/Image/Filter/FlateDecode/Width 42/Height 42/BitsPerComponent 8/Predictor 15>>stream\n"
+    budget = Budget()
+    found = list(pdf_members(pdf(start * 3000 + b"x\nendstream"), budget, reads_pictures=True))
+    assert any("picture:not-read" in member.tags for member in found)
+    assert sum(len(member.content or b"") for member in found) < 60_000_000
+    assert Budget().picture_bytes - budget.picture_bytes < 60_000_000
 
 
 def test_a_huge_picture_is_not_decoded() -> None:

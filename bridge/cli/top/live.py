@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.live import Live
 
+from bridge.cli.common import no_daemon
 from bridge.cli.terminal import console, say_json
 from bridge.cli.top.picture import Picture
 from bridge.observe.sample import Sample, between, take
@@ -68,7 +69,7 @@ class Monitor:
             return {
                 **when,
                 "up": False,
-                "problem": f"no daemon answers at {self._address} (admin.address); start it with `scanbridge run`",
+                "problem": no_daemon(self._address),
             }
         return {**when, **between(before or now, now)}
 

@@ -17,7 +17,7 @@ from typing import Any
 from bridge.daemon.http_api.failures import ApiError
 from bridge.errors import StoreError
 from bridge.history.entry import MailEntry
-from bridge.history.mails import share_recipients
+from bridge.history.mails import recipients_of, share_recipients
 from bridge.history.query import By, HistoryQuery
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.quarantine import record
@@ -92,10 +92,12 @@ def _other_attempts(store: HistoryStore, mails: Sequence[MailEntry], tenants: Te
         entry for key in keys for entry in store.find(HistoryQuery(attempt=key, tenants=tenants, limit=_MAX_ATTEMPTS))
     ]
     own = {(entry.row.at, entry.row.id) for entry in mails}
+    recipients = [recipients_of(mail) for mail in mails]
     others = [
         entry
         for entry in found
-        if (entry.row.at, entry.row.id) not in own and any(share_recipients(entry, mail) for mail in mails)
+        for theirs in [recipients_of(entry)]
+        if (entry.row.at, entry.row.id) not in own and any(share_recipients(theirs, each) for each in recipients)
     ]
     return sorted(others, key=lambda entry: entry.row.at)
 

@@ -444,8 +444,8 @@ class SmtpConnection(StockSurface):
             return None
         limit = "command_timeout"
         if self._content is not None:
-            is_pressed = self._context.spool.is_pressed
-            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_pressed)
+            is_half_full = self._context.spool.is_half_full
+            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_half_full)
             if not limit:
                 return self._begin_phase()
         self._context.rules.on_limit(limit)

@@ -15,9 +15,10 @@ from bridge.intake.smtp.rules import SessionLimits
 from bridge.mail.line_ends import LineEnds
 from bridge.mail.message import Message
 
-# A few clients that have sent nearly all of a large mail could otherwise keep all others out for hours.
-_LARGE = 1024 * 1024  # bytes; while there is little room, whoever occupies more than this
-_PRESSED_RATE = 4096  # must send this many per second: half of what a 64 kbit/s line does
+# While the spool is more than half full, a client with a large mail must keep sending: a few that had sent nearly all
+# of theirs could otherwise keep all others out for hours.
+_LARGE_MAIL = 1024 * 1024  # bytes
+_MIN_RATE_HALF_FULL = 4096  # bytes per second: half of a 64 kbit/s line
 _END = b"\r\n.\r\n"
 _DOT = b"\r\n."  # the end, or a stuffed dot
 _ANY_DOT = b"."[0]  # as a number: Python 3.11's `bytes in bytes` first raises and drops an exception
@@ -73,15 +74,15 @@ class DataReader:
         self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0, is_last=False)
         return None
 
-    def exceeded_limit(self, limits: SessionLimits, now: float, waited_s: float, is_pressed: bool = False) -> str:
+    def exceeded_limit(self, limits: SessionLimits, now: float, waited_s: float, is_half_full: bool = False) -> str:
         """The limit that the client exceeds: too long in total, silent for too long, or too slow. "": none.
 
-        `waited_s` have passed since it was last asked. `is_pressed`: there is little room left for mail.
+        `waited_s` have passed since it was last asked. `is_half_full`: of the room for mail, more than half is taken.
         """
         if now - self.began >= limits.mail_timeout_s:
             return "mail_timeout"
         received, self.received = self.received, 0
-        if is_pressed and self._kept > _LARGE and received < _PRESSED_RATE * waited_s:
+        if is_half_full and self._kept > _LARGE_MAIL and received < _MIN_RATE_HALF_FULL * waited_s:
             return "min_data_rate"
         if not received:
             self.silent_s += waited_s

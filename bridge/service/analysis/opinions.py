@@ -1,9 +1,9 @@
 """What other spam filters count for: a few points, by their own thresholds.
 
 Most of what they find in a phishing mail, our own signals find as well, and they also call some legitimate mail spam.
-Measured beside our own points, their word is worth 1 or 2 points (docs/evidence/detection.md): enough to quarantine a
-mail that we suspect ourselves, and not enough to quarantine any other. The settings `reject_score` and `spam_score` say
-how much it is. Only a filter that is far above its own threshold decides alone.
+In measurements, their verdict added as much evidence as 1 or 2 of our points (docs/evidence/detection.md): enough to
+quarantine a mail that we suspect ourselves, and not enough to quarantine any other. Each filter's setting `spam_score`
+says how much it is. Only a filter that is far above its own threshold decides on its own.
 
 Their scores are not added to each other. They look at the same things, and most legitimate newsletters have some points
 from each: added, two filters that both call a mail legitimate would quarantine it. Nor are a few points of a filter
@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterable
 
 REJECTED = 15.0  # our score of a mail that rspamd just rejects: the default table bounces it
-FAR = 4.0  # times the threshold: then SpamAssassin's word suffices ...
-SUFFICIENT = 10.0  # ... for the default table to quarantine the mail, even if rspamd has something in its favour
+FAR = 4.0  # SpamAssassin's score, in multiples of its threshold, that quarantines a mail by itself
+SUFFICIENT = 10.0  # quarantined by the default table, even after rspamd deducts points
 UNSURE = 0.0  # at most, from a filter that does not call the mail spam
 
 

@@ -1,7 +1,7 @@
 """rspamd over HTTP (`/checkv2`): its action becomes a tag, and its score counts by its own thresholds.
 
 A mail that rspamd just rejects (`required_score`) gets 15 points, and none gets more. One that it calls spam without
-rejecting it gets its share of `reject_score`, and one that it does not call spam gets none.
+rejecting it gets its share of `spam_score`, and one that it does not call spam gets none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RspamdAnalyzer:
         if mail.size > self._settings.max_size:
             raise LimitReached("size")
         answer = await answer_to(self._client, self._url, _headers(mail), _body(mail), MAX_ANSWER)
-        return read_answer(answer, self._settings.reject_score)
+        return read_answer(answer, self._settings.spam_score)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -64,12 +64,12 @@ async def _body(mail: Mail) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def read_answer(body: bytes, reject_score: float) -> Findings:
+def read_answer(body: bytes, spam_score: float) -> Findings:
     """Raises RspamdError if the answer has no action."""
     try:
         answer = json.loads(body)
         action, score = answer["action"], float(answer.get("score", 0.0))
-        worth = REJECTED if action == "reject" else reject_score
+        worth = REJECTED if action == "reject" else spam_score
         points = opinion_of(score, float(answer.get("required_score") or 0.0), worth)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RspamdError("malformed answer") from None

@@ -119,7 +119,7 @@ class ListFollower:
         self._keys.refresh()
         now = self._lists.now()
         changes = self._lists.changes(self._seen, now) if now > self._seen else []
-        is_older = now < self._seen  # a copy of the database was restored: its numbers are given again
+        is_older = now < self._seen  # a copy of the database was restored: its numbers are reused
         self._seen, self._seen_at = now, -math.inf if is_older else time.monotonic()
         if self._seen_at - self._expired_at > EXPIRE_INTERVAL_S:
             self._expired_at = self._seen_at

@@ -97,7 +97,7 @@ class _Document:
             self._streams.append(stream)
         text = outside(content, self._streams)
         self._decoder = Decoder(content, text, budget)
-        self._pictures = Pictures(content, text) if reads_pictures else None
+        self._pictures = Pictures(content, text, budget) if reads_pictures else None
         self._texts = [text]
         self.is_read = True
         self._files = [stream for stream in self._streams if not self._read_objects(stream)]

@@ -36,9 +36,10 @@ _WITH_PALETTE = 3
 class Pictures:
     """Those of one document."""
 
-    def __init__(self, content: bytes, text: bytes) -> None:
-        """`text`: from `pdf_streams.outside`."""
+    def __init__(self, content: bytes, text: bytes, mail: Budget) -> None:
+        """`text`: from `pdf_streams.outside`; `mail`: what all documents of the mail share."""
         self._content = content
+        self._mail = mail
         self._budget = Budget(bytes=_MAX_BYTES, work=_MAX_WORK, pixels=MAX_PIXELS)
         self._decoder = Decoder(content, text, self._budget)
 
@@ -62,15 +63,20 @@ class Pictures:
         self._budget.pixels -= width * height
         if self._budget.pixels < 0:
             raise TooMuch("pixels")
+        self._take(stream.end - stream.start)  # streams may contain each other
         components, packed = numbers.get(b"Colors", 1), self._content[stream.start : stream.end]
         if numbers.get(b"Predictor", 1) < _PNG_FILTERS:
             components, packed = self._in_rows(packed, width, height, bits)
         return _png(width, height, bits, components, packed, _palette(about, bits))
 
+    def _take(self, count: int) -> None:
+        self._budget.take(count)
+        self._mail.take_picture(count)
+
     def _in_rows(self, packed: bytes, width: int, height: int, bits: int) -> tuple[int, bytes]:
         """The number of components, and the rows as PNG has them: each begins with the number of its filter."""
         largest = -(-width * bits * max(_KINDS) // 8) * height
-        self._budget.take(min(largest, 1032 * len(packed)))  # the most that zlib expands data
+        self._take(min(largest, 1032 * len(packed)))  # the most that zlib expands data
         try:
             data = zlib.decompressobj().decompress(packed, largest)
         except zlib.error:

@@ -22,6 +22,7 @@ class Budget:
     depth: int = 4
     work: int = 256 * 1024 * 1024
     pixels: int = 60_000_000  # of pictures in which codes are searched for
+    picture_bytes: int = 128 * 1024 * 1024  # of pictures in documents, compressed and inflated
 
     def take_member(self) -> None:
         self.members -= 1
@@ -32,6 +33,11 @@ class Budget:
         self.bytes -= count
         if self.bytes < 0:
             raise TooMuch("archive-size")
+
+    def take_picture(self, count: int) -> None:
+        self.picture_bytes -= count
+        if self.picture_bytes < 0:
+            raise TooMuch("pictures")
 
     def take_work(self, count: int) -> None:
         self.work -= count
