@@ -228,6 +228,17 @@ def run_alone(peer: Peer, work: Work) -> Run:
         return _part(peer, ports, pid, work)
 
 
+def alone(peers: list[Peer], work: Work) -> dict[str, Run]:
+    """Each of them once, as far as they start."""
+    found: dict[str, Run] = {}
+    for peer in peers:
+        try:
+            found[peer.name] = run_alone(peer, work)
+        except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
+            print(f"{peer.name} failed: {exc}", file=sys.stderr)
+    return found
+
+
 def alternate(works: dict[Peer, Work], rounds: int) -> dict[str, Run]:
     """All peers at once, loaded in turn with the mails of one round: what slows the machine down slows all of them."""
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from statistics import median
 
 import behind_postfix
 import growth
-from measure import Latency, Run, Work, alternate, latency, load, run_alone, running
+from measure import Latency, Run, Work, alone, alternate, latency, load, running
 from peers import HERE, MISSING, PEERS, Peer, build, ours
 
 KiB, MiB = 1024, 1024 * 1024
@@ -85,7 +85,7 @@ def measure_all(names: set[str], rounds: int) -> Results:
             if work.warm:
                 found[key] = alternate({peer: _part_of(work, peer.name) for peer in present}, rounds)
             else:
-                found[key] = {peer.name: run_alone(peer, work) for peer in present}
+                found[key] = alone(present, work)
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
             print(f"  failed: {exc}", file=sys.stderr)
     return found
