@@ -20,26 +20,27 @@ def read_json(body: bytes | str) -> Any:
 def read_decision(body: bytes, key: str) -> Any:
     """Like `read_json`, but refuses an object that has `key` twice. Raises ValueError, RecursionError."""
     if body.count(b'"%b"' % key.encode("ascii")) != 1 or b"\\u00" in body:  # rare: it is elsewhere, too, or escaped
-        json.loads(body, object_pairs_hook=lambda pairs: _check(pairs, key))
+        json.loads(body, object_pairs_hook=lambda pairs: _refuse_twice(pairs, key))
     return from_json(body)
 
 
 def read_unique(body: bytes) -> Any:
     """The same for every key of every object. Raises ValueError, RecursionError."""
-    return json.loads(body, object_pairs_hook=_unique)
+    return json.loads(body, object_pairs_hook=unique_keys)
 
 
-def _check(pairs: list[tuple[str, Any]], key: str) -> None:
+def _refuse_twice(pairs: list[tuple[str, Any]], key: str) -> None:
     if sum(name == key for name, _ in pairs) > 1:
-        raise TwoDecisions(f"{key} occurs twice")
+        raise DuplicateKey(f"{key} occurs twice")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook`. Raises DuplicateKey."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise TwoDecisions("a key occurs twice")
+        raise DuplicateKey("a key occurs twice")
     return found
 
 
-class TwoDecisions(ValueError):
-    """A key occurs twice."""
+class DuplicateKey(ValueError):
+    """Programs disagree about which of the two values counts."""

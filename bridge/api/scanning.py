@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
 from bridge.api.changes import Changes
-from bridge.api.json_answer import TwoDecisions, read_decision, read_unique
+from bridge.api.json_answer import DuplicateKey, read_decision, read_unique
 from bridge.runtime.value import value
 from bridge.runtime.visible_text import visible
 
@@ -191,7 +191,7 @@ def _decoded(body: bytes) -> Any:
     """`json` also accepts encodings other than UTF-8."""
     try:
         return read_decision(body, "decision")
-    except TwoDecisions:
+    except DuplicateKey:
         raise
     except ValueError:
         return read_unique(body)

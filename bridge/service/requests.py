@@ -15,6 +15,8 @@ from uuid import UUID
 from python_multipart.multipart import parse_options_header
 from starlette.types import Scope
 
+from bridge.api.json_answer import unique_keys
+
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -50,18 +52,11 @@ def decode_json(raw: bytes) -> Any:
     return _JSON.decode(raw.decode("utf-8-sig"))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
 def _no_constant(_name: str) -> None:
     raise ValueError("NaN and Infinity are not JSON")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_JSON = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant)
 
 
 def waits_for_continue(scope: Scope) -> bool:

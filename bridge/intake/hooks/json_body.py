@@ -16,6 +16,8 @@ from binascii import a2b_base64
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
+from bridge.api.json_answer import DuplicateKey, unique_keys
+
 MAX_KEPT = 2 * 1024 * 1024  # what is left: a thousand recipients, or (Stalwart) a whole header section
 _MAX_DEPTH = 32
 _MAX_MARKS = 100_000  # braces, brackets, colons and commas: a bound for the objects that are made of them
@@ -93,8 +95,10 @@ class JsonBody:
         try:
             text = self._kept.decode("utf-8")  # json would guess the encoding
             found = json.loads(
-                text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_no_long_number
+                text, object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_float=_no_long_number
             )
+        except DuplicateKey as exc:
+            raise BadJson(str(exc)) from None
         except BadJson:
             raise
         except (ValueError, RecursionError):
@@ -184,13 +188,6 @@ def _plain(text: bytes) -> bytes:
         return text
     meant: str = json.loads(f'"{text.decode("utf-8", "surrogateescape")}"')
     return meant.encode("utf-8", "surrogateescape")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BadJson("a key occurs twice")
-    return found
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.api.changes import Changes
-from bridge.api.json_answer import TwoDecisions, read_decision
+from bridge.api.json_answer import DuplicateKey, read_decision
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
@@ -169,7 +169,7 @@ def _decoded(body: bytes) -> Any:
     """rspamd repeats bytes of the mail, which need not be UTF-8."""
     try:
         return read_decision(body, "action")
-    except TwoDecisions:
+    except DuplicateKey:
         raise
     except ValueError:
         return read_decision(body.decode("utf-8", "replace").encode(), "action")
