@@ -227,7 +227,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      "run", 78, ["bridge.yml:3: listeners.mx.tls.cert_file: ", "c.pem", "No such file"]),
     ("a key of another certificate", _tls("one.pem", "two.key"), "check", 1,
      ["bridge.yml:3: listeners.mx.tls.cert_file: ", "one.pem", "two.key", "does not belong to the certificate",
-      "name the key"]),
+      "use the key that the certificate was issued for"]),
     ("certificate and key swapped", _tls("one.key", "one.pem"), "run", 78,
      ["bridge.yml:3: listeners.mx.tls.cert_file: ", "they are swapped", "exchange the two names"]),
     ("a token in the place of a certificate", _tls("token", "one.key"), "check", 1,
