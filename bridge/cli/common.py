@@ -62,7 +62,7 @@ def no_daemon(address: Endpoint) -> str:
     """The message if no daemon answers at the admin address."""
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
-        "or name the configuration of the running one with -c"
+        "or give the configuration of the running daemon with -c"
     )
 
 

@@ -34,9 +34,8 @@ def with_lines(message: str, path: Path | None) -> str:
 def _located(line: str, path: Path, data: Any, written: dict[Path_, int]) -> str:
     match = _KEY.match(line)
     where: Path_ = tuple(int(key) if key.isdecimal() else key for key in match[1].split(".")) if match else ()
-    if (
-        where[:1] == ("listeners",) and len(where) > 1 and isinstance(data, dict)
-    ):  # messages use the name of a listener, the file its position
+    if where[:1] == ("listeners",) and len(where) > 1 and isinstance(data, dict):
+        # Messages use the name of a listener, the file its position.
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in data.get("listeners", ())]
         where = ("listeners", names.index(where[1]) if where[1] in names else where[1], *where[2:])
     while where and where not in written:

@@ -69,8 +69,8 @@ def _refuse_patterns(category: str, text: str) -> None:
 def one_sender(sender: str) -> str:
     """The entry about the sender of a mail, and about nobody else. Raises ValueError.
 
-    Whoever sends the mail chooses this text. If a person types `*@example.org` or `example.org`, a whole domain is
-    meant; in a mail, they are an odd address and one without a domain. In quotes, a `*` is a character of the address.
+    The sender of the mail chooses this text. A person who types `*@example.org` or `example.org` means a whole domain;
+    in a mail, these are an odd address and one without a domain. In quotes, a `*` is a character of the address.
     """
     local, _, host = sender.rpartition("@")
     entry = f'"{local}"@{host}' if "*" in local and local[:1] != '"' else sender

@@ -13,7 +13,6 @@ import asyncio
 import functools
 import logging
 import ssl
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +22,7 @@ from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.name_lookup import NameLookup, first_reached
 from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")
@@ -99,11 +98,8 @@ async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnect
     address = settings.next_hop.address
     if address.path:
         return (await loop.create_unix_connection(NextHopConnection, address.path))[1]
-    *others, last = await names.addresses(address.host or "")
-    for ip in others:
-        with suppress(OSError):  # the last one's error is reported
-            return (await loop.create_connection(NextHopConnection, ip, address.port))[1]
-    return (await loop.create_connection(NextHopConnection, last, address.port))[1]
+    found = await names.addresses(address.host or "")
+    return (await first_reached(found, lambda ip: loop.create_connection(NextHopConnection, ip, address.port)))[1]
 
 
 async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:

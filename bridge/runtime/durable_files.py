@@ -94,7 +94,7 @@ class _Job(Stop, Generic[T]):
 async def in_thread(work: Callable[[Stop], T], deadline: float, threads: Threads | None = None) -> T:
     """Run `work`. Raises Stopped past the deadline, OSError without a thread.
 
-    `threads`: of its own for work whose disk or database may hang while others go on.
+    Work on another disk or database gets its own `threads`, so that it goes on while this one hangs.
     """
     job = _Job(work, deadline)
     try:

@@ -10,12 +10,26 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from bridge.runtime.ip import ip_or_none
 from bridge.runtime.threads import Threads
 
+T = TypeVar("T")
+
 _threads = Threads("names", 32)
+
+
+async def first_reached(addresses: Sequence[str], connect: Callable[[str], Awaitable[T]]) -> T:
+    """Connect to the first address that accepts. Raises the last one's OSError."""
+    *others, last = addresses
+    for address in others:
+        with suppress(OSError):
+            return await connect(address)
+    return await connect(last)
 
 
 class NameLookup:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.name_lookup import NameLookup, first_reached
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
@@ -248,14 +248,7 @@ class Host:
         return await self._reach(last)
 
     async def _reach(self, address: str) -> ScannerConnection:
-        *others, last = await self._names.addresses(address)
-        connection = None
-        for ip in others:
-            with suppress(OSError):
-                connection = await self._connect(ip)
-                break
-        if connection is None:
-            connection = await self._connect(last)
+        connection = await first_reached(await self._names.addresses(address), self._connect)
         self._reached = address  # the next time, this one is tried first
         return connection
 

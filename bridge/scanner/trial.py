@@ -76,22 +76,14 @@ class Trials:
     async def blame(self, doubt: Doubt, deadline: float) -> ScanError:
         """The host's error if it fails on all mail, ScanFailed if the mail may be the cause."""
         attempt, error = doubt.attempt, doubt.error
-        works = await self._has_worked(attempt, deadline)
+        works = True if attempt.host.decided_since > attempt.began else await _result(attempt.host.check, deadline)
         if isinstance(error, Lost | BadGateway):
             # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
             return error if attempt.was_broken and works is not True else ScanFailed(str(error))
+        if works is None and attempt.host.checked_at < attempt.began:  # the test mail for an earlier mail is unanswered
+            self.start(attempt.host, attempt.host.probe_tenant)
+            works = await _result(attempt.host.check, deadline)
         return error if works is False else ScanFailed(str(error))
-
-    async def _has_worked(self, attempt: Attempt, deadline: float) -> bool | None:
-        """Since the mail was sent."""
-        host = attempt.host
-        if host.decided_since > attempt.began:
-            return True
-        works = await _result(host.check, deadline)
-        if works is None and host.checked_at < attempt.began:  # a test mail for an earlier mail, which got no answer
-            self.start(host, host.probe_tenant)
-            works = await _result(host.check, deadline)
-        return works
 
     async def _works(self, host: Host, tenant: str | None, timeout_s: float) -> bool | None:
         """Whether the host decides on the test mail; None if that is not known in time."""

@@ -274,6 +274,23 @@ async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself(
         assert not caught.value.is_slow
 
 
+async def test_a_mail_was_blamed_while_a_test_mail_for_another_one_hung() -> None:
+    """The host refuses all mail, but the test mail that was asked about is one that it never answered."""
+    is_hanging = True
+
+    async def script(call: Call) -> None:
+        await call.until_gone() if is_hanging else call.say(answer(401, b""))
+
+    async with faults(script) as server, scanner_of(server) as scanner:
+        slow = asyncio.create_task(submit(scanner, BAD, deadline_s=2))
+        await eventually(lambda: len(server.probes) == 1, "the test mail for the slow one")
+        is_hanging = False
+        with pytest.raises(ScanRefused):
+            await submit(scanner, deadline_s=20)
+        with pytest.raises(ScanTimeout):
+            await slow
+
+
 async def test_a_host_that_was_silent_before_it_got_the_mail_is_at_fault_itself() -> None:
     """It is frozen: it answers neither status requests nor our own mail."""
     async with faults(Call.until_gone, introduces=False) as server, scanner_of(server) as scanner:

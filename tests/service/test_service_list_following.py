@@ -51,12 +51,11 @@ async def test_an_addition_between_two_statements_of_a_reader_was_skipped(tmp_pa
     """PostgreSQL: if an entry was added and another removed while a process read the changes, it found the removal
     only, went on from its number, and did not match mail against the new entry until it was restarted."""
     url = database.replace("lists.sqlite", f"{tmp_path}/lists.sqlite")
+    done: list[str] = []
     with opened(url) as (_, theirs):
         add(theirs, "old@x.example")
 
         def change(store: Store) -> None:
-            done = []
-
             def between(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
                 if "FROM list_entry" in statement and not done:
                     done.append(statement)
@@ -67,10 +66,11 @@ async def test_an_addition_between_two_statements_of_a_reader_was_skipped(tmp_pa
             add(theirs, "first@x.example")
 
         await follow(url, change, "new@x.example")
+    assert done, "nothing was changed between two statements"
 
 
 async def test_changes_after_an_older_database_was_restored_were_skipped(tmp_path, database):
-    """Numbers that a process had seen before are given again: it skipped every change up to the highest of them."""
+    """Numbers that a process had seen before are reused: it skipped every change up to the highest of them."""
     url = database.replace("lists.sqlite", f"{tmp_path}/lists.sqlite")
     with opened(url) as (other, theirs):
         add(theirs, *(f"{number}@x.example" for number in range(10)))

@@ -15,8 +15,8 @@ from bridge.intake.smtp.rules import SessionLimits
 from bridge.mail.line_ends import LineEnds
 from bridge.mail.message import Message
 
-# While the spool is more than half full, a client with a large mail must keep sending: a few that had sent nearly all
-# of theirs could otherwise keep all others out for hours.
+# While the spool is more than half full, a client with a large mail must keep sending. Otherwise, a few clients that
+# send the rest of a large mail very slowly could block all others for hours.
 _LARGE_MAIL = 1024 * 1024  # bytes
 _MIN_RATE_HALF_FULL = 4096  # bytes per second: half of a 64 kbit/s line
 _END = b"\r\n.\r\n"

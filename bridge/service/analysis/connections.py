@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.name_lookup import NameLookup, first_reached
 from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
@@ -130,11 +130,8 @@ async def connect(address: Endpoint, names: NameLookup, opening: Opening = as_it
     """To the first address that accepts. Raises OSError."""
     if address.path:
         return await _connected(socket.AF_UNIX, address.path, opening)
-    *others, last = await names.addresses(address.host or "")
-    for ip in others:
-        with suppress(OSError):  # the last one's error is reported
-            return await _connected(_family(ip), (ip, address.port), opening)
-    return await _connected(_family(last), (last, address.port), opening)
+    found = await names.addresses(address.host or "")
+    return await first_reached(found, lambda ip: _connected(_family(ip), (ip, address.port), opening))
 
 
 def _family(ip: str) -> int:

@@ -2,7 +2,7 @@
 
 Such a stream has no header: its description says what it is. It becomes a PNG file here, for the reader of pictures.
 What a predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: of a
-palette, only the numbers of its colours are used. The work has bounds of its own, because a catalogue has thousands of
+palette, only the numbers of its colours are used. The work is limited separately, because a catalogue has thousands of
 pictures; beyond them, the document gets the tag for pictures that were not read. Nothing here raises.
 """
 
