@@ -36,7 +36,7 @@ from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind, ReportState
 from bridge.runtime import database
 from bridge.runtime.database import Database
-from bridge.runtime.tables import Schema, Tables, TablesFailed
+from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
 FILE = "feedback.sqlite"
 VERSION_TABLE = "feedback_schema"
@@ -109,8 +109,8 @@ class Totals:
 
 
 class ReportStore:
-    def __init__(self, place: Database, retention_s: float) -> None:
-        self._tables = Tables(place, _SCHEMA)
+    def __init__(self, place: Database, retention_s: float, wait_s: float = WAIT_S) -> None:
+        self._tables = Tables(place, _SCHEMA, wait_s=wait_s)
         self._retention_s = retention_s
 
     def begin(self, mail: str, person: str, kind: ReportKind) -> bool:

@@ -37,7 +37,7 @@ from bridge.matching import spelling
 from bridge.runtime import database
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
-from bridge.runtime.tables import Schema, Tables, TablesFailed
+from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 from bridge.runtime.visible_text import visible
 
 FILE = "personal.sqlite"
@@ -112,8 +112,10 @@ class Change:
 class PersonalLists:
     """With `only_reads`, neither the file nor the schema is changed."""
 
-    def __init__(self, place: Database, max_entries: int = MAX_ENTRIES, *, only_reads: bool = False) -> None:
-        self._tables = Tables(place, _SCHEMA, only_reads=only_reads)
+    def __init__(
+        self, place: Database, max_entries: int = MAX_ENTRIES, *, only_reads: bool = False, wait_s: float = WAIT_S
+    ) -> None:
+        self._tables = Tables(place, _SCHEMA, only_reads=only_reads, wait_s=wait_s)
         self._max_entries = max_entries
 
     def block(self, recipient: str, sender: str, by: str = "") -> bool:

@@ -52,8 +52,8 @@ class UsedTokens:
 
     _only_reads = False
 
-    def __init__(self, place: Database) -> None:
-        self._tables = Tables(place, _SCHEMA, only_reads=self._only_reads, wait_s=BUSY_S)
+    def __init__(self, place: Database, wait_s: float = BUSY_S) -> None:
+        self._tables = Tables(place, _SCHEMA, only_reads=self._only_reads, wait_s=wait_s)
 
     def take(self, codes: Collection[bytes], now: float) -> bool:
         """Mark these codes as used; False, and no change, if one of them is. Raises UsedTokensFailed."""

@@ -18,7 +18,7 @@ from sqlalchemy import Column, Connection, Float, MetaData, String, Table, Text,
 
 from bridge.runtime import database
 from bridge.runtime.database import Database
-from bridge.runtime.tables import Schema, Tables, TablesFailed
+from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
 VERSION_TABLE = "turn_schema"
 
@@ -60,8 +60,8 @@ class Done:
 class Turns:
     """Every method may raise TurnsFailed."""
 
-    def __init__(self, place: Database, owner: str = "") -> None:
-        self._tables = Tables(place, _SCHEMA)
+    def __init__(self, place: Database, owner: str = "", wait_s: float = WAIT_S) -> None:
+        self._tables = Tables(place, _SCHEMA, wait_s=wait_s)
         self._owner = owner  # "": this process
 
     def take(self, name: str, max_age_s: float, work_s: float) -> bool:

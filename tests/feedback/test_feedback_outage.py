@@ -259,7 +259,7 @@ def test_a_correction_was_finished_with_the_result_of_what_it_corrected(place: D
 
 def test_two_presses_at_once_make_one_report(place: Database) -> None:
     """However many processes and threads try, one of them makes the report."""
-    stores = [ReportStore(place, 86400) for _ in range(8)]
+    stores = [ReportStore(place, 86400, wait_s=60.0) for _ in range(8)]
     begun: list[bool] = []
     barrier = threading.Barrier(len(stores))
 

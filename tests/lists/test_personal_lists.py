@@ -82,7 +82,7 @@ def test_number_of_entries_is_limited_for_each_recipient(place: Database) -> Non
 
 def test_many_at_once_stay_within_the_limit(place: Database) -> None:
     """Twenty pages that add at the same moment get ten entries, not eleven."""
-    lists = [PersonalLists(place, max_entries=10) for _ in range(5)]
+    lists = [PersonalLists(place, max_entries=10, wait_s=60.0) for _ in range(5)]
     lists[0].entries(ANNA)
     refused: list[int] = []
 

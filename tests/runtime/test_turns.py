@@ -22,7 +22,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 def test_one_of_many_does_the_work(place: Database) -> None:
     """Twenty bridges came at the same moment; the others use the result."""
-    everyone = [Turns(place, f"bridge{number}") for number in range(6)]
+    everyone = [Turns(place, f"bridge{number}", wait_s=60.0) for number in range(6)]
     with ThreadPoolExecutor(len(everyone)) as pool:
         taken = list(pool.map(lambda turns: turns.take("count", 600.0, 300.0), everyone))
     assert taken.count(True) == 1
