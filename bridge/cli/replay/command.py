@@ -44,7 +44,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--service",
     metavar="FILE",
     type=click.Path(exists=True, path_type=Path),
-    help="Try the included scanning service in this configuration: it is started for this command only.",
+    help="Try the included scanning service with this configuration: it is started for this command only.",
 )
 @click.option(
     "--baseline",
@@ -109,7 +109,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     """Scan stored mail again and show what would change.
 
-    The mail is scanned by another scanner, by the included service in another configuration, or by the scanner in use.
+    The mail is scanned by another scanner, by the included service with another configuration, or by the scanner in use.
 
     PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
     of it, or the part that the filters of `quarantine list` select.

@@ -91,7 +91,7 @@ async def cancel(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if _is_pending(found):
-        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the page of the list.")
+        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the list's page.")
     call.console.uploads.remove(number)
     call.audit_detail = _about(found)
     return to_list(call, found.sent.info.name, found.sent.tenant)
