@@ -109,7 +109,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     """Scan stored mail again and show what would change.
 
-    The mail is scanned by another scanner, by the included service with another configuration, or by the scanner in use.
+    The mail is scanned by another scanner, by the included service with another configuration, or by the current
+    scanner.
 
     PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
     of it, or the part that the filters of `quarantine list` select.
