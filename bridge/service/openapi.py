@@ -328,8 +328,8 @@ def _scanning_schemas() -> Json:
             "type": "string",
             "maxLength": 100,
             "pattern": "^[ -~]*$",
-            "description": "The ggrid of the mail's analysis, if known. It must belong to the same tenant and to a mail "
-            "of the same size. Without it, the report counts for no sender.",
+            "description": "The ggrid of the mail's analysis, if known. It must belong to the same tenant and to a "
+            "mail of the same size. Without it, the report counts for no sender.",
         },
     }
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}

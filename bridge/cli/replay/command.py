@@ -52,11 +52,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Compare with the current decisions of this scanner: its base URL, or a configuration of the included "
     "service. Default: compare with the decisions made when the mail arrived.",
 )
-@click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
+@click.option("--baseline-token-file", type=_FILE, help="File with the token for --baseline.")
 @click.option(
     "--profiles",
     is_flag=True,
-    help="Compare the profiles of the phishing model (cautious, balanced, strict) for the service in --service.",
+    help="Compare the profiles of the phishing model (cautious, balanced, strict) for the service given with --service.",
 )
 @click.option("--expect", type=_FILE, metavar="FILE", help="Compare with the result that --save wrote to FILE.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for --expect.")
