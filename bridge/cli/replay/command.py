@@ -56,7 +56,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--profiles",
     is_flag=True,
-    help="Compare the profiles of the phishing model (cautious, balanced, strict) for the service given with --service.",
+    help="Compare the phishing model's profiles (cautious, balanced, strict) for the service given with --service.",
 )
 @click.option("--expect", type=_FILE, metavar="FILE", help="Compare with the result that --save wrote to FILE.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for --expect.")
