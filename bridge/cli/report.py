@@ -32,8 +32,8 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
     """Report mail as spam, or as ham (not spam).
 
     FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration determines what
-    happens to them: rspamd learns them (feedback.rspamd), or they are sent to an address (feedback.report_to), or both.
-    If the same person reports a mail twice, it is learned only once. Exit code 1 if any file could not be reported.
+    happens to them: rspamd learns from them (feedback.rspamd), they are sent to an address (feedback.report_to), or
+    both. If the same person reports a mail twice, it counts only once. Exit code 1 if any file could not be reported.
     """
     from bridge.cli.quarantine.session import Session
     from bridge.cli.reporting import MAX_REPORTED, Reporter

@@ -141,7 +141,7 @@ class Reporter:
             return self._learners.learn(kind, learnable)
         except LearningUnavailable as exc:
             self._store.wait(mail.key, by, kind, mail.content, learnable.about())
-            return ReportState.WAITING, f"{self._learners.names} will learn it later ({exc})"
+            return ReportState.WAITING, f"{self._learners.names} will learn from it later ({exc})"
 
     def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
         """Raises BridgeError."""

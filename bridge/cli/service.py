@@ -133,7 +133,7 @@ def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
 def token(name: str) -> None:
     """Generate a token: 32 random bytes as 64 hex digits.
 
-    For staticApiTokens of the service, or for api.tokens of the bridge.
+    Use it in the service's staticApiTokens, or in the bridge's api.tokens.
     """
     say(secrets.token_hex(32))
     entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"

@@ -24,7 +24,7 @@ class Learning(Section):
     retry_interval: Duration = Field(
         30.0, ge=1, le=3600, description="How often waiting mail is tried again while rspamd cannot be reached."
     )
-    max_size: Size = Field(10 * _MIB, ge=1, le=50 * _MIB, description="Larger mail is not learned.")
+    max_size: Size = Field(10 * _MIB, ge=1, le=50 * _MIB, description="Nothing is learned from larger mail.")
 
     @field_validator("url")
     @classmethod
@@ -40,7 +40,7 @@ class Feedback(Section):
         description="Mail address to which each reported mail is sent, as an attachment, through `relay.next_hop`. "
         "Default: `console.report_to`.",
     )
-    rspamd: Learning | None = Field(None, description="Have this rspamd learn reported mail.")
+    rspamd: Learning | None = Field(None, description="Have this rspamd learn from reported mail.")
     scanner: bool | None = Field(
         None,
         description="Have the included scanning service, at `scanner.urls`, learn from reported mail; its token needs "
@@ -49,5 +49,5 @@ class Feedback(Section):
     retention: Duration = Field(
         90 * 86400.0,
         ge=86400,
-        description="How long reports are remembered, so that no report is learned twice.",
+        description="How long reports are remembered, so that nothing is learned twice from the same report.",
     )

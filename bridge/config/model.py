@@ -328,7 +328,7 @@ class Config(Section):
         tenants = {tenant.uid: tenant for tenant in info.data.get("tenants", ())}
         unknown = [entry.uid for entry in digests.tenants if entry.uid not in tenants]
         if unknown:
-            raise ValueError(f"digests.tenants: {unknown[0]} is not one of tenants")
+            raise ValueError(f"digests.tenants: {unknown[0]} is not listed in tenants")
         if not digests.is_on:
             return digests
         if digests.from_ is None:

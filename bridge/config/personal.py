@@ -38,7 +38,7 @@ class PersonalLists(Section):
     def _verdicts(cls, verdicts: list[str]) -> list[str]:
         for verdict in verdicts:
             if not verdict.strip() or any(word in verdict.lower() for word in ("malware", "virus", "phish", "block")):
-                raise ValueError(f"mail with the verdict {verdict!r} must not be delivered because of a personal entry")
+                raise ValueError(f"a personal entry must not deliver mail with the verdict {verdict!r}")
         return verdicts
 
     def overridden_by(self, other: PersonalLists) -> PersonalLists:

@@ -124,9 +124,9 @@ class Scanner(Section):
     )
     size_limit_counts: Literal["mail", "request"] = Field(
         "mail",
-        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as the included service "
-        "does. `request`: the whole body of the request, with the envelope and the form around the mail; a mail that "
-        "would exceed it is refused with 552 and not sent.",
+        description="What counts towards the service's limit of 50 MiB. `mail`: the mail alone, as in the included "
+        "service. `request`: the whole body of the request, with the envelope and the form around the mail; a mail "
+        "that would exceed it is refused with 552 and not sent.",
     )
     allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
         None,

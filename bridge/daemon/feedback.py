@@ -123,7 +123,7 @@ class Feedback:
 
     def _fail(self, conf: Config, problem: str) -> None:
         if problem != self.problem:
-            log.warning("feedback: reported mail is waiting to be learned: %s", problem)
+            log.warning("feedback: reported mail is waiting to be learned from: %s", problem)
         self.problem = problem
         self._not_before = time.monotonic() + _retry_s(conf)
 

@@ -1,6 +1,6 @@
 """From configuration to components: every settings object is filled in here and in the files named `*_wiring`.
 
-The components below `daemon/` know their own settings and nothing of the configuration. A key that is
+The components below `daemon/` know their own settings and nothing about the configuration. A key that is
 forgotten here has no effect, whatever the documentation says.
 """
 
@@ -106,7 +106,7 @@ def scanner(conf: Config) -> Scanner:
 
 
 def token(conf: Config) -> str:
-    """ "" if there is none, which only rspamd can do without."""
+    """The scanner's token; empty if there is none, which only rspamd allows."""
     if conf.scanner.token_file is None:
         return ""
     return resources.read_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")

@@ -121,8 +121,9 @@ REPORTED: dict[str, Schema] = {
     "by": _text("Who reported it."),
     "kind": _text("What it was reported as.", enum=["spam", "ham"]),
     "result": _text(
-        "`learned`: rspamd has learned it. `known`: rspamd already knew it. `noted`: no rspamd is configured. "
-        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn it later.",
+        "`learned`: rspamd has learned from it. `known`: rspamd already knew it. `noted`: no rspamd is configured. "
+        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn from it "
+        "later.",
         enum=["learned", "known", "noted", "refused", "waiting"],
     ),
 }

@@ -50,7 +50,7 @@ class ReportsFailed(TablesFailed):
 
 
 class TooManyWaiting(BridgeError):
-    """No room for another mail to be learned later."""
+    """No room for another mail to learn from later."""
 
 
 metadata = MetaData()
@@ -142,7 +142,7 @@ class ReportStore:
             query = select(func.count(), func.coalesce(func.sum(_reports.c.size), 0)).where(is_waiting)
             number, size = connection.execute(query).one()
             if number >= MAX_WAITING or size + len(content) > MAX_WAITING_BYTES:
-                raise TooManyWaiting(f"{number:,} reports are already waiting to be learned: try again later")
+                raise TooManyWaiting(f"{number:,} reports are already waiting: try again later")
             values = {"state": str(ReportState.WAITING), "content": content, "about": about, "size": len(content)}
             connection.execute(update(_reports).where(_key(mail, person, kind)).values(**values))
 

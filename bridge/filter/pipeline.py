@@ -132,7 +132,7 @@ class Filter:
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
         self.header_prefix, self.own_results = headers.prefix, headers.own_results
-        # The last part of the deadline is reserved for handing the mail on.
+        # The last part of the deadline is reserved for passing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
 
     # Before the content.
@@ -296,7 +296,7 @@ class Filter:
         except (ScanError, Saturated) as exc:
             why = _no_decision(record, exc)
         rule = policy[why]
-        if why is Case.SLOW:  # an operator knows one deadline
+        if why is Case.SLOW:  # operators know only one deadline
             why = Case.DEADLINE
         record.rule = rule.name
         if is_shadow:
@@ -310,7 +310,7 @@ class Filter:
     # The steps.
 
     async def _refuse(self, record: Record, reply: Reply) -> Outcome:
-        """Refuse a mail for its content. After a queue, a bounce would bring it, unscanned, to a forged sender."""
+        """Refuse a mail for its content. After a queue, a bounce would return it, unscanned, to a forged sender."""
         record.rule = record.rule or rule_of_refusal(reply)
         if not self._settings.keeps_refused:
             return Outcome(Action.REJECT, with_id(reply, record.tx.id))
@@ -334,7 +334,7 @@ class Filter:
         return None
 
     async def _is_ambiguous(self, record: Record) -> bool:
-        """Whether mail programs may read the mail differently, in a way that programs seldom or never write."""
+        """Whether mail programs may read the mail differently, for a structure that they seldom or never write."""
         message = record.tx.message
         takes_long = message.is_in_file or message.size > _INLINE_BYTES
         reasons = await asyncio.to_thread(_rare_doubts, message) if takes_long else _rare_doubts(message)
@@ -342,7 +342,7 @@ class Filter:
         return bool(reasons)
 
     async def _strip_our_fields(self, tx: Transaction, head: bytes) -> Token | None:
-        """Removes our fields, which are forged, except a valid release token, which is returned: it is used now."""
+        """Removes our fields, which are forged, except a valid release token, which is returned and marked as used."""
         token = await self._released_mail.accept(tx, head) if self._released_mail is not None else None
         stripped = self._headers.strip(head)
         if stripped is not None:
@@ -363,7 +363,7 @@ class Filter:
             await self._released_mail.settle(token, record.tx, outcome)
 
     async def _stop_early(self, record: Record, refusal: Reply | None) -> Outcome | None:
-        """The outcome of a mail that is neither scanned nor handed on; None for any other, whose tenant is noted."""
+        """The outcome of a mail that is neither scanned nor passed on; None for any other, whose tenant is recorded."""
         tx = record.tx
         if refusal is None and tx.message.begins_with_space():  # it would continue our last field
             refusal = CONTINUES
@@ -390,7 +390,7 @@ class Filter:
         percent = self._settings.shadow_percent
         if self.envelope_lists is None or not 0 < percent < 100:
             return percent > 0 and _dice.random() * 100 < percent
-        # Called at MAIL, at RCPT and for the complete mail, which must all get the same answer: no dice.
+        # Called at MAIL, at RCPT and for the complete mail, which must all get the same answer, so it is not random.
         return crc32(f"{session.id} {sender}".encode("utf-8", "replace")) % 10_000 < percent * 100
 
     async def _apply_lists(self, lists: EnvelopeLists, record: Record, is_shadow: bool) -> Outcome | None:
@@ -463,7 +463,7 @@ class Filter:
     def _note_would_be(self, record: Record, rule: Rule, is_refused: bool) -> None:
         """Shadow mode: the action that would have been taken, and by which rule.
 
-        An ambiguous mail would be refused before the lists are asked, and a list takes precedence over the decision.
+        An ambiguous mail would be refused before the lists are checked, and a list takes precedence over the decision.
         """
         record.would = rule.action
         if is_refused:

@@ -33,8 +33,8 @@ PERSONAL_ALLOW = "personal_lists.allow"
 
 DOCUMENTED = {
     "policy.KEY": "the general policy, or the default of that key",
-    "listeners.NAME.policy.KEY": "the policy of the listener",
-    "tenants.UID.policy.KEY": "the policy of the tenant",
+    "listeners.NAME.policy.KEY": "the listener's policy",
+    "tenants.UID.policy.KEY": "the tenant's policy",
     "profiles.NAME.KEY": "the policy that belongs to the listener's profile",
     "listeners.NAME.refuse_ambiguous_mime": "the structure of the mail is ambiguous",
     "lists.NAME": "an entry of this list, enforced before the scan",

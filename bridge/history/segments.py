@@ -1,8 +1,8 @@
 """The history in SQLite: a directory of segments, each a file with up to 40,000 mails.
 
 Keeping ten indexes up to date costs 130 us for each mail (Python 3.11, a table with 200,000 mails), nearly as much as
-the mail itself; without an index a mail costs 4 us, and indexes that are made at once, when a segment is full, another
-10 to 20. So each process writes its own live segment (`slot-N-TOKEN.live`), which has no index and is searched
+the mail itself; without an index, a mail costs 4 us, and creating all indexes at once, when a segment is full, costs
+another 10 to 20. So each process writes its own live segment (`slot-N-TOKEN.live`), which has no index and is searched
 from end to end. When it is full or a day old, it is finished: copied to `FIRST-LAST-TOKEN.sqlite`, with indexes, and
 then removed. It is not renamed, because SQLite readers that have it open would look for its journal under the old
 name. A finished segment never changes, and is deleted as a whole. Its name has the times of its first and last mail in
@@ -145,7 +145,7 @@ class SegmentWriter:
                 self._lock = -1
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is not None and not self._path.exists():  # somebody removed it, and maybe our lock
+        if self._connection is not None and not self._path.exists():  # someone removed it, and perhaps our lock
             self.close()
         if self._lock < 0:
             durable_files.make_directory(self._directory)
@@ -178,7 +178,7 @@ class SegmentWriter:
         set_aside(self._path)
 
     def _live_segment(self) -> Path:
-        """The one that our slot has already, or a new one."""
+        """The segment that our slot already has, or a new one."""
         ours = [path for path in live_files(self._directory) if _slot_of(path) == self._slot]
         return ours[0] if ours else self._directory / f"slot-{self._slot}-{secrets.token_hex(4)}.live"
 
@@ -286,7 +286,7 @@ def _copy_keys(connection: sqlite3.Connection) -> None:
 
 
 def finish_abandoned(directory: Path) -> None:
-    """Finish live segments whose slot has no owner: of a process that was killed, or of fewer workers than before."""
+    """Finish live segments whose slot has no owner: a process was killed, or there are fewer workers than before."""
     with _translated():
         for path in live_files(directory):
             with slot_lock(directory / f"slot-{_slot_of(path)}.lock") as lock:
@@ -333,7 +333,7 @@ def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
 
 
 def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
-    """The parts of a merged segment do not count, and it does not count itself before it has its name."""
+    """The parts of a merged segment do not count, and it does not count itself until it has its final name."""
     merging = read_merging(directory)
     if merging is None:  # it is complete now
         return [path for path in files if path.exists()]
@@ -352,7 +352,7 @@ def read_merging(directory: Path) -> dict[str, Any] | None:
 
 
 def live_files(directory: Path) -> list[Path]:
-    """Live segments; of one that was finished, what was left is removed."""
+    """Live segments; the remains of those that have been finished are removed."""
     files = _files(directory)
     finished = {found[3] for path in files if (found := _FINISHED.fullmatch(path.name))}
     live = sorted(path for path in files if _LIVE.fullmatch(path.name))
@@ -394,8 +394,8 @@ def quoted(path: Path) -> str:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Raises sqlite3.Error, also if the segment was just finished or deleted."""
-    options = "mode=rw" if is_live(path) else "mode=ro&immutable=1"  # rw: also to make the index of the journal
+    """Raises sqlite3.Error, for example if the segment was just finished or deleted."""
+    options = "mode=rw" if is_live(path) else "mode=ro&immutable=1"  # rw: also needed to create the journal's index
     return sqlite3.connect(f"file:{quoted(path)}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
 
 

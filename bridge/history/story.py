@@ -1,6 +1,6 @@
 """The story of one mail in sentences that a postmaster can forward.
 
-Everything here is text made of what was recorded; nothing is read from anywhere. Today's configuration
+Everything here is text made from what was recorded; this file reads nothing itself. Today's configuration
 (`Surroundings`) and the quarantine (`Kept`) supply what the history does not contain. The sentences contain text that
 was written by strangers: the caller must make it harmless before showing it.
 """

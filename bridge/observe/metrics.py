@@ -343,7 +343,7 @@ class Metrics(Collector):
         self.digests_requests = Gauge(
             "scanbridge_digests_requests_waiting", "Users' requests that are waiting for a releaser."
         )
-        self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn later.")
+        self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn from later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
         self.events_waiting_bytes = Gauge(
             "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, with dead letters.", ("sink",)
@@ -388,7 +388,7 @@ class Metrics(Collector):
             times.start(names)
 
     def start_lists(self, listener: str, names: Iterable[str]) -> None:
-        """Create all series of the lists that this listener names at 0."""
+        """Create at 0 all series of the lists that this listener names."""
         self.list_matches.start([listener], names, _DOOR_ACTIONS)
 
     def start_events(self, sinks: Iterable[str], types: Iterable[str]) -> None:
@@ -405,7 +405,7 @@ class Metrics(Collector):
         return {name: part.dump() for name, part in self._parts()}
 
     def add(self, snapshot: dict[str, Any]) -> None:
-        """Add another process' counters and histograms to ours. Its gauges ended with it."""
+        """Add another process's counters and histograms to ours. Its gauges are gone with it."""
         for name, part in self._parts():
             if name in snapshot and not isinstance(part, Gauge):
                 part.add(snapshot[name])

@@ -258,7 +258,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
-                self.refuse(431, "head_too_large", "the header of the request is too large")
+                self.refuse(431, "head_too_large", "the request header is too large")
                 return
         if self.transport.is_closing():
             return
@@ -266,7 +266,7 @@ class HttpConnection(HttpToolsProtocol):
         self._bytes_without_body += len(data)
         self._feed(memoryview(data))
         if self._head_until is None and self._bytes_without_body > self._limits.max_head_bytes + len(data):
-            self.refuse(431, "trailer_too_large", "the request's trailer is too large")
+            self.refuse(431, "trailer_too_large", "the request trailer is too large")
 
     def _feed(self, data: memoryview) -> None:
         """Have everything parsed; each request to upgrade makes the parser stop once."""
@@ -353,7 +353,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._head_until = None
         if self._head_bytes:
-            self.refuse(408, "head_timeout", "the header of the request did not arrive in time")
+            self.refuse(408, "head_timeout", "the request header did not arrive in time")
         else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 

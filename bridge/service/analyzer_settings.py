@@ -47,7 +47,7 @@ class Mime(AnalyzerSection):
     )
     office: bool = Field(True, description="Reads Office documents and RTF: macros, links, embedded files.")
     pdf: bool = Field(True, description="Reads PDF documents: links, actions, embedded files.")
-    scripts: bool = Field(True, description="Reads attached pages for files that their scripts build, and for forms.")
+    scripts: bool = Field(True, description="Searches attached pages for forms and for files that scripts build.")
 
 
 class Urls(AnalyzerSection):

@@ -104,7 +104,7 @@ class Icap(AnalyzerSection):
     @model_validator(mode="after")
     def _trust(self, info: ValidationInfo) -> Icap:
         if self.ca_file is not None and not self.is_encrypted:
-            raise ValueError("ca_file has no meaning without icaps://")
+            raise ValueError("ca_file has no effect without icaps://")
         self._directory = directory_of(info)
         return self
 
@@ -175,7 +175,7 @@ class Hook(AnalyzerSection):
 def _hook_names(hooks: dict[str, Hook]) -> dict[str, Hook]:
     for name in hooks:
         if name in OUR_NAMES or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", name):
-            raise ValueError(f"{name}: choose another name, of lower-case letters, digits and hyphens")
+            raise ValueError(f"{name}: choose another name, using only lower-case letters, digits and hyphens")
     return hooks
 
 

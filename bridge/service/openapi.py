@@ -48,8 +48,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "upload_timeout": (408, "The upload stalled or is too slow."),
     "not_inspected": (409, "The reported mail cannot be inspected, so nothing can be learned from it."),
-    "other_mail": (409, "The ggrid of a report is that of another tenant's mail, or of a mail of another size."),
-    "too_many_tenants": (409, "Reports of too many tenants are stored."),
+    "other_mail": (409, "The ggrid of a report belongs to another tenant's mail, or to a mail of a different size."),
+    "too_many_tenants": (409, "Too many tenants already have reports."),
     "invalid_entry": (409, "An entry could never match in a list of this category."),
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
     "payload_too_large": (
@@ -75,7 +75,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "storage_full": (507, "The mail cannot be stored for analysis."),
 }
 
-# Errors that only some operations can give; all others are possible everywhere.
+# Errors that only some operations can return; all others are possible everywhere.
 _OF_SCANS = frozenset(
     (
         *("invalid_multipart", "missing_part", "duplicate_part", "invalid_parameters", "parameters_too_large"),
@@ -328,8 +328,8 @@ def _scanning_schemas() -> Json:
             "type": "string",
             "maxLength": 100,
             "pattern": "^[ -~]*$",
-            "description": "The ggrid of the mail's analysis, if known. It must be of the same tenant, and of a mail "
-            "of the same size. Without it, the report counts for no sender.",
+            "description": "The ggrid of the mail's analysis, if known. It must belong to the same tenant and to a "
+            "mail of the same size. Without it, the report counts for no sender.",
         },
     }
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}

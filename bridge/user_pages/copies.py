@@ -235,7 +235,7 @@ async def _request(call: Call, copy: Copy, kind: str) -> str:
         try:
             await notices.tell(call.sources, Notice(asked, ()), copy.mail)
         except TablesFailed as exc:
-            log.warning("user pages: who was told of a request cannot be stored: %s", exc)
+            log.warning("user pages: cannot record who was notified of a request: %s", exc)
     return "requested"
 
 

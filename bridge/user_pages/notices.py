@@ -60,7 +60,7 @@ async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, addre
         log.warning("request: the notification could not be sent: to=%s error=%r", to, str(exc))
         return isinstance(exc, NextHopError) and not exc.reply.is_temporary
     except Exception:  # about this mail: releasers are told of the others
-        log.exception("request: the notification could not be made: id=%s", mail.id)
+        log.exception("request: the notification could not be created: id=%s", mail.id)
         return False
     return True
 

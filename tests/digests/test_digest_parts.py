@@ -169,7 +169,7 @@ def test_malware_is_never_released_by_users_and_tenants_override_single_keys() -
         ({"schedule": "daily", "from": "no address"}, "expected an address"),
         ({"schedule": "daily", "from": "a@b.example\r\nBcc: x@y.example"}, "expected an address"),
         ({"time_zone": "Mars/Olympus"}, "expected a time zone"),
-        ({"tenants": [{"uid": TENANT}]}, "is not one of tenants"),
+        ({"tenants": [{"uid": TENANT}]}, "is not listed in tenants"),
         ({"page": {"address": "0.0.0.0:9084"}}, "https://"),
         ({"at": "25:00"}, "at"),
         ({"languages": ["it"]}, "en, de, fr or es"),

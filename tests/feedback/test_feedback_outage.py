@@ -109,7 +109,7 @@ def test_report_waits_for_rspamd_and_is_learned_later(tmp_path: Path) -> None:
         with reporter(bridge.daemon.config, tmp_path) as reports:
             held = bridge.daemon.components.quarantine
             done = reports.report(ReportKind.HAM, held.read(kept.stem), "anna")
-            assert done.is_done and done.state is ReportState.WAITING and "rspamd will learn it later" in done.text
+            assert done.is_done and done.state is ReportState.WAITING and "rspamd will learn from it later" in done.text
             assert reports.report(ReportKind.HAM, held.read(kept.stem), "anna").state is ReportState.ALREADY
             held.remove(kept.stem)
         told = lambda: bridge.background.run(_state(bridge))  # noqa: E731

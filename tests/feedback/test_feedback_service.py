@@ -85,7 +85,7 @@ def test_report_waits_for_the_service_and_keeps_the_envelope(tmp_path: Path) -> 
         ggrid = running.submit(MAIL).json["ggrid"]
     with closing(Reporter.open(conf, tmp_path / "state")) as reports:
         done = reports.report_mail(ReportKind.HAM, quarantined(ggrid=ggrid), "ann")
-        assert done.state is ReportState.WAITING and "the scanning service will learn it later" in done.text
+        assert done.state is ReportState.WAITING and "the scanning service will learn from it later" in done.text
     with closing(feedback_wiring.report_store(conf, tmp_path / "state")) as store:
         waiting, _ = store.next_waiting()
     with service(tmp_path, CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}")) as running:

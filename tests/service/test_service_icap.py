@@ -248,7 +248,7 @@ def test_a_server_without_tls_gets_no_mail(tmp_path, c_icap):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("url: 'icap://127.0.0.1/x', ca_file: ca.pem", "ca_file has no meaning without icaps://"),
+        ("url: 'icap://127.0.0.1/x', ca_file: ca.pem", "ca_file has no effect without icaps://"),
         ("url: 'icaps://127.0.0.1/x', ca_file: missing.pem", "ca_file"),
         ("url: 'icaps://user@127.0.0.1/x'", "user name"),
         ("url: 'https://127.0.0.1/x'", "icaps://"),

@@ -32,7 +32,7 @@ ROLES = ("viewer", "releaser", "admin")
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 @click.pass_context
 def console(context: click.Context, path: Path | None, demo: bool) -> None:
-    """Run the web console. It shows what happens to mail in a browser, at `console.address`."""
+    """Run the web console. Open it in a browser, at `console.address`, to see what happens to mail."""
     context.obj = None if demo else path
     if context.invoked_subcommand is None:
         run_console(context.obj)

@@ -112,7 +112,7 @@ class Session:
         self.later.note(DELETED, mail.id, self.by)
 
     def note_report(self, mail_id: str, words: str, result: str, *, is_known: bool = True) -> None:
-        """The mail was reported as spam or as not spam; `result` says whether rspamd has learned it."""
+        """The mail was reported as spam or as not spam; `result` says whether rspamd has learned from it."""
         self.note(f"{REPORTED} {words}", mail_id, result=result)
         if is_known:  # else there is no mail in the history to note it for
             self.later.note(f"{REPORTED} {words}", mail_id, self.by, text=result)

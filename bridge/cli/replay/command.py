@@ -44,7 +44,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--service",
     metavar="FILE",
     type=click.Path(exists=True, path_type=Path),
-    help="Try the included scanning service in this configuration: it is started for this command only.",
+    help="Try the included scanning service with this configuration: it is started for this command only.",
 )
 @click.option(
     "--baseline",
@@ -52,11 +52,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Compare with the current decisions of this scanner: its base URL, or a configuration of the included "
     "service. Default: compare with the decisions made when the mail arrived.",
 )
-@click.option("--baseline-token-file", type=_FILE, help="File with the token of --baseline.")
+@click.option("--baseline-token-file", type=_FILE, help="File with the token for --baseline.")
 @click.option(
     "--profiles",
     is_flag=True,
-    help="Compare the profiles of the phishing model (cautious, balanced, strict) for the service in --service.",
+    help="Compare the phishing model's profiles (cautious, balanced, strict) for the service given with --service.",
 )
 @click.option("--expect", type=_FILE, metavar="FILE", help="Compare with the result that --save wrote to FILE.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for --expect.")
@@ -109,7 +109,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     """Scan stored mail again and show what would change.
 
-    The mail is scanned by another scanner, by the included service in another configuration, or by the scanner in use.
+    The mail is scanned by another scanner, by the included service with another configuration, or by the current
+    scanner.
 
     PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
     of it, or the part that the filters of `quarantine list` select.

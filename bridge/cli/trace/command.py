@@ -76,8 +76,8 @@ def _mail_address(_context: click.Context, option: click.Parameter, value: Any) 
 def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: bool, **given: Any) -> None:
     """Show every step that a mail would go through, without delivering or storing it.
 
-    FILE is a mail saved by a mail program (.eml). It goes through a listener, the lists and the policy of the
-    configuration. The trace does not use the quarantine, the scanner (unless --scan is given) or the next hops (unless
+    FILE is a mail saved by a mail program (.eml). It goes through a listener, the lists and the policy, as
+    configured. The trace does not use the quarantine, the scanner (unless --scan is given) or the next hops (unless
     --probe is given); it only shows what they would be asked to do.
     """
     import uvloop

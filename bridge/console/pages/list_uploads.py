@@ -44,7 +44,7 @@ async def upload(call: Call) -> Response:
     shown_name = (file.filename or "a file")[:100]
     kind = files.format_of(Path(shown_name))
     if kind in _WHOLE and (file.size or 0) > _MAX_WHOLE:
-        text = f"JSON and YAML may have at most {_MAX_WHOLE:,} bytes; upload plain text, CSV or JSON lines instead."
+        text = f"JSON and YAML files may be at most {_MAX_WHOLE:,} bytes long; upload text, CSV or JSON lines instead."
         raise Refused(413, "Too large", text)
     call.audit_detail = f"{shown_name} for {name} of {tenant or 'the deployment'}"
     copy = await call.run(_copy, file)
@@ -91,7 +91,7 @@ async def cancel(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if _is_pending(found):
-        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the page of the list.")
+        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the list's page.")
     call.console.uploads.remove(number)
     call.audit_detail = _about(found)
     return to_list(call, found.sent.info.name, found.sent.tenant)

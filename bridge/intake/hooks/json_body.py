@@ -165,7 +165,7 @@ class JsonBody:
             self._end_string()
             return end + 1
         if data[end : end + 1] != b"\\" or len(data) - end >= _LONGEST_ESCAPE:
-            raise BadJson("a string of the request has an invalid character or escape")
+            raise BadJson("a string in the request has an invalid character or escape")
         self._rest = data[end:]
         return len(data)
 

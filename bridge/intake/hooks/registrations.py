@@ -91,7 +91,7 @@ class Registrations:
         if "data" not in stages or not set(stages) <= set(STAGES):
             raise BadJson(f"inbound.stages must include data; the possible stages are {', '.join(STAGES)}")
         if missing := [name for name in _NEEDED if name not in offered]:
-            raise BadJson(f"inbound.properties must have {', '.join(missing)}")
+            raise BadJson(f"inbound.properties must include {', '.join(missing)}")
         for name in ("name", "version"):  # for people who read the request
             text(asked, name)
         wanted_ms = number(asked, "timeoutMs")

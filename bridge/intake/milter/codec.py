@@ -76,7 +76,7 @@ class Decoder:
             position = stop
         if position < end:
             if end - position == 4 and not 0 < _U32.unpack_from(data, position)[0] <= _LONGEST_FRAME:
-                raise FrameTooLong("frame of impossible length")
+                raise FrameTooLong("frame with an impossible length")
             self._hold(data[position:], 5)
         return events
 

@@ -295,7 +295,7 @@ class MilterConnection(asyncio.Protocol):
         self._answer(protocol.RCPT, refusal)
 
     def _report_recipient(self, mail: Mail, data: bytes, refusal: Reply) -> Reply:
-        """Name the refused recipient in the log; for one of too many, by a line that is throttled."""
+        """Name the refused recipient in the log; if it is one too many, in a line that is throttled."""
         parsed = codec.parse_address(data)
         address = "" if isinstance(parsed, Reply) else parsed[0]
         if refusal is UNCERTAIN_DOMAIN:

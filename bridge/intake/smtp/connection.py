@@ -1,12 +1,12 @@
 """One SMTP connection: bytes in, command lines to its session, replies out, and the effects performed.
 
-This is aiosmtpd's server class with its stream loop replaced. Commands are cut as whole lines from what has arrived,
-the session (`session`, a state machine without I/O) executes them, and all replies leave with one write. A task is
-made only for what has to wait (a complete mail, TLS, a hook that is a coroutine), because under overload nearly all
-that clients get is a quick refusal. Content goes block by block from the socket into the message, without a task.
-Deadlines are checked by one timer for all connections of the listener.
+This is aiosmtpd's server class with its stream loop replaced. Whole command lines are cut from the bytes that have
+arrived, the session (`session`, a state machine without I/O) executes them, and all replies are sent in one write. A
+task is created only for work that has to wait (a complete mail, TLS, a hook that is a coroutine), because under
+overload nearly all that clients get is a quick refusal. Content goes block by block from the socket into the message,
+without a task. Deadlines are checked by one timer for all connections of the listener.
 
-Knows time, sockets and tasks; what a command means is the session's business. If this is wrong, clients hang,
+Knows time, sockets and tasks; the session decides what a command means. If this is wrong, clients hang,
 sessions leak, or one client's bytes become another's commands.
 """
 
@@ -62,12 +62,12 @@ class SmtpConnection(StockSurface):
         self._buffer = LineBuffer(context.loop, self._before_wait)
         self._paused = False  # the client does not read: nothing more is written
         self._is_reading_paused = False  # we do not read: the client has sent more than we can answer now
-        self._content: DataReader | None = None  # on its way
+        self._content: DataReader | None = None  # still arriving
         self._complete: DataReader | None = None  # content that has arrived, until its task begins
         self._is_busy = False  # a mail is being processed
-        self._task: asyncio.Task[None] | None = None  # what runs for this client and has to wait
+        self._task: asyncio.Task[None] | None = None  # work for this client that has to wait
         self._task_number = 0
-        self._farewell: Reply | None = None  # said when the mail in processing has its answer
+        self._farewell: Reply | None = None  # sent once the mail in processing has its answer
         self._close_handle: asyncio.TimerHandle | None = None
         self._is_lost = False
         self._phase_began = 0.0
@@ -114,7 +114,7 @@ class SmtpConnection(StockSurface):
             hook(self, self.session, self.session.envelope)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more, or is gone: what runs for it is cancelled; its commands were answered.
+        """The client sends nothing more, or is gone: cancel the work for it; its commands have been answered.
 
         Exim (4.96) sends QUIT right after the final dot, closes its half of the connection and keeps reading: a
         client that has said QUIT is not gone.
@@ -262,7 +262,7 @@ class SmtpConnection(StockSurface):
     # Tasks
 
     def _start(self, work: Work, *arguments: Any) -> None:
-        """For what has to wait. What the client sends meanwhile is answered afterwards."""
+        """Start work that has to wait. What the client sends in the meantime is answered afterwards."""
         self._task_number += 1
         self._task = self._context.loop.create_task(self._run(self._task_number, work, *arguments))
 
@@ -275,7 +275,7 @@ class SmtpConnection(StockSurface):
         except asyncio.CancelledError:
             self._hang_up()
             if self._task_number == number:
-                self._task = None  # it keeps the exception, and thereby this object, alive until a collection
+                self._task = None  # it keeps the exception, and thereby this object, alive until a garbage collection
             raise
         except ConnectionError:
             self._hang_up()
@@ -349,7 +349,7 @@ class SmtpConnection(StockSurface):
         assert self._context.tls_context is not None
         self._before_wait()
         self._write()  # in plain text
-        self._buffer.take_all()  # RFC 3207 4.2: what came in plain text after STARTTLS does not count
+        self._buffer.take_all()  # RFC 3207 4.2: what came in plain text after STARTTLS is discarded
         try:
             transport = await start_tls(
                 self._transport, self, self._context.tls_context, self._timeout_s(), self.session.id
@@ -357,7 +357,7 @@ class SmtpConnection(StockSurface):
         except TLSSetupException:
             self.cut()
             raise
-        if self.transport is None:  # we hung up meanwhile, which asyncio's start_tls takes for a success
+        if self.transport is None:  # we closed it in the meantime, which asyncio's start_tls treats as success
             self.cut()
             raise ConnectionResetError
         self.transport = self._transport = transport
@@ -391,7 +391,7 @@ class SmtpConnection(StockSurface):
         content = self._content
         assert content is not None
         rest = content.feed(data)
-        if rest is None or self.transport is None:  # once we have hung up, no one would read the answer
+        if rest is None or self.transport is None:  # once the connection is closed, no one would read the answer
             return
         self._content, self._complete = None, content
         self._is_busy = True

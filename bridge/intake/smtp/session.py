@@ -7,14 +7,14 @@
                                 Authenticate   let aiosmtpd run AUTH
                                 Close          end the connection
 
-Knows no socket, no event loop and no clock: `connection` performs the effects. Which line is which command, and what
-its arguments are, is known to `commands`, which calls the methods here. Which mail is wanted is not decided here
-either: the handler's hooks do that (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook
-that returns MISSING leaves the answer to us; anything else is the reply, or for `handle_DATA` the filter's outcome.
-Where `answers_each`, that may be a tuple of replies, one for each recipient.
+Knows no socket, no event loop and no clock: `connection` performs the effects. `commands` recognises each
+command and its arguments, and calls the methods here. Nor is it decided here which mail is wanted: the handler's hooks
+do that (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook that returns MISSING leaves the
+answer to us; anything else is the reply, or for `handle_DATA` the filter's outcome. With `answers_each`, that may be a
+tuple of replies, one for each recipient.
 
 Replies carry enhanced status codes, and XFORWARD and XCLIENT are accepted from trusted clients only. If this is wrong,
-mail is lost, doubled, or judged by the wrong client's address.
+mail is lost, duplicated, or judged by the wrong client's address.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SmtpSession(StockSession):
     # From the connection
 
     def greet(self, status: Any) -> Effect | None:
-        """The client has connected, and the handler said this of it."""
+        """The client has connected, and the handler said this about it."""
         if status is MISSING:
             self.replies.append(self.rules.banner)
             return None
@@ -149,7 +149,7 @@ class SmtpSession(StockSession):
         return CLOSE
 
     def secured(self, ssl_object: Any) -> None:
-        """RFC 3207 4.2: after the handshake the session starts again."""
+        """RFC 3207 4.2: after the handshake, the session starts again."""
         self.host_name, self.extended_smtp = None, False
         self.auth_data = self.authenticated = self._login_data = None
         self.ssl = {"ssl_object": ssl_object}

@@ -126,7 +126,7 @@ def read_answer(name: str, body: bytes) -> Findings:
         raise PluginFailed("score is not a finite number")
     found = checked(Findings(frozenset(tags), score))
     if any(map(_RESERVED.fullmatch, found.tags)):
-        raise PluginFailed("a tag that only the service gives")
+        raise PluginFailed("a tag that only the service may set")
     return _with_verdict(name, found, verdict)
 
 

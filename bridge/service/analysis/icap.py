@@ -187,7 +187,7 @@ async def _ask(connection: Connection, head: bytes, part: MailPart | None, optio
     if response.status != 100:
         return response
     if count == part.size:
-        raise BadAnswer("asked for more than there is")
+        raise BadAnswer("asked for more after the whole object was sent")
     return await connection.answer(_send_all(connection, b"", part, count), _response(connection))
 
 

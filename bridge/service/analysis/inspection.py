@@ -51,7 +51,7 @@ from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch
 MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
-NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
+NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may belong to any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
 REFERENCE_WORK = 1500  # a "&" in it,
@@ -136,7 +136,7 @@ class _MailInspector(FileInspector):
             self.readings(data, doubts, nesting)
 
     def parts(self, data: Buffer) -> Iterable[Part]:
-        """In the event loop, doubts about any of them come first: a process would do all other work again."""
+        """In the event loop, all of them are checked for doubts first: a process would repeat all other work."""
         parts = walk(data, self.limits.bounds)
         if self.limits.archives:
             return parts
@@ -182,7 +182,7 @@ class _MailInspector(FileInspector):
         self.enclosed_once(mails, nesting)
 
     def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
-        """Most of these are beginnings of each other: the same encoded message, read to different ends."""
+        """Most of these are prefixes of one another: the same encoded message, read to different ends."""
         done: list[bytes] = []
         for content in sorted(mails, key=len, reverse=True):
             self.reading.take(2 * sum(map(len, done)))

@@ -39,7 +39,7 @@ class MailPart:
             count = min(BLOCK, end - at)
             block = whole[at : at + count] if file is None else os.pread(file, count, at)
             if not block:
-                raise OSError("the file of a mail's parts is too short")
+                raise OSError("the file with a mail's parts is too short")
             yield block
             at += len(block)
 

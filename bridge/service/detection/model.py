@@ -99,7 +99,7 @@ def load(path: Path) -> Model:
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, ValueError) as exc:
         if isinstance(exc, BadModel):
             raise
-        raise BadModel(f"{path}: not a model of `tools/train.py` ({type(exc).__name__})") from exc
+        raise BadModel(f"{path}: not a model written by `tools/train.py` ({type(exc).__name__})") from exc
 
 
 @lru_cache(4)

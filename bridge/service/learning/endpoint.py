@@ -110,12 +110,12 @@ class FeedbackEndpoint:
             mail = await asyncio.to_thread(upload.mail.content)
         known = await self._analysed(request.ggrid) if request.ggrid else None
         if known is not None and (known.tenant, known.size) != (request.tenant_uid or DEPLOYMENT, len(mail)):
-            raise Refused(409, "other_mail", "the ggrid is that of another mail, or of another tenant's")
+            raise Refused(409, "other_mail", "the ggrid belongs to another mail or another tenant")
         vote = _vote(request, mail, found, known)
         try:
             is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
         except TooManyScopes:
-            raise Refused(409, "too_many_tenants", "there are reports of too many tenants") from None
+            raise Refused(409, "too_many_tenants", "too many tenants already have reports") from None
         self._learned.wake()
         return is_new
 

@@ -61,7 +61,7 @@ async def remove(call: Call) -> Response:
         async with call.audited("removed an entry", detail=f"{kind} {sender}"[:200]):
             await call.run(call.sources.lists.remove, recipient, kind, sender)
     except BridgeError as exc:
-        log.warning("user pages: an entry of a list cannot be removed: %s", exc)
+        log.warning("user pages: a list entry cannot be removed: %s", exc)
         text = call.speak("This cannot be done at the moment. Try again later.")
         raise Refused(503, call.speak("Not done"), text, 5) from exc
     return call.redirect("/choices", notice="removed")

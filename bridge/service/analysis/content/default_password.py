@@ -78,7 +78,7 @@ def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
     new, salt = _hash(key_data["hashAlgorithm"]), _base64(key_data["saltValue"])
     size = int(key_data["keyBits"]) // 8
     if size not in (16, 24, 32):  # the sender's word, and the size of what is allocated
-        raise ValueError("not a key of AES")
+        raise ValueError("not an AES key")
     for password in _PASSWORDS:
         hashed = _spun(new, salt, password, int(key_data["spinCount"]), budget)
         keys = [_fitted(new(hashed + block).digest(), size) for block in (_INPUT_KEY, _VALUE_KEY, _KEY_KEY)]
@@ -115,7 +115,7 @@ def _hash(name: str) -> _Hash:
     """Raises ValueError for any other name: it is the sender's."""
     plain = name.upper().replace("-", "")
     if plain not in _HASHES:
-        raise ValueError("not a hash of Office")
+        raise ValueError("not a hash that Office uses")
     return partial(hashlib.new, plain, usedforsecurity=False)
 
 
