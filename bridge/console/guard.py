@@ -111,11 +111,11 @@ class Guard:
         route, person = self.route, call.person_or_none
         if route.role is None or person is None:
             return
-        if person.role < route.role:
+        if not person.may(route.role):
             call.audit_detail = f"needs the role {route.role}"
             text = f"You are signed in as {person.name} with the role {person.role}; this needs the role {route.role}."
             raise Refused(403, "Not allowed", text)
-        if route.all_tenants and not person.sees_everything:
+        if not person.may(route.role, all_tenants=route.all_tenants):
             call.audit_detail = "needs access to all tenants"
             raise Refused(403, "Not allowed", "Only people who may see the mail of all tenants can do this.")
 

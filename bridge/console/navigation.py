@@ -41,7 +41,7 @@ def navigation(person: Person | None, here: str, *, has_digests: bool = True) ->
     return [
         Entry(entry.path, entry.label, entry.icon, entry.role, entry.all_tenants, _is_here(entry.path, here))
         for entry in ENTRIES
-        if person.role >= entry.role and (person.sees_everything or not entry.all_tenants)
+        if person.may(entry.role, all_tenants=entry.all_tenants)
         if has_digests or entry.path not in _OF_DIGESTS
     ]
 

@@ -58,6 +58,10 @@ class Person:
     def sees_everything(self) -> bool:
         return self.tenants is None
 
+    def may(self, role: Role, *, all_tenants: bool = False) -> bool:
+        """Whether this person has the role, and, if asked for, access to the mail of all tenants."""
+        return self.role >= role and (self.sees_everything or not all_tenants)
+
     def may_see(self, tenant: str) -> bool:
         """`tenant` is "" for mail that belongs to none."""
         return self.tenants is None or (bool(tenant) and tenant in self.tenants)

@@ -11,18 +11,18 @@ from typing import Any
 
 from bridge.config.listener import Listener
 from bridge.config.model import Config
-from bridge.daemon import certificates, feedback_wiring, hooks_wiring, list_wiring, wiring
+from bridge.daemon import certificate_expiry, feedback_wiring, hooks_wiring, list_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.personal_wiring import personal_filter
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
-from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.hooks.context import HooksSettings
 from bridge.intake.hooks.server import HooksServer
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
+from bridge.intake.refused_client import RefusedClient
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
 from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.monitored import RESULTS, MonitoredRelay
@@ -48,7 +48,7 @@ class Components:
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self.api_callers = read_callers(conf)
-        self.certificate_expiry = certificates.expiry_by_name(wiring.certificate_files(conf))
+        self.certificate_expiry = certificate_expiry.expiry_by_name(wiring.certificate_files(conf))
         self._used_tokens = wiring.used_tokens(conf, core.state)
         self._released_mail = ReleasedMail(wiring.release_tokens(conf, core.state), self._used_tokens)
         self._headers = wiring.header_editor(conf)
@@ -136,11 +136,11 @@ class ListenerPlan:
     def create(self, is_ahead: Callable[[], bool] | None) -> Server:
         name, metrics = self.listener.name, self._core.metrics
 
-        def on_refused(refusal: EarlyRefusal) -> None:
+        def on_refused(refusal: RefusedClient) -> None:
             count(metrics.refused_connections, name, refusal.reason)
             self._core.note_refusal(name, refusal)
 
-        def on_saturated(refusal: EarlyRefusal) -> None:
+        def on_saturated(refusal: RefusedClient) -> None:
             count(metrics.refused_early, name, refusal.stage)
             self._core.note_refusal(name, refusal)
 

@@ -26,7 +26,7 @@ from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.filter.outcome import Record
 from bridge.history.recorder import Recorder
-from bridge.intake.early_refusal import EarlyRefusal
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
 from bridge.mail.trace import Trace
 from bridge.observe.log_writer import LineWriter
@@ -76,7 +76,7 @@ class Core:
         if (recorder := self.events.recorder) is not None:
             recorder.put(record)
 
-    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
+    def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
         """A client was refused before there was a mail."""
         if self.history is not None:
             self.history.note_refusal(listener, refusal)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from bridge.api.scanning import QueueStatus
-from bridge.daemon import certificates
+from bridge.daemon import certificate_expiry
 from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.running import Running
 from bridge.daemon.status import Status
@@ -114,7 +114,7 @@ def _certificate_expiry(running: Running) -> Rows:
     for hop in running.components.hops:
         shown.append(("next_hop", hop.name, hop.pool.certificate if hop.pool is not None else None))
     for role, name, certificate in shown:
-        expiry = certificates.expiry_of(certificate) if certificate is not None else None
+        expiry = certificate_expiry.expiry_of(certificate) if certificate is not None else None
         if expiry is not None:
             found[role, name] = expiry
     return found.items()

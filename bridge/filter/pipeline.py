@@ -127,7 +127,7 @@ class Filter:
         self._late = late
         self.envelope_lists = envelope_lists
         self._personal = None if personal is None else PersonalSplit(personal, self._actions, self._tell)
-        self._saturation_reply = self._early_refusal()
+        self._saturation_reply = self._reply_if_full()
         self.saturation_rule = settings.policy[Case.SATURATED].name
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
@@ -145,7 +145,7 @@ class Filter:
         """The same before the content."""
         return None if self._slots.is_open_before_content() else self._saturation_reply
 
-    def _early_refusal(self) -> Reply | None:
+    def _reply_if_full(self) -> Reply | None:
         """The reply to saturation at MAIL; None if the policy would not refuse all mail of this listener."""
         policies = [self._settings.policy, *self._settings.tenant_policies.values()]
         if self._settings.shadow_percent >= 100 or any(

@@ -1,6 +1,7 @@
 """Policy: from the scanner's decision, or the lack of one, to an action and a reply.
 
-Tables only, no I/O. Only here does an error become a reply code: temporary unless the mail itself is
+Tables only, no I/O. Which action each case has by default is in `bridge.config.policy`; `pipeline` looks up the rule
+of a mail. Only here does an error become a reply code: temporary unless the mail itself is
 the reason, and never with the error's text, which is for the log.
 """
 

@@ -25,7 +25,7 @@ from bridge.history.entry import Kind, Row
 from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
-from bridge.intake.early_refusal import EarlyRefusal
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
@@ -151,7 +151,7 @@ class Recorder:
         self._added += _weight(len(record.tx.envelope.recipients) - 1)
         self._waiting.append((now, record, self._attempt(record, now)))
 
-    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
+    def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
         """A client was refused before there was a mail: at the connection, or at MAIL because of saturation."""
         now = time.time()
         sender = refusal.sender if self._has_room_for_refusal(now) else ""
@@ -198,7 +198,7 @@ class Recorder:
     def _sum_record(self, record: Record) -> None:
         session, outcome = record.tx.session, record.outcome
         reply = None if outcome is None else outcome.reply
-        refusal = EarlyRefusal(record.at, session.client.address, "", "", record.rule, reply)
+        refusal = RefusedClient(record.at, session.client.address, "", "", record.rule, reply)
         self.note_refusal(session.listener, refusal)
 
     def _attempt(self, record: Record, now: float) -> str:

@@ -7,7 +7,9 @@ are CBC suites, which security scanners report as weak. Every TLS library of the
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _PEM_BYTES = 1 << 20  # far more than any chain
@@ -22,6 +24,17 @@ def server_context() -> ssl.SSLContext:
         ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     )  # a handshake costs us more than the client
     return context
+
+
+def use_reloaded_certificate(context: ssl.SSLContext, newest: Callable[[], ssl.SSLContext | None]) -> None:
+    """A reload brings a new context, but the sockets accept with the first one: it hands each connection over."""
+
+    def hand_over(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        reloaded = newest()
+        if reloaded is not None:
+            connection.context = reloaded
+
+    context.sni_callback = hand_over
 
 
 def chain_problem(exc: Exception, cert: Path, key: Path) -> str:

@@ -22,7 +22,7 @@ from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
-from bridge.runtime.tls import chain_problem, server_context
+from bridge.runtime.tls import chain_problem, server_context, use_reloaded_certificate
 from bridge.service.settings import ServiceConfig, Timings, Tls
 
 if TYPE_CHECKING:
@@ -108,15 +108,10 @@ class ServiceServer:
             self._site = None
 
     def _switching_tls(self) -> ssl.SSLContext | None:
-        """A context that passes each handshake on to the newest certificate, as of its first message."""
         if self._tls is None:
             return None
-
-        def use_newest(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-            connection.context = self._tls
-
         outer = server_context()
-        outer.sni_callback = use_newest
+        use_reloaded_certificate(outer, lambda: self._tls)
         return outer
 
 

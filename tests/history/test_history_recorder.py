@@ -21,7 +21,7 @@ from bridge.history.query import HistoryQuery
 from bridge.history.recorder import MAX_REFUSALS_PER_S, MAX_SUMS, Recorder, RecorderSettings
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
-from bridge.intake.early_refusal import EarlyRefusal
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -47,8 +47,8 @@ def record(outcome: Outcome | None = DELIVERED, content: bytes = b"Subject: x\r\
     return Record(tx, len(content), outcome=outcome, **{"message_id": "<1@x>", "subject": b" hello", **values})
 
 
-def saturated(client: str, sender: str) -> EarlyRefusal:
-    return EarlyRefusal("mail", client, sender, "saturated", "policy.saturated", Reply(451, "4.3.2", "busy"))
+def saturated(client: str, sender: str) -> RefusedClient:
+    return RefusedClient("mail", client, sender, "saturated", "policy.saturated", Reply(451, "4.3.2", "busy"))
 
 
 class Trouble(SqliteHistory):

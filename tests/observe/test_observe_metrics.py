@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.daemon import certificates
+from bridge.daemon import certificate_expiry
 from bridge.daemon.loop_lag import LoopLag
 from bridge.observe.metric_types import Gauge
 from bridge.observe.metrics import Metrics
@@ -163,11 +163,11 @@ def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     from tests.observe.observe_kit import _end
 
     certificate(tmp_path)
-    assert certificates.earliest_expiry(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
-    assert certificates.earliest_expiry(tmp_path / "key.pem") is None
-    assert certificates.earliest_expiry(tmp_path / "missing.pem") is None
+    assert certificate_expiry.earliest_expiry(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
+    assert certificate_expiry.earliest_expiry(tmp_path / "key.pem") is None
+    assert certificate_expiry.earliest_expiry(tmp_path / "missing.pem") is None
     for rubbish in (b"", b"\x30", b"\x30\x84\xff\xff\xff\xff", b"\x30\x03\x30\x01\x02", os.urandom(200)):
-        assert certificates.expiry_of(rubbish) is None
+        assert certificate_expiry.expiry_of(rubbish) is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     [(0x17, "491231235959Z", 2524607999), (0x17, "700101000000Z", 0), (0x18, "20500101000000Z", 2524608000)],
 )
 def test_both_time_formats_in_a_certificate_are_read(kind, text, end) -> None:
-    assert certificates._time(kind, text) == end
+    assert certificate_expiry._time(kind, text) == end
 
 
 async def test_a_blocked_event_loop_is_measured() -> None:

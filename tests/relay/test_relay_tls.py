@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trustme
 
-from bridge.daemon import certificates
+from bridge.daemon import certificate_expiry
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
@@ -65,7 +65,7 @@ async def test_the_end_of_the_next_hops_certificate_is_known(authority: trustme.
         await relay.deliver(make_tx(), HEAD, soon())
         await relay.close()
         assert relay.pool.certificate is not None
-        assert certificates.expiry_of(relay.pool.certificate) == end.timestamp()
+        assert certificate_expiry.expiry_of(relay.pool.certificate) == end.timestamp()
 
 
 async def test_a_large_mail_over_tls(authority: trustme.CA) -> None:

@@ -12,7 +12,7 @@ import trustme
 
 from bridge.api.scanning import Decision
 from bridge.config import model
-from bridge.daemon import certificates, resources
+from bridge.daemon import certificate_expiry, resources
 from bridge.errors import ConfigError, ScanUnavailable
 from tests.scanner.fault_server import TOKEN, FaultServer, faults, scanner_of, submit
 
@@ -58,7 +58,7 @@ async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.C
     async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
         await submit(scanner)
         certificate = scanner.hosts[0].certificate
-    assert certificate is not None and certificates.expiry_of(certificate) == end.timestamp()
+    assert certificate is not None and certificate_expiry.expiry_of(certificate) == end.timestamp()
 
 
 async def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:

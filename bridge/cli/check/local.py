@@ -17,7 +17,7 @@ from bridge.cli.check.finding import Finding
 from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
-from bridge.daemon import certificates, embedded, event_wiring, hooks_wiring, resources, wiring
+from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, resources, wiring
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
@@ -198,10 +198,10 @@ def _try_to_listen(address: Endpoint) -> None:
 def certificate_file(what: str, path: Path) -> Finding:
     """Its expiry, and whether each certificate is followed by its issuer's."""
     renew = f"renew {path}, then run `scanbridge reload`"
-    if not certificates.is_chain(path):
+    if not certificate_expiry.is_chain(path):
         problem = f"{path} is not a chain: our own certificate must come first, then its issuer's, and so on"
         return Finding(what, f"{problem}; reorder the certificates")
-    return certificate_end(what, certificates.earliest_expiry(path), renew)
+    return certificate_end(what, certificate_expiry.earliest_expiry(path), renew)
 
 
 def certificate_end(what: str, end: float | None, renew: str) -> Finding:

@@ -18,7 +18,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import certificates, event_wiring, history_place, list_wiring, resources, wiring
+from bridge.daemon import certificate_expiry, event_wiring, history_place, list_wiring, resources, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -52,7 +52,7 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
         if host.date:
             yield _clock(host)
         if host.certificate:
-            end = certificates.expiry_of(host.certificate)
+            end = certificate_expiry.expiry_of(host.certificate)
             yield certificate_end(f"certificate of {host.url}", end, "its operator must renew it")
     scanner.close()
 

@@ -17,7 +17,7 @@ from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
 from bridge.cli.check.queue import check_queue
 from bridge.cli.terminal import hide_log
-from bridge.daemon import certificates
+from bridge.daemon import certificate_expiry
 from bridge.daemon.service_process import located
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
@@ -100,10 +100,10 @@ def _certificate(loaded: Loaded) -> Iterator[Finding]:
     except BridgeError as exc:
         yield Finding(what, located(loaded, exc))
         return
-    if not certificates.is_chain(path):
+    if not certificate_expiry.is_chain(path):
         yield Finding(what, f"{where}: {path} is not a chain: our own certificate must come first, then its issuer's")
     renew = f"renew {path}, then reload the service (SIGHUP)"
-    found = certificate_end(what, certificates.earliest_expiry(path), renew)
+    found = certificate_end(what, certificate_expiry.earliest_expiry(path), renew)
     prefix = f"{where}: "
     yield Finding(
         what, found.problem and prefix + found.problem, found.detail, found.warning and prefix + found.warning

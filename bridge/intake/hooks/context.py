@@ -14,12 +14,12 @@ from pathlib import Path
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter import rule_names
 from bridge.filter.pipeline import Filter
-from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.hooks.json_body import MAX_KEPT
 from bridge.intake.hooks.registrations import Registrations
 from bridge.intake.hooks.replays import Replays
 from bridge.intake.listener import LOOPBACK, ListenerSettings, Network, Refusal
 from bridge.intake.milter.mail import Limits
+from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 
@@ -64,9 +64,9 @@ class HooksContext:
         settings: HooksSettings,
         filter_: Filter,
         spool: Spool,
-        on_refused: Callable[[EarlyRefusal], None],
-        on_saturated: Callable[[EarlyRefusal], None],
-        on_cancelled: Callable[[EarlyRefusal], None],
+        on_refused: Callable[[RefusedClient], None],
+        on_saturated: Callable[[RefusedClient], None],
+        on_cancelled: Callable[[RefusedClient], None],
         on_limit: Callable[[str], None],
     ) -> None:
         self.spool = spool
@@ -92,13 +92,13 @@ class HooksContext:
     def refused(self, peer: str | None, reason: Refusal) -> None:
         """A connection."""
         self.warn("%s refused: %s", peer or "unix", reason.value)
-        self._on_refused(EarlyRefusal("connect", peer, "", reason.value, rule_of(reason)))
+        self._on_refused(RefusedClient("connect", peer, "", reason.value, rule_of(reason)))
 
     def refused_token(self, peer: str | None) -> None:
         """A request whose token is missing or wrong."""
         self.warn("%s refused: its token is missing or wrong", peer or "unix")
-        self._on_refused(EarlyRefusal("connect", peer, "", "token", rule_names.HOOKS_TOKEN))
+        self._on_refused(RefusedClient("connect", peer, "", "token", rule_names.HOOKS_TOKEN))
 
     def gone(self, peer: str | None) -> None:
         """A client went away before it had our answer."""
-        self._on_cancelled(EarlyRefusal("data", peer, "", "", rule_names.CLIENT_GONE))
+        self._on_cancelled(RefusedClient("data", peer, "", "", rule_names.CLIENT_GONE))

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Any
 
 from bridge.filter.pipeline import Filter
-from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.hooks.app import HooksApp, error_body
 from bridge.intake.hooks.context import HooksContext, HooksSettings
 from bridge.intake.listener import Listener, Refusal, peer_address
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
 from bridge.runtime.http_server import HttpApplication, HttpConnection, HttpLimits
+from bridge.runtime.tls import use_reloaded_certificate
 
 _UNREAD_S = 60.0
 _ANY = 1_000_000
@@ -38,9 +38,9 @@ class HooksServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[EarlyRefusal], None] = _ignore,  # a connection: untrusted, limit; a request: token
-        on_saturated: Callable[[EarlyRefusal], None] = _ignore,  # a mail, at the stage: mail, data
-        on_cancelled: Callable[[EarlyRefusal], None] = _ignore,
+        on_refused: Callable[[RefusedClient], None] = _ignore,  # a connection: untrusted, limit; a request: token
+        on_saturated: Callable[[RefusedClient], None] = _ignore,  # a mail, at the stage: mail, data
+        on_cancelled: Callable[[RefusedClient], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class HooksServer:
         self._application = HttpApplication(HooksApp(self.context), limits)
         self._tls = settings.tls
         if self._tls is not None:
-            self._tls.sni_callback = self._use_current_certificate
+            use_reloaded_certificate(self._tls, lambda: self.context.settings.tls)
 
     @property
     def connections(self) -> int:
@@ -64,11 +64,6 @@ class HooksServer:
         """Use these for new connections, and for the next request on open ones. For a reload."""
         self.listener.adopt(settings.listener)
         self.context.adopt(settings, filter_)
-
-    def _use_current_certificate(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        """A reload brings a new context, but the sockets accept with the first one."""
-        if self.context.settings.tls is not None:
-            connection.context = self.context.settings.tls
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a bound TCP or unix socket."""

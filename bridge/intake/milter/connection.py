@@ -23,13 +23,13 @@ from typing import cast
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
-from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.listener import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS, Mail, declared_size
 from bridge.intake.milter.protocol import State
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
@@ -279,7 +279,7 @@ class MilterConnection(asyncio.Protocol):
             mail.refuse(closed)
             rule = context.filter.saturation_rule
             context.on_saturated(
-                EarlyRefusal("mail", self._describe().client.address, sender, "saturated", rule, closed)
+                RefusedClient("mail", self._describe().client.address, sender, "saturated", rule, closed)
             )
         self._answer(protocol.MAIL, mail.refusal)
 
@@ -417,7 +417,7 @@ class MilterConnection(asyncio.Protocol):
             mail.close()
             if is_cut_short:
                 address = self._describe().client.address
-                self._context.on_cancelled(EarlyRefusal("data", address, mail.sender, "", rule_names.CLIENT_GONE))
+                self._context.on_cancelled(RefusedClient("data", address, mail.sender, "", rule_names.CLIENT_GONE))
 
 
 _Handler = Callable[[MilterConnection, bytes], None]

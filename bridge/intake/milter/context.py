@@ -14,10 +14,10 @@ from typing import Protocol
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.pipeline import Filter
-from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.listener import LOOPBACK, Listener, ListenerSettings, Network, Refusal
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
+from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
@@ -80,9 +80,9 @@ class MilterContext:
         filter_: Filter,
         spool: Spool,
         listener: Listener[OpenConnection],
-        on_refused: Callable[[EarlyRefusal], None] = ignore,
-        on_saturated: Callable[[EarlyRefusal], None] = ignore,
-        on_cancelled: Callable[[EarlyRefusal], None] = ignore,
+        on_refused: Callable[[RefusedClient], None] = ignore,
+        on_saturated: Callable[[RefusedClient], None] = ignore,
+        on_cancelled: Callable[[RefusedClient], None] = ignore,
         on_limit: Callable[[str], None] = ignore,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class MilterContext:
         return True
 
     def _refused(self, address: str | None, reason: Refusal) -> None:
-        self._on_refused(EarlyRefusal("connect", address, "", reason.value, rule_of(reason)))
+        self._on_refused(RefusedClient("connect", address, "", reason.value, rule_of(reason)))
 
     def forget(self, connection: OpenConnection) -> None:
         self.timer.discard(connection)

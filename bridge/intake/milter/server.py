@@ -12,10 +12,10 @@ import socket
 from collections.abc import Callable
 
 from bridge.filter.pipeline import Filter
-from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.listener import Listener
 from bridge.intake.milter.connection import MilterConnection
 from bridge.intake.milter.context import MilterContext, MilterSettings, OpenConnection, ignore
+from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
 
 _AFTER_CUT_S = 1.0  # for the event loop to close what was cut
@@ -30,9 +30,9 @@ class MilterServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[EarlyRefusal], None] = ignore,  # a connection: untrusted, limit
-        on_saturated: Callable[[EarlyRefusal], None] = ignore,  # a mail, at the stage: mail
-        on_cancelled: Callable[[EarlyRefusal], None] = ignore,  # a mail that its client or mail server gave up
+        on_refused: Callable[[RefusedClient], None] = ignore,  # a connection: untrusted, limit
+        on_saturated: Callable[[RefusedClient], None] = ignore,  # a mail, at the stage: mail
+        on_cancelled: Callable[[RefusedClient], None] = ignore,  # a mail that its client or mail server gave up
         on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:

@@ -22,8 +22,8 @@ from bridge.filter import rule_names
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
-from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
+from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
@@ -102,9 +102,9 @@ class SmtpServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[EarlyRefusal], None] = _ignore,
-        on_saturated: Callable[[EarlyRefusal], None] = _ignore,
-        on_cancelled: Callable[[EarlyRefusal], None] = _ignore,
+        on_refused: Callable[[RefusedClient], None] = _ignore,
+        on_saturated: Callable[[RefusedClient], None] = _ignore,
+        on_cancelled: Callable[[RefusedClient], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
@@ -189,7 +189,7 @@ class SmtpServer:
         self, address: str | None, reason: Refusal, sender: str | None = None, reply: Reply | None = None
     ) -> None:
         stage = "connect" if sender is None else "mail"
-        self._on_refused(EarlyRefusal(stage, address, sender or "", reason.value, rule_of(reason), reply))
+        self._on_refused(RefusedClient(stage, address, sender or "", reason.value, rule_of(reason), reply))
         mail = "" if sender is None else f", mail from <{sender}>"
         log.info("listener %s: %s refused: %s%s", self.settings.name, address or "unix", reason.value, mail)
 
@@ -257,13 +257,13 @@ class SmtpServer:
         if refusal is None:
             return MISSING
         rule = self._filter.saturation_rule
-        self._on_saturated(EarlyRefusal(stage, _sending_host(session), sender, "saturated", rule, refusal))
+        self._on_saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal
 
     def handle_CANCEL(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> None:
         """The client went away, or was cut off, before the end of the content."""
         self._on_cancelled(
-            EarlyRefusal("data", _sending_host(session), envelope.mail_from or "", "", rule_names.CLIENT_GONE)
+            RefusedClient("data", _sending_host(session), envelope.mail_from or "", "", rule_names.CLIENT_GONE)
         )
 
     def handle_DATA(

@@ -11,7 +11,7 @@ from bridge.runtime.value import value
 
 
 @value
-class EarlyRefusal:
+class RefusedClient:
     """Which client was refused, at which stage, and why."""
 
     stage: str  # connect, mail, data
