@@ -20,6 +20,7 @@ from bridge.service.analysis.content import page_text
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(
     "//[\\t\\r\\n]*+([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+    r"(?=([/\\?#]?))"  # what ends a host for browsers, or nothing
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
@@ -44,7 +45,6 @@ _BREAK = re.compile(  # a tab or line end
     r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
 )
 _BREAKS = frozenset("\t\r\n")
-_AFTER_HOST = frozenset("/\\?#")
 _QUOTES = frozenset("'\"`")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
@@ -127,11 +127,13 @@ class Links:
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
-            raw, start, end = match.group(1), match.start(), match.end()
-            after = text[end : end + 1]
-            if after in _BREAKS:
+            raw, end_of_host = match.groups()
+            if end_of_host and raw in self._seen:  # nearly all links of a page
+                continue
+            start, end = match.span()
+            if text[end : end + 1] in _BREAKS:
                 is_broken = True
-            if is_html and after not in _AFTER_HOST:
+            if is_html and not end_of_host:
                 self._add_rest(text, match)
             if raw not in self._seen:
                 if _is_link(text, start):
