@@ -24,7 +24,8 @@ _LINK = re.compile(
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_BACKSLASHES = re.compile(r"/(?<!//)/*+\\[/\\]*+|\\[/\\]++")  # begins with one of two characters: searched fast
+# Slashes with a backslash among them. Two patterns, in this order: each begins with one literal character.
+_BACKSLASHES = (re.compile(r"/(?<!//)/*+\\[/\\]*+"), re.compile(r"\\[/\\]++"))
 _BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
 _WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
@@ -123,7 +124,8 @@ class Links:
         is_broken = False
         self._check_length(text)
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
-            text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
+            for pattern in _BACKSLASHES:
+                text = pattern.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
