@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from bridge.mime.base64_text import has_long_base64
-from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_uu_data, has_word, words_in
+from bridge.mime.encodings import BINHEX_START, PLAIN, STANDARD, has_uu_data, places, words_in
 
 Buffer = bytes | mmap.mmap
 
@@ -45,10 +45,9 @@ _HIDDEN = re.compile(
     rb"\n(?=[A-Za-z0-9+/ \t=(:])(?:=ybegin |\(This file must be "
     rb"|[ \t]*+%b|[A-Za-z0-9+/]{32,}+={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)" % BINHEX_START
 )
-# Only where the word is: most text has neither.
-_HIDDEN_FIELD = re.compile(rb"\n" + CONTENT_FIELD)
-_HIDDEN_BEGIN = re.compile(rb"\n[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]")
-_TYPE_WORD, _DISPOSITION_WORD, _BEGIN_WORD = _HIDDEN_WORDS = (b"content-t", b"content-d", b"begin")
+_TYPE_WORD, _DISPOSITION_WORD, _ENCODING_WORD = b"content-t", b"content-d", b"content-transfer-encoding"
+_BEGIN_WORD = b"begin"
+_HIDDEN_WORDS = (_TYPE_WORD, _DISPOSITION_WORD, _ENCODING_WORD, _BEGIN_WORD)
 # Where quoted-printable divides `<meta http-equiv=3DContent-Type content=3D...`: no program takes that for a field.
 _DIVIDED_META = re.compile(rb"""=\r?\nContent-Type(?:["']|=2[27]| content=)""", re.IGNORECASE)
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
@@ -93,12 +92,22 @@ def _is_hidden(data: Buffer, start: int, end: int) -> bool:
     if _HIDDEN.search(data, start, end) or has_long_base64(data, start, end):
         return True
     there = words_in(_HIDDEN_WORDS, data, start, end)
-    if _BEGIN_WORD in there and (_HIDDEN_BEGIN.search(data, start, end) or has_uu_data(data, start, end)):
+    if _BEGIN_WORD in there and has_uu_data(data, start, end):
         return True
-    if not there.isdisjoint((_TYPE_WORD, _DISPOSITION_WORD)) and _HIDDEN_FIELD.search(data, start, end):
+    if any(_has_field(word, data, start, end) for word in (_TYPE_WORD, _DISPOSITION_WORD) if word in there):
         return True
-    # Some find that field anywhere in a line.
-    return _TYPE_WORD in there and has_word(b"content-transfer-encoding", data, start, end)
+    return _ENCODING_WORD in there  # some find that field anywhere in a line
+
+
+def _has_field(word: bytes, data: Buffer, start: int, end: int) -> bool:
+    """Whether a line begins with the word, perhaps after white space."""
+    before = start
+    for at in places(word, data, start, end):
+        line = data.rfind(b"\n", before, at)
+        if line >= 0 and not data[line + 1 : at].strip(b" \t"):
+            return True
+        before = at
+    return False
 
 
 def in_head(head: bytes, names: Sequence[str]) -> set[str]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import binascii
 import mmap
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import accumulate
 
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
@@ -20,9 +24,17 @@ _NOT_BASE64_PAD_OR_LINE = bytes(set(_NOT_BASE64_OR_PAD) - set(b"\r\n"))
 
 def decode_base64(raw: bytes) -> bytes:
     """Skips everything outside the alphabet, including padding: most mail programs keep reading after it."""
-    clean = raw.translate(None, _NOT_BASE64)
-    clean = clean[:-1] if len(clean) % 4 == 1 else clean
-    return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
+    return _decode_clean(raw.translate(None, _NOT_BASE64))
+
+
+def _decode_clean(clean: bytes) -> bytes:
+    match len(clean) % 4:
+        case 0:
+            return binascii.a2b_base64(clean)
+        case 1:
+            return binascii.a2b_base64(clean[:-1])
+        case more:
+            return binascii.a2b_base64(clean + b"=" * (4 - more))
 
 
 def is_plain_base64(raw: bytes) -> bool:
@@ -66,13 +78,66 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
     yield decode_base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
 
 
-def unbroken_readings(raw: bytes) -> Iterator[bytes]:
-    """Base64 with anything in between, read to the end."""
-    yield decode_base64(raw)
-    yield _by_lines(raw)
-    yield decode_base64(_without_junk_lines(raw))  # a line that only looks like a delimiter
-    if b"=" in raw:
-        yield _one_by_one(_PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD)))
+class UnbrokenBase64:
+    """Base64 with anything in between, read to the end of a text from any place in it.
+
+    A part of an ambiguous mail may begin in many places, so each line and each padded piece is decoded once for all.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def readings(self, start: int) -> Iterator[bytes]:
+        rest = self._text[start:]
+        yield decode_base64(rest)
+        line = bisect_left(self._line_starts, start)
+        first = self._text[start : self._line_starts[line]]
+        yield _by_lines(first) + self._decoded_lines.since(line)
+        yield decode_base64(_without_junk_lines(first) + self._kept_lines.since(line))  # they may look like delimiters
+        if b"=" in rest:
+            yield self._restarted(len(self._text[:start].translate(None, _NOT_BASE64_OR_PAD)))
+
+    def _restarted(self, start: int) -> bytes:
+        """Starts again after each padding."""
+        piece = bisect_left(self._pieces.starts, start)
+        first = self._padded[start : self._pieces.starts[piece]].strip(b"=")
+        return _decode_clean(first) + self._decoded_pieces.since(piece)
+
+    @cached_property
+    def _line_starts(self) -> array[int]:
+        return array("q", accumulate((len(line) + 1 for line in self._text.split(b"\n")), initial=0))
+
+    @cached_property
+    def _decoded_lines(self) -> _Joined:
+        return _Joined(map(_by_lines, self._text.translate(None, _NOT_BASE64_PAD_OR_LINE).split(b"\n")))
+
+    @cached_property
+    def _kept_lines(self) -> _Joined:
+        return _Joined(line if _is_base64_line(line) else b"" for line in self._text.split(b"\n"))
+
+    @cached_property
+    def _padded(self) -> bytes:
+        return self._text.translate(None, _NOT_BASE64_OR_PAD)
+
+    @cached_property
+    def _pieces(self) -> _Joined:
+        return _Joined(_PADDED_PIECE.findall(self._padded))
+
+    @cached_property
+    def _decoded_pieces(self) -> _Joined:
+        return _Joined(_decode_clean(piece.strip(b"=")) for piece in _PADDED_PIECE.findall(self._padded))
+
+
+class _Joined:
+    """Pieces of content, and where each of them starts."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        all_pieces = list(pieces)
+        self._content = b"".join(all_pieces)
+        self.starts = array("q", accumulate(map(len, all_pieces), initial=0))
+
+    def since(self, piece: int) -> bytes:
+        return self._content[self.starts[piece] :]
 
 
 def base64_runs(text: bytes) -> Iterator[bytes]:
@@ -115,6 +180,7 @@ def _line_runs(text: bytes) -> Iterator[bytes]:
 _OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
 _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
 _PADDING = re.compile(rb"=+")
+_PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SEVEN_BITS = bytes(byte & 0x7F for byte in _EVERY)
@@ -125,7 +191,11 @@ _IN_BASE64_LINE = ALPHABET + b"=\t\v\f "
 
 def _without_junk_lines(raw: bytes) -> bytes:
     """With long lines, two fifths of the time of a pattern with `^`, which is tried at every byte (Python 3.11)."""
-    return b"".join([line for line in raw.split(b"\n") if line.lstrip(_IN_BASE64_LINE)[:1] in (b"", b"\r")])
+    return b"".join([line for line in raw.split(b"\n") if _is_base64_line(line)])
+
+
+def _is_base64_line(line: bytes) -> bool:
+    return line.lstrip(_IN_BASE64_LINE)[:1] in (b"", b"\r")
 
 
 def without_base64(text: bytes) -> bytes:
@@ -145,8 +215,8 @@ def _by_lines(raw: bytes) -> bytes:
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:
-    """Each piece on its own."""
-    return b"".join(map(decode_base64, pieces))
+    """Each piece on its own. There is nothing but Base64 in them: a mail may have thousands."""
+    return b"".join(map(_decode_clean, pieces))
 
 
 def _without_padding(groups: Iterable[bytes]) -> Iterator[bytes]:

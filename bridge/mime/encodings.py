@@ -10,8 +10,7 @@ from __future__ import annotations
 import binascii
 import mmap
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from bridge.mime import yenc
@@ -60,10 +59,15 @@ def _all_readings(raw: bytes) -> Iterator[bytes]:
 # Quoted-printable
 
 _ODD_QUOTED = re.compile(rb"=(?![0-9A-F][0-9A-F])(?!\r?\n)")
-_QUOTED = re.compile(rb"=([0-9A-F]{2})")
-_QUOTED_ANY_CASE = re.compile(rb"=([0-9A-Fa-f]{2})")
 _SOFT_BREAK = re.compile(rb"=[ \t\v\f\x00]*\r*\n")
-_WRONG = tuple(re.compile(rb"=(?![0-9A-Fa-f]{2})%b" % rest) for rest in (rb"", rb"[^=\r\n]?", rb"[^=\r\n]{0,2}"))
+# What programs make of a "=" that begins no escape: they show it, or leave it out with up to two characters after it.
+_WRONG = (
+    (re.compile(rb"=(?![0-9A-F]{2})"), b"=3D"),  # escapes in lower case are none
+    (re.compile(rb"=(?![0-9A-Fa-f]{2})"), b"=3D"),
+    (re.compile(rb"=(?![0-9A-Fa-f]{2})"), b""),
+    (re.compile(rb"=(?![0-9A-Fa-f]{2})[^=\r\n]?"), b""),
+    (re.compile(rb"=(?![0-9A-Fa-f]{2})[^=\r\n]{0,2}"), b""),
+)
 
 
 def quoted_readings(raw: bytes) -> Iterator[bytes]:
@@ -74,18 +78,8 @@ def quoted_readings(raw: bytes) -> Iterator[bytes]:
     if _ODD_QUOTED.search(raw) is None:
         return
     joined = _SOFT_BREAK.sub(b"", raw)
-    yield _unquoted(_QUOTED, joined)
-    yield _unquoted(_QUOTED_ANY_CASE, joined)
-    for wrong in _WRONG:
-        yield _unquoted(_QUOTED_ANY_CASE, wrong.sub(b"", joined))
-
-
-_DIGITS = "0123456789ABCDEFabcdef"
-_BYTES = {(first + second).encode(): bytes.fromhex(first + second) for first in _DIGITS for second in _DIGITS}
-
-
-def _unquoted(escape: re.Pattern[bytes], text: bytes) -> bytes:
-    return escape.sub(lambda match: _BYTES[match[1]], text)
+    for wrong, instead in _WRONG:
+        yield binascii.a2b_qp(wrong.sub(instead, joined))  # now every "=" begins an escape
 
 
 # Formats that mark their own beginning
@@ -145,6 +139,7 @@ _ANY_BEGIN = re.compile(rb"(?<!=y)begin[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
 _BEFORE = re.compile(rb"(?:\A|[\r\n])[ \t\f\v>]*(?:<[a-z]*>)*\Z", re.IGNORECASE)
 _MAX_BEFORE = 40  # bytes
 _MODE = re.compile(rb"-?[0-9]")
+_MODE_FOLLOWS = re.compile(rb"begin[ \t]+-?[0-9]{1,9}[ \t]", re.IGNORECASE)
 _END_LINES = (b"`", b"+", b"end")
 _NO_UU = bytes(set(_EVERY) - set(range(32, 97)))
 _ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|#)", re.IGNORECASE)
@@ -159,7 +154,7 @@ def has_begin(data: bytes | mmap.mmap, start: int = 0, end: int | None = None) -
 
 def has_word(word: bytes, data: bytes | mmap.mmap, start: int, end: int) -> bool:
     """In any case. A quick test: fifteen times as fast as a pattern that ignores case (Python 3.11)."""
-    return next(_places(word, data, start, end), None) is not None
+    return next(places(word, data, start, end), None) is not None
 
 
 def words_in(words: Sequence[bytes], data: bytes | mmap.mmap, start: int, end: int) -> set[bytes]:
@@ -172,7 +167,7 @@ def words_in(words: Sequence[bytes], data: bytes | mmap.mmap, start: int, end: i
     return found
 
 
-def _places(word: bytes, data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
+def places(word: bytes, data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
     """Where the word is, in any case."""
     more = len(word) - 1
     for at in range(start, end, _STEP):
@@ -183,10 +178,10 @@ def _places(word: bytes, data: bytes | mmap.mmap, start: int, end: int) -> Itera
             found = lower.find(word, found + 1)
 
 
-def _begins(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[re.Match[bytes]]:
-    """The matches of `_ANY_BEGIN`, of which none begins within another."""
-    after = start
-    for at in _places(b"begin", data, start, end):
+def _begins(data: bytes | mmap.mmap, found: Iterable[int], end: int) -> Iterator[re.Match[bytes]]:
+    """The matches of `_ANY_BEGIN` at these places, of which none begins within another."""
+    after = 0
+    for at in found:
         match = _ANY_BEGIN.match(data, at, end) if at >= after else None
         if match is not None:
             yield match
@@ -194,13 +189,15 @@ def _begins(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[re.Match[
 
 
 def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
-    """Whether lines that decode follow a line with "begin"."""
-    if not has_begin(data, start, end):
-        return False
-    if has_word(_UU64, data, start, end) and _UU64_BEGIN.search(data, start, end):
-        return True
-    lines = _DataLines(data, start, end)
-    for match in _begins(data, start, end):
+    """Whether a line begins with "begin" and a mode, or lines that decode follow one with "begin"."""
+    begins = list(places(b"begin", data, start, end))
+    for at in begins:
+        if _UU64_BEGIN.match(data, at, end):
+            return True
+        if at > start and data[at - 1 : at] == b"\n" and _MODE_FOLLOWS.match(data, at, end):
+            return True
+    lines = _DataLines(data, start, end, _LONGEST_LINE)
+    for match in _begins(data, begins, end):
         limit = end if _is_at_line_start(data, match.start()) else min(end, match.end() + _NEAR)
         if lines.has_one(match.start(), match.end(), limit):
             return True
@@ -210,34 +207,38 @@ def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
 class _DataLines:
     """Reads each line at most once, and only those that matter: most text has a "begin" in the middle of a line."""
 
-    def __init__(self, data: bytes | mmap.mmap, start: int, end: int) -> None:
-        self._data, self._at, self._end = data, start, end
+    def __init__(self, data: bytes | mmap.mmap, start: int, end: int, longest: int) -> None:
+        self._data, self._at, self._end, self._longest = data, start, end, longest
         self._after_one = False
+        self._found = -1  # the last line of data that was asked for
 
     def has_one(self, begin: int, first: int, limit: int) -> bool:
-        """Whether a line of data starts at `first` or later, but before `limit`. `begin` is in the line above."""
+        """Whether a line of data starts at `first` or later, but before `limit`. `begin` is in the line above.
+
+        From call to call, `begin` and `first` become larger.
+        """
+        if self._found >= first:
+            return self._found < limit
         if self._at < begin and (line := self._data.rfind(b"\n", self._at, begin) + 1):
             self._at, self._after_one = line, False
         while self._at < limit:
             here, found = self._at, self._data.find(b"\n", self._at, self._end)
             line_end = found if found >= 0 else self._end
             self._at = line_end + 1
-            is_data, self._after_one = _data_in(self._data[here : min(line_end, here + _LONGEST_LINE)], self._after_one)
+            is_data, self._after_one = _data_in(self._data[here : min(line_end, here + self._longest)], self._after_one)
             if is_data and here >= first:
+                self._found = here
                 return True
         return False
 
 
 def _uu_begins(raw: bytes) -> Iterator[tuple[re.Match[bytes], bool]]:
     """Lines that may begin a file, because they have a mode or data follows; and whether data follows."""
-    lines: list[int] | None = None
-    for match in _begins(raw, 0, len(raw)):
-        if lines is None:  # once for all: thousands of lines may have a "begin"
-            lines = list(_data_lines(raw, match.end(), len(raw)))
-        following = bisect_left(lines, match.end())
-        has_data = following < len(lines) and (
-            lines[following] < match.end() + _NEAR or _is_at_line_start(raw, match.start())
-        )
+    lines: _DataLines | None = None
+    for match in _begins(raw, places(b"begin", raw, 0, len(raw)), len(raw)):
+        lines = lines or _DataLines(raw, match.end(), len(raw), len(raw))
+        limit = len(raw) if _is_at_line_start(raw, match.start()) else min(len(raw), match.end() + _NEAR)
+        has_data = lines.has_one(match.start(), match.end(), limit)
         if has_data or _MODE.match(match[1].lstrip()):
             yield match, has_data
 
@@ -257,18 +258,11 @@ def _uu_blocks(raw: bytes) -> Iterator[bytes]:
         yield from _blocks(raw, _UU_BEGIN, b"\nend")
 
 
-def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
-    """Where lines of data are. Some programs take any characters, as prose has them too; so there must be two lines."""
-    at, after_one = start, False
-    for line in data[start:end].split(b"\n"):
-        is_data, after_one = _data_in(line, after_one)
-        if is_data:
-            yield at
-        at += len(line) + 1
-
-
 def _data_in(line: bytes, after_one: bool) -> tuple[bool, bool]:
-    """Whether a line is data, and whether the next one may be because of it."""
+    """Whether a line is data, and whether the next one may be because of it.
+
+    Some programs take any characters, as prose has them too; so there must be two lines.
+    """
     text = line.rstrip(b"\r")
     if not text.strip():
         return False, after_one
@@ -347,12 +341,14 @@ _SIZES = tuple(map(_sizes, range(256)))
 
 def _xxencoded(raw: bytes) -> bytes:
     """Like uuencode, with other characters."""
-    out = []
-    for line in raw.split():
-        length = _XX.find(line[:1])
-        if length > 0:
-            out.append(_base64(line[1:].translate(_FROM_XX))[:length])
-    return b"".join(out)
+    lines = raw.split()
+    decoded = {line: _xx_line(line) for line in set(lines)}  # if it is none, but text, most words are there many times
+    return b"".join([decoded[line] for line in lines])
+
+
+def _xx_line(line: bytes) -> bytes:
+    length = _XX.find(line[:1])
+    return _base64(line[1:].translate(_FROM_XX))[:length] if length > 0 else b""
 
 
 _HQX = rb"""!"#$%&'()*+,-012345689@ABCDEFGHIJKLMNPQRSTUVXYZ[`abcdefhijklmpqr"""

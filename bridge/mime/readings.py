@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -44,18 +44,17 @@ _NO_FIELD = tuple(
 _HEADER_LINE = re.compile(rb"\n[ \t]*[!-9;-~]{1,200}[ \t]*:")
 _MAIL_START = re.compile(rb"\s{0,99}(?:>?From |[!-9;-~]{1,200}[ \t]*:)")
 _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
-_ENCODED = re.compile(rb"ncod", re.IGNORECASE)
-_BASE64 = re.compile(rb"64|=\?")
-_OTHER_ENCODING = re.compile(rb"uu|y-?en|hex|gzip", re.IGNORECASE)
+# These are looked for in lower case: that takes a tenth of the time of patterns that ignore case (Python 3.11).
+_ENCODED, _BASE64, _QUOTED = b"ncod", (b"64", b"=?"), (b"quoted", b"printab", b"=?")
+_OTHER_ENCODINGS = (b"uu", b"yen", b"y-en", b"hex", b"gzip")
 # An encoding that is unknown or misspelt: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
-    re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other, re.IGNORECASE)
+    re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other)
     for other in (rb"quoted-printable", rb"base64")
 )
 _LOOKS_ENCODED = re.compile(
     rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)"
 )
-_QUOTED_CLAIM = re.compile(rb"quoted|printab|=\?", re.IGNORECASE)
 # The type of a message whose content is elsewhere, with spaces, quotes and comments where some programs allow them.
 _BETWEEN = rb"""(?:[\s\0"']|\([^()]{0,200}\))*+"""
 _ELSEWHERE = re.compile(
@@ -121,25 +120,29 @@ def elsewhere(text: bytes) -> set[str]:
     return {"message/" + match[1].decode().lower() for match in _ELSEWHERE.finditer(text)}
 
 
-def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
-    """The content of every part of every reading, each once, and whether it was decoded from Base64 or the like."""
+def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) -> Iterator[tuple[bytes, bool]]:
+    """The content of every part of every reading, each once, and whether it was decoded from Base64 or the like.
+
+    `quoted` is what `encodings.quoted_readings` makes of `data`, if the caller has it.
+    """
     seen: set[bytes] = set()
-    for content, is_decoded in _all_objects(data, budget):
+    for content, is_decoded in _all_objects(data, budget, quoted):
         budget.take(_OBJECT + 2 * _BYTE * len(content))
         if content and content not in seen:
             seen.add(content)
             yield content, is_decoded
 
 
-def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
+def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
     done: set[bytes] = set()
     cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
-    for number, (text, is_usual) in enumerate(_texts(data, budget)):
+    for number, (text, is_usual) in enumerate(_texts(data, budget, quoted)):
         budget.take_text(text)
         for content in encodings.embedded(text):
             yield content, True
         for content in base64_text.base64_runs(text) if is_usual else ():
             yield content, True
+        unbroken = base64_text.UnbrokenBase64(text)
         for region in regions(text, budget):
             raw = text[region.body : region.end]
             yield raw, False
@@ -149,7 +152,7 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
             if is_usual and raw not in done and not (number and core in cores):
                 done.add(raw)
                 cores.add(core)
-                for content in _decoded(text, region, raw, budget):
+                for content in _decoded(text, region, raw, unbroken, budget):
                     yield content, True
 
 
@@ -163,35 +166,40 @@ def texts(data: bytes) -> list[bytes]:
     return list(dict.fromkeys(found))
 
 
-def _texts(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
+def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
     """All texts, also with quoted-printable removed. Each begins with a line end.
 
     The second value is false for unusual readings of quoted-printable, in which no Base64 is expected.
     """
     seen: set[bytes] = set()
-    has_quoted = _QUOTED_CLAIM.search(data) is not None or _UNKNOWN_QUOTED.search(data) is not None
+    lower = data.lower()
+    has_quoted = any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(lower) is not None
     budget.take(_LINE * data.count(b"\r") // 2)
     for text in texts(data):
+        unquoted: Iterable[bytes] = ()
         if has_quoted:
             budget.take_text(text)
-        for number, decoded in enumerate((text, *(encodings.quoted_readings(text) if has_quoted else ()))):
+            unquoted = quoted if quoted is not None and text is data else encodings.quoted_readings(text)
+        for number, decoded in enumerate((text, *unquoted)):
             for reading in texts(decoded) if number == 1 else [decoded]:  # decoding may reveal line ends
                 if reading not in seen:
                     seen.add(reading)
                     yield b"\n" + reading, number < 2
 
 
-def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterator[bytes]:
+def _decoded(
+    text: bytes, region: Region, raw: bytes, unbroken: base64_text.UnbrokenBase64, budget: Budget
+) -> Iterator[bytes]:
     """The content decoded, if anything tells a program that it is encoded: its header section, or its own looks."""
-    head = text[region.head : region.body]
-    is_base64 = bool(_ENCODED.search(head)) and bool(_BASE64.search(head) or _UNKNOWN.search(head))
-    if is_base64 or _OTHER_ENCODING.search(head) or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
+    head = text[region.head : region.body].lower()
+    is_base64 = _ENCODED in head and (any(word in head for word in _BASE64) or _UNKNOWN.search(head) is not None)
+    is_encoded = is_base64 or any(word in head for word in _OTHER_ENCODINGS)
+    if is_encoded or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
         budget.take_text(raw)
         yield from encodings.readings(raw)
     if is_base64 and region.end < len(text):  # the delimiter may be none: read on to the end of the mail
-        rest = text[region.body :]
-        budget.take_text(rest)
-        yield from base64_text.unbroken_readings(rest)
+        budget.take_text(text[region.body :])
+        yield from unbroken.readings(region.body)
 
 
 def regions(text: bytes, budget: Budget) -> Iterator[Region]:

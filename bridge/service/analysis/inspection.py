@@ -172,7 +172,7 @@ class _MailInspector(FileInspector):
             words_only = base64_text.without_base64(text)
             self.text(words_only, 0, len(words_only), _ANY_TEXT, nesting)
         mails: list[bytes] = []
-        for content, is_decoded in readings.objects(whole, self.reading):
+        for content, is_decoded in readings.objects(whole, self.reading, quoted):
             self.signatures(content)
             self.show(content, names)
             if is_decoded and readings.may_be_mail(content):
@@ -212,7 +212,7 @@ class _MailInspector(FileInspector):
 
     def guessed_file(self, content: bytes, nesting: int) -> None:
         """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
-        if hashlib.sha256(content).hexdigest() in self.found.digests:
+        if self.found.digests and hashlib.sha256(content).hexdigest() in self.found.digests:
             return
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)

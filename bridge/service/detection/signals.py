@@ -98,8 +98,14 @@ def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]
 
 
 def _words(who: sender.Sender, text: str) -> dict[int, str]:
-    text = _ADDRESS.sub(" ", text[:3000]) if "@" in text else text[:3000]
-    words = [f"subject {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.subject.lower()[:300])))]
-    words += [f"name {word}" for word in set(_WORD.findall(_ADDRESS.sub(" ", who.name.lower()[:100])))]
-    words += islice(dict.fromkeys(_WORD.findall(text)), MAX_WORDS)
+    words = [f"subject {word}" for word in set(_words_in(who.subject.lower()[:300]))]
+    words += [f"name {word}" for word in set(_words_in(who.name.lower()[:100]))]
+    words += islice(dict.fromkeys(_words_in(text[:3000])), MAX_WORDS)
     return {crc32(word.encode("utf-8", "replace")) & _MASK: word for word in words}
+
+
+def _words_in(text: str) -> list[str]:
+    """Without those of addresses, which are searched for where there is an "@" only: the pattern takes long."""
+    if "@" in text:
+        text = " ".join([_ADDRESS.sub(" ", piece) if "@" in piece else piece for piece in text.split()])
+    return _WORD.findall(text)

@@ -45,6 +45,7 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"ID3", MEDIA),
 ]
 
+_BEGINNINGS = tuple(magic for magic, _ in _MAGIC)
 _NOT_CONTROL = bytes(set(range(0x20, 0x100)) - {0x7F}) + b"\t\r\n\f\x1b"
 
 _EXTENSIONS = {
@@ -86,6 +87,8 @@ _DECEIVING = re.compile("[\u202a-\u202e\u2066-\u2069\u200b-\u200f\u00ad\ufeff\x0
 
 def family_of(content: bytes) -> str:
     """The family that the first bytes indicate; empty if they do not indicate any."""
+    if not content.startswith(_BEGINNINGS):  # nearly all content ends here
+        return ""
     for magic, family in _MAGIC:
         if content.startswith(magic):
             return IMAGE if content[8:12] == b"WEBP" and magic == b"RIFF" else family

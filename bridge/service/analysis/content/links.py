@@ -20,10 +20,12 @@ from bridge.service.analysis.content import page_text
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(
     "//[\\t\\r\\n]*+([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+    r"(?=([/\\?#]?))"  # what ends a host for browsers, or nothing
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
 _ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
-_BACKSLASHES = re.compile(r"/(?<!//)/*+\\[/\\]*+|\\[/\\]++")  # begins with one of two characters: searched fast
+# Slashes with a backslash among them. Two patterns, in this order: each begins with one literal character.
+_BACKSLASHES = (re.compile(r"/(?<!//)/*+\\[/\\]*+"), re.compile(r"\\[/\\]++"))
 _BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
 _WEB = ("https:", "http:")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
@@ -44,7 +46,6 @@ _BREAK = re.compile(  # a tab or line end
     r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
 )
 _BREAKS = frozenset("\t\r\n")
-_AFTER_HOST = frozenset("/\\?#")
 _QUOTES = frozenset("'\"`")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
@@ -123,15 +124,18 @@ class Links:
         is_broken = False
         self._check_length(text)
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
-            text = _BACKSLASHES.sub("//", text)  # browsers treat backslashes the same way
+            for pattern in _BACKSLASHES:
+                text = pattern.sub("//", text)  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
-            raw, start, end = match.group(1), match.start(), match.end()
-            after = text[end : end + 1]
-            if after in _BREAKS:
+            raw, end_of_host = match.groups()
+            if end_of_host and raw in self._seen:  # nearly all links of a page
+                continue
+            start, end = match.span()
+            if text[end : end + 1] in _BREAKS:
                 is_broken = True
-            if is_html and after not in _AFTER_HOST:
+            if is_html and not end_of_host:
                 self._add_rest(text, match)
             if raw not in self._seen:
                 if _is_link(text, start):

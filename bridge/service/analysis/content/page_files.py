@@ -65,6 +65,8 @@ def _ends(text: str, start: int, content: int) -> set[int]:
 
 def names(page: str) -> set[str]:
     """Of attributes (`download="x.js"`), and what scripts assign (`a.download = "x.js"`)."""
+    if "download" not in page.lower():
+        return set()
     found = {"".join(groups).strip()[-_SHOWN:] for groups in _NAME.findall(page)}
     found |= {form for name in found for form in (unquote(name), escapes_replaced(name))}
     return {name for name in found if "." in name}

@@ -45,7 +45,8 @@ def link_readings(page: str) -> list[str]:
 
 def _authority(text: str) -> int:
     """Where the last user or host in it begins: after a slash, "?" or "#", but that may be part of a reference."""
-    return max(map(text.rfind, "/\\?")) + 1
+    start = text.rfind("/") + 1  # in a page, this is near its end: nothing else is searched for before it
+    return max(start, text.rfind("\\", start) + 1, text.rfind("?", start) + 1)
 
 
 def every_reading(page: str) -> Iterator[str]:

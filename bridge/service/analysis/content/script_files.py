@@ -36,7 +36,8 @@ _PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2}
 _PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
 _NUMBER = re.compile(r"0x([0-9a-f]{1,2})|([0-9]{1,3})", re.IGNORECASE)
 _MIN_NUMBERS = 16
-_PASSWORD = re.compile(r"(?<![\[\w-])type\s{0,9}=\s{0,9}\\?[\"']?password")  # not `input[type=password]`: a selector
+# Not `input[type=password]`: a selector. Begins with a literal, so that it is searched ten times as fast (Python 3.11).
+_PASSWORD = re.compile(r"type(?<![\[\w-]type)\s{0,9}=\s{0,9}\\?[\"']?password")
 _PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
 _ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
@@ -120,18 +121,19 @@ def _tags(lower: str) -> Iterator[str]:
 
 def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
     """The bytes that long literals stand for, in one way or another."""
-    for match in _BASE64.finditer(text):
-        yield _from_base64(match[1])
+    in_base64 = _BASE64.findall(text)
+    for literal in in_base64:
+        yield _from_base64(literal)
         if is_reversed:
-            yield _from_base64(match[1][::-1])
-    for match in _HEX.finditer(text):
-        yield _from_hex(match[1])
+            yield _from_base64(literal[::-1])
+    for digits in _HEX.findall(text) if in_base64 else ():  # which are letters of Base64 as well
+        yield _from_hex(digits)
     for match in _NUMBERS.finditer(text):
         if match[1].count(",") >= _MIN_NUMBERS - 1:
             yield bytes(
                 int(digits or number, 16 if digits else 10) & 0xFF for digits, number in _NUMBER.findall(match[1])
             )
-    for match in _PERCENT.finditer(text):
+    for match in _PERCENT.finditer(text) if _PERCENT_CODE.search(text) else ():
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
 
 
