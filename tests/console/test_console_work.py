@@ -178,13 +178,13 @@ def test_monday_morning(desk: World, browser: Any, service: Service, look: str) 
     wanted, domain = f"WANTED{look.replace('-', '')}", f"{look}.example"
     hold(desk.console.directory, wanted, content=INVOICE.replace(b"4711 today", look.encode()))
     for number in range(3):
-        content = f"Subject: Campaign {number} of {look}\r\n\r\nx\r\n".encode()
+        content = f"Subject: Campaign of {look}: {number}\r\n\r\nx\r\n".encode()
         hold(desk.console.directory, f"{wanted}{number}", content=content, sender=f"bounce-{number}@{domain}")
     with window(browser, desk.console, Role.RELEASER, f"monday-{look}", **LOOKS[look]) as page:
         page.goto("/quarantine")
         if not page.get_by_label("Subject").is_visible():  # folded on a narrow screen
             page.locator("[data-finder] > summary").click()
-        page.get_by_label("Subject").fill(f"campaign {look}")
+        page.get_by_label("Subject").fill(f"campaign of {look}")
         page.get_by_role("button", name="Search").click()
         page.get_by_text("3 mails match").wait_for()
         page.get_by_text("Select all", exact=True).click()

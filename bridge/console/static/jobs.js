@@ -56,7 +56,7 @@ function findPlace() {
   if (place === null) return;
   sessionStorage.removeItem(PLACE);
   const all = [...document.querySelectorAll("tbody input[type=checkbox]")];
-  (all.find((box) => box.value === place) || all[0])?.focus({preventScroll: true});
+  (all.find((box) => box.value === place) || all[0])?.focus();
 }
 
 function reloadTable() {
