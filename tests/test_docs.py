@@ -108,6 +108,12 @@ def test_links_of_a_page_work(page):
             assert anchor in anchors(path.read_text()), target
 
 
+def test_every_picture_is_on_a_page():
+    """`make console-pictures` and `make digest-pictures` make no others."""
+    shown = {Path(target).name for page in PAGES for target in LINK.findall(page.read_text())}
+    assert {path.name for path in (ROOT / "docs/images").iterdir()} <= shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_tests_that_a_page_names_exist(page):
     """A page that names a test names one that exists."""

@@ -1,4 +1,4 @@
-"""What the pages of the quarantine remember: how many mails there are, and when its index was last repaired."""
+"""What the pages remember of the quarantine: how many mails there are, and when its index was last repaired."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from dataclasses import dataclass, field
 from anyio import to_thread
 
 from bridge.console.roles import Tenants
+from bridge.errors import BridgeError
 from bridge.quarantine.quarantine import Quarantine
 
 _MAX_TOTALS, _QUICK_S = 1000, 0.05
+_RECENT_S, _RECENT_WAIT_S = 2.0, 0.2  # how old a recent number may be, and how long a page waits for a newer one
 _REPAIR_S = 3600.0  # how often the index is compared with the store
 
 
 @dataclass(slots=True)
 class HeldCounts:
     _totals: dict[Tenants, tuple[float, int]] = field(default_factory=dict)  # until when, and how many
+    _recent: int | None = None
+    _recent_at: float = -_RECENT_S
+    _counting: asyncio.Task[None] | None = None
     _repaired_at: float = -_REPAIR_S
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -33,6 +38,21 @@ class HeldCounts:
             self._totals.clear()
         self._totals[tenants] = (now + 50 * (now - began - _QUICK_S), number)
         return number
+
+    async def recent(self, quarantine: Quarantine) -> int | None:
+        """The mails of all tenants, for pages that refresh themselves: counted every two seconds at most, and nobody
+        waits for a slow database. None before the first count, and if counting failed."""
+        if self._counting is None or (self._counting.done() and time.monotonic() - self._recent_at > _RECENT_S):
+            self._counting = asyncio.create_task(self._count_all(quarantine))
+        await asyncio.wait({self._counting}, timeout=_RECENT_WAIT_S)
+        return self._recent
+
+    async def _count_all(self, quarantine: Quarantine) -> None:
+        try:
+            self._recent = await self.total(quarantine, None)
+        except BridgeError:
+            self._recent = None
+        self._recent_at = time.monotonic()
 
     def repair_sometimes(self, quarantine: Quarantine) -> None:
         """In the background: the index lacks a mail if it failed while the mail was stored."""

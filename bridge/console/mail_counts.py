@@ -1,7 +1,8 @@
 """How much mail there was, and whose: counted once for all who ask, for each set of tenants.
 
 Counting a month of a busy server takes seconds, so it is done in the background, and results are kept for a minute or
-more. The first to ask gets what has been counted so far.
+more. The first to ask gets what has been counted so far; after that, the last result, with a note that a newer one is
+on its way.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Counted:
     sums: dict[str, list[Sum]] = field(default_factory=lambda: {by: [] for by in _COUNTED})
     tops: dict[str, Top] = field(default_factory=dict)
     is_complete: bool = False
+    is_old: bool = False  # it is being counted again
 
     @property
     def mails(self) -> int:
@@ -70,14 +72,16 @@ class MailCounter:
         if is_new:
             self._growing[key] = Counted()
             self._running[key] = asyncio.create_task(self._work(key, history))
-        if known is not None:
-            return known
         running, counted = self._running[key], self._growing[key]
         if is_new:
             await asyncio.wait([running], timeout=_WAIT_S)
-        if running.done():
+        if running.done() and (known is None or running.exception() is None):
             running.result()  # raises what went wrong
-        return counted
+            return counted
+        if known is None:
+            return counted
+        known.is_old = not running.done()
+        return known
 
     async def _work(self, key: tuple[Tenants, str], history: TenantHistory) -> None:
         counted = self._growing[key]

@@ -11,7 +11,7 @@ from bridge.console.roles import Person, Role
 class Entry:
     path: str
     label: str
-    icon: str  # a symbol of static/symbols.svg
+    icon: str  # in templates/macros.html
     role: Role = Role.VIEWER
     all_tenants: bool = False  # only for people who see all mail
     is_here: bool = False
@@ -21,13 +21,13 @@ ENTRIES = (
     Entry("/", "Overview", "pulse"),
     Entry("/mail", "Mail", "mail"),
     Entry("/quarantine", "Quarantine", "box"),
-    Entry("/requests", "Requests", "person", Role.RELEASER),
+    Entry("/requests", "Requests", "hand", Role.RELEASER),
     Entry("/lists", "Lists", "list"),
     Entry("/scan", "Scan a file", "scan"),
     Entry("/statistics", "Statistics", "chart"),
-    Entry("/users", "Users", "person", Role.ADMIN, all_tenants=True),
+    Entry("/users", "Users", "people", Role.ADMIN, all_tenants=True),
     Entry("/audit", "Audit", "eye", Role.ADMIN, all_tenants=True),
-    Entry("/digests", "Digests", "mail", Role.ADMIN, all_tenants=True),
+    Entry("/digests", "Digests", "letter", Role.ADMIN, all_tenants=True),
     Entry("/settings", "Settings", "sliders", Role.ADMIN, all_tenants=True),
 )
 

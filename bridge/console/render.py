@@ -76,7 +76,7 @@ class Renderer:
             lstrip_blocks=True,
         )  # fmt: skip
         self._jinja.filters |= {"visible": visible, "visible_lines": visible_lines, "bytes": show_bytes}
-        self._jinja.filters |= {"count": show_count, "seconds": show_seconds, "age": show_age}
+        self._jinja.filters |= {"count": show_count, "rate": show_rate, "seconds": show_seconds, "age": show_age}
         self._jinja.filters |= {"exact": show_exact, "iso": show_iso, "browser": show_browser}
         self._jinja.globals |= {
             "url": self.url, "part": to_part, "static": self._static, "version": __version__, "Role": Role,
@@ -112,6 +112,11 @@ def show_bytes(size: float) -> str:
 
 def show_count(number: float) -> str:
     return f"{number:,.0f}"
+
+
+def show_rate(number: float) -> str:
+    """With a decimal place only where it says something."""
+    return f"{number:,.1f}" if number < 100 else show_count(number)
 
 
 def show_seconds(seconds: float | None) -> str:

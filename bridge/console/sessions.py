@@ -153,7 +153,10 @@ class SignInLinks:
             mine = _l.hash == hash_of(token)
             used = delete(database.links).where(mine, _is_valid(time.time(), MAX_LINK_S)).returning(_l.name)
             row = connection.execute(used).first()
-            found = None if row is None else connection.execute(select(users).where(users.c.name == row.name)).first()
+            if row is None:
+                return None
+            seen = update(users).where(users.c.name == row.name).values(seen_at=time.time()).returning(users)
+            found = connection.execute(seen).first()
         return None if found is None else Person(found.name, Role.named(found.role), tenants_from_text(found.tenants))
 
 

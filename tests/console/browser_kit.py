@@ -47,9 +47,11 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def window(browser: Any, console: ConsoleProcess, role: Role | None = Role.ADMIN, **look: Any) -> Iterator[Any]:
+def window(
+    browser: Any, console: ConsoleProcess, role: Role | None = Role.ADMIN, name: str = "ann", **look: Any
+) -> Iterator[Any]:
     """A page that is signed in; fails if a script fails, the policy is violated or something is asked for elsewhere."""
-    page, problems = _opened(browser, console, role, look)
+    page, problems = _opened(browser, console, role, name, look)
     try:
         yield page
     finally:
@@ -72,7 +74,7 @@ class Windows:
     def look(self, look: str, role: Role = Role.ADMIN) -> Iterator[Any]:
         """As `window`."""
         if (look, role) not in self._open:
-            self._open[look, role] = _opened(self.browser, self.console, role, LOOKS[look])
+            self._open[look, role] = _opened(self.browser, self.console, role, "ann", LOOKS[look])
         page, problems = self._open[look, role]
         try:
             yield page
@@ -87,13 +89,15 @@ class Windows:
             page.context.close()
 
 
-def _opened(browser: Any, console: ConsoleProcess, role: Role | None, look: dict[str, Any]) -> tuple[Any, list[str]]:
+def _opened(
+    browser: Any, console: ConsoleProcess, role: Role | None, name: str, look: dict[str, Any]
+) -> tuple[Any, list[str]]:
     """The page, and the list of what goes wrong on it."""
     context = browser.new_context(
         base_url=f"http://127.0.0.1:{console.port}", timezone_id="Europe/Zurich", locale="en-GB", **look
     )
     if role is not None:
-        token = console.signed_in(role, name="ann").cookies[SESSION_COOKIE]
+        token = console.signed_in(role, name=name).cookies[SESSION_COOKIE]
         cookie = {"name": SESSION_COOKIE, "value": token, "domain": "127.0.0.1", "path": "/"}
         context.add_cookies([{**cookie, "secure": True, "httpOnly": True, "sameSite": "Lax"}])
     page = context.new_page()

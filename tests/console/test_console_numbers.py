@@ -6,11 +6,12 @@ import asyncio
 import csv
 import io
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from bridge.console.mail_counts import LastHour
+from bridge.console.mail_counts import LastHour, MailCounter
 from bridge.console.pages.scan import by_analyzer
 from bridge.console.pages.statistics import columns
 from bridge.console.roles import Role
@@ -109,6 +110,33 @@ def counted(browser: Browser, path: str) -> Answer:
     """The page, once everything is counted."""
     until(lambda: "Counted" in browser.get(path).text, "the mail to be counted")
     return browser.get(path)
+
+
+async def test_who_came_back_days_later_got_the_numbers_of_days_ago(tmp_path: Path) -> None:
+    """The last count was shown, however old it was, and nothing said that there would be a newer one."""
+    go_on = threading.Event()
+
+    class Slow(SqliteHistory):
+        def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+            go_on.wait(60)
+            return super().count(by, query)
+
+    store, counter = Slow(tmp_path / "history.sqlite"), MailCounter()
+    history = TenantHistory(store, None)
+    go_on.set()
+    first = await counter.count(history, None, "day")
+    while counter._running:
+        await asyncio.sleep(0.01)
+    remember(store, ("NEW", ""))
+    first.at -= 86400
+    go_on.clear()
+    shown = await counter.count(history, None, "day")
+    assert shown is first and shown.is_old and shown.mails == 0
+    go_on.set()
+    while (shown := await counter.count(history, None, "day")).is_old:
+        await asyncio.sleep(0.01)
+    assert shown.mails == 1 and shown.is_complete
+    store.close()
 
 
 def test_statistics_of_a_day_a_week_and_a_month(shared: World) -> None:

@@ -11,22 +11,25 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bridge.config.cluster import Cluster
 from bridge.console.audit import Audit
 from bridge.console.checks import Refused
+from bridge.console.held_counts import HeldCounts
 from bridge.console.live import Live, Picture
 from bridge.console.pages.mail import PER_PAGE, read
 from bridge.console.pages.overview import sentence_of
 from bridge.console.roles import Role
 from bridge.console.streams import MAX_OF_SESSION, MAX_OPEN, Streams
 from bridge.observe.redaction import Redaction
+from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import free_port, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World, console_process, remember, world
+from tests.console.held_kit import hold
 from tests.daemon.process_kit import scanbridge, write_config
 
 # Overview
@@ -63,6 +66,36 @@ def test_the_overview_has_scanners_next_hops_and_the_limit(shared: World) -> Non
     assert re.search(r"In processing.*?0<small> of 20", page, re.DOTALL)
     for word in ("deliver", "quarantine", "bounce", "drop", "undecided"):
         assert f"</svg>\n{word}</span>" in page
+
+
+def test_the_overview_showed_the_quarantine_of_a_minute_ago(shared: World) -> None:
+    """The daemon counts once a minute; its page of the quarantine had another number at the same time."""
+    admin = shared.console.signed_in()
+    for number in range(2):
+        hold(shared.console.directory, f"FRESH{number}", "jane@a.example")
+        here = re.search(r"([\d,]+) mails are here", admin.get("/quarantine").text)
+        assert here is not None
+        tile = f'In the quarantine</span><span class="number">{here[1]}</span>'
+        until(lambda tile=tile: tile in admin.get("/").text, "the number on the overview")
+
+
+async def test_the_overview_does_not_wait_for_a_slow_quarantine() -> None:
+    """It shows the last number meanwhile, and one count is under way at a time."""
+    counts, answer_now = HeldCounts(), threading.Event()
+    asked: list[None] = []
+
+    class SlowQuarantine:
+        def count(self, tenants: object) -> int:
+            asked.append(None)
+            answer_now.wait(60)
+            return 7
+
+    slow = cast(Quarantine, SlowQuarantine())
+    assert [await counts.recent(slow), await counts.recent(slow)] == [None, None] and len(asked) == 1
+    answer_now.set()
+    assert counts._counting is not None
+    await counts._counting
+    assert await counts.recent(slow) == 7 and len(asked) == 1
 
 
 def test_the_overview_shows_all_nodes_of_a_cluster(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_group_of_another_tenant_is_not_shown(desk: World) -> None:
         assert browser.get(f"/quarantine?like={name}").status == 400
     refused = browser.get("/quarantine?like=PHISH1")
     assert refused.status == 400 and PHISHER not in refused.text and ids_on(refused.text) == []
+    assert browser.get("/quarantine?like=NOSUCH").text == refused.text
 
 
 def test_mail_is_reported_to_an_address_as_an_attachment(desk: World) -> None:
@@ -158,6 +159,8 @@ def test_a_campaign_is_blocked_and_deleted(desk: World, browser: Any, service: S
         page.get_by_text("Select all", exact=True).click()
         page.get_by_role("button", name="Delete").click()
         page.get_by_text("8 of 8 mails deleted").wait_for()
+        page.get_by_text("The mail that this link refers to is no longer in the quarantine").wait_for()
+        assert page.locator(".problem").count() == 0  # the mails of the group were deleted: that is no mistake
         page.get_by_text("1 earlier action", exact=True).click()
         page.get_by_role("link", name="Show the list").click()
         page.get_by_role("cell", name=sender, exact=True).wait_for()
@@ -243,6 +246,18 @@ def test_on_a_telephone_the_mails_come_first(desk: World, browser: Any) -> None:
         page.get_by_role("button", name="Search").click()
         page.wait_for_url("**/quarantine?sender=*")
         assert page.get_by_label("Sender").is_visible() and wrong_for_readers(page) == []
+
+
+def test_on_a_telephone_the_menu_shows_that_it_goes_on(desk: World, browser: Any) -> None:
+    """It fades out at its end, and its last entry gets out of the fade. Before, nothing said that there is more."""
+    with window(browser, desk.console, viewport=NARROW) as page:
+        page.goto("/")
+        menu = page.locator(".side nav")
+        assert menu.evaluate("menu => menu.scrollWidth > menu.clientWidth")
+        assert menu.evaluate("menu => getComputedStyle(menu).maskImage") != "none"
+        menu.evaluate("menu => menu.scrollTo(menu.scrollWidth, 0)")
+        last, frame = menu.get_by_role("link").last.bounding_box(), menu.bounding_box()
+        assert last["x"] + last["width"] <= frame["x"] + frame["width"] - 47  # the fade: 3rem
 
 
 def test_a_dangerous_entry_can_be_corrected(desk: World, browser: Any) -> None:

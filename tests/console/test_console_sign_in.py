@@ -193,6 +193,7 @@ def test_a_link_signs_in_once(own: World) -> None:
         late = SignInLinks(store).make("ann", lasts_s=-1)
     assert other.post("/enter", {"token": late}).status == 403
     assert token not in own.console.log
+    assert "last signed in" in own.console.command("user", "list").stdout  # before, only a password counted
 
 
 def test_users_are_listed_with_role_and_tenants(own: World) -> None:

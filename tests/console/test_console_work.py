@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from bridge.console.roles import Role
+from bridge.history.entry import Kind, Row
 from bridge.testing import answer, result, until
-from tests.console.browser_kit import EACH_LOOK, WIDE, Windows, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, LOOKS, Windows, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, World, remember, world
 from tests.console.held_kit import held_ids, hold
+from tests.history.history_kit import mail
 from tests.lists.lists_kit import Service, running_service
 
 # With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
@@ -74,6 +76,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
         tags = ["malware:eicar", "mime:executable", "url:mismatch", "auth:spf-fail"]
         hold(directory, "INVOICE", content=INVOICE, sender="billing@partner.example", tags=tags, verdict="malware")
         history = made.console.history
+        history.append(list(_yesterday()))
         for number, (action, decision) in enumerate([("relay", "deliver")] * 6 + [("quarantine", "quarantine")] * 3):
             sender = f"sender{number % 4}@client.example"
             remember(
@@ -83,6 +86,18 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
         reader = made.console.signed_in()
         until(lambda: "data-reload" not in reader.get("/lists/large").text, "the list to be read: its page reloads")
         yield made
+
+
+def _yesterday() -> Iterator[tuple[Kind, Row]]:
+    """More in working hours than at night: so that a plot of a day has something to show."""
+    for hour, mails in enumerate([1, 0, 0, 1, 2, 6, 14, 21, 18, 12, 9, 17, 20, 16, 11, 7, 4, 3, 2, 2, 1, 1]):
+        for number in range(mails):
+            action, decision = ("reject", "bounce") if number % 7 == 3 else ("relay", "deliver")
+            at, sender = time.time() - 3600 * (23 - hour), f"team{number % 3}@partner.example"
+            yield mail(
+                number, id=f"Y{hour:02d}{number:02d}", tenant=TENANT_A, at=at, action=action, decision=decision,
+                sender=sender, tags="spam:gtube" if action == "reject" else "",
+            )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +129,11 @@ def test_each_page_reads_well_and_fits(windows: Windows, name: str, look: str) -
         picture(page, name, look)
 
 
-def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> None:
+@pytest.mark.parametrize("look", EACH_LOOK)
+def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any, look: str) -> None:
     """Choose two, release them, take it back; delete one; open another, and come back."""
     directory = desk.console.directory
-    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+    with window(browser, desk.console, Role.RELEASER, f"keys-{look}", **LOOKS[look]) as page:
         page.goto("/quarantine?subject=offer")
         _tab_to(page, "input[form=bulk]")
         first = page.evaluate("document.activeElement.value")
@@ -131,6 +147,7 @@ def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any) -> No
         assert page.evaluate("document.activeElement.textContent") == "Undo"
         page.keyboard.press("Enter")
         page.get_by_text("Undone: 2 mails were not released").wait_for()
+        assert page.evaluate("document.activeElement.matches('input[form=bulk]')")  # not at the top of the page again
         assert not (directory / "state" / "quarantine" / f"{first}.releases").exists()
         _tab_to(page, "input[form=bulk]")
         page.keyboard.press("ArrowDown")
@@ -155,21 +172,30 @@ def _tab_to(page: Any, selector: str) -> None:
     pytest.fail(f"{selector} cannot be reached with the keyboard")
 
 
-def test_monday_morning(desk: World, browser: Any, service: Service) -> None:
+@pytest.mark.parametrize("look", EACH_LOOK)
+def test_monday_morning(desk: World, browser: Any, service: Service, look: str) -> None:
     """Look through the quarantine, release one, block a campaign: with the mouse."""
-    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+    wanted, domain = f"WANTED{look.replace('-', '')}", f"{look}.example"
+    hold(desk.console.directory, wanted, content=INVOICE.replace(b"4711 today", look.encode()))
+    for number in range(3):
+        content = f"Subject: Campaign of {look}: {number}\r\n\r\nx\r\n".encode()
+        hold(desk.console.directory, f"{wanted}{number}", content=content, sender=f"bounce-{number}@{domain}")
+    with window(browser, desk.console, Role.RELEASER, f"monday-{look}", **LOOKS[look]) as page:
         page.goto("/quarantine")
-        page.get_by_label("Subject").fill("offer")
+        if not page.get_by_label("Subject").is_visible():  # folded on a narrow screen
+            page.locator("[data-finder] > summary").click()
+        page.get_by_label("Subject").fill(f"campaign of {look}")
         page.get_by_role("button", name="Search").click()
+        page.get_by_text("3 mails match").wait_for()
         page.get_by_text("Select all", exact=True).click()
         page.get_by_label("whole domain").check()
         page.get_by_role("button", name="Block sender").click()
-        page.get_by_text(re.compile("Block the domains of [0-9]+ mails")).wait_for()
-        page.goto("/quarantine/INVOICE")
+        page.get_by_text("Block the domains of 3 mails").wait_for()
+        page.goto(f"/quarantine/{wanted}")
         page.get_by_role("button", name="Release").click()
         page.get_by_text("1 of 1 mail released").wait_for()
-        until(lambda: "@mailing.example" in service.entries("large", TENANT_A), "the campaign to be blocked")
-        assert any(b"invoice 4711" in bytes(mail.content) for mail in desk.next_hop.mails)
+        until(lambda: f"@{domain}" in service.entries("large", TENANT_A), "the campaign to be blocked")
+        assert any(f"invoice {look}".encode() in bytes(mail.content) for mail in desk.next_hop.mails)
 
 
 @pytest.mark.parametrize("look", EACH_LOOK)
@@ -197,16 +223,20 @@ def test_a_file_is_scanned_when_it_is_chosen(desk: World, windows: Windows, tmp_
         page.get_by_text("The decision is: quarantine.").wait_for()
 
 
-def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, service: Service, tmp_path: Path) -> None:
+@pytest.mark.parametrize("look", EACH_LOOK)
+def test_lists_are_searched_changed_and_uploaded(
+    desk: World, browser: Any, service: Service, tmp_path: Path, look: str
+) -> None:
     """With the difference on the page before anything is changed."""
-    (tmp_path / "list.txt").write_text("sender001@bulk.example\nfresh@bulk.example\n")
-    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+    old, fresh = f"sender{40 + list(LOOKS).index(look):03d}@bulk.example", f"fresh-{look}@bulk.example"
+    (tmp_path / "list.txt").write_text(f"sender001@bulk.example\n{fresh}\n")
+    with window(browser, desk.console, Role.RELEASER, f"lists-{look}", **LOOKS[look]) as page:
         page.goto("/lists")
         page.get_by_role("link", name="large").click()
-        page.get_by_label("Find").fill("SENDER042")
+        page.get_by_label("Find").fill(old.partition("@")[0].upper())
         page.get_by_role("button", name="Search").click()
-        assert page.get_by_text("sender042@bulk.example").is_visible()
-        page.get_by_label(re.compile("Select sender042")).check()
+        assert page.get_by_text(old).is_visible()
+        page.get_by_label(f"Select {old}").check()
         page.get_by_role("button", name="Delete the selected entries").click()
         page.get_by_text("Delete 1 entry from large in").wait_for()
         assert page.evaluate("document.activeElement.textContent") == "Undo" and wrong_for_readers(page) == []
@@ -218,18 +248,19 @@ def test_lists_are_searched_changed_and_uploaded(desk: World, browser: Any, serv
         assert wrong_for_readers(page) == []
         page.locator("input[type=file]").set_input_files(tmp_path / "list.txt")
         page.get_by_role("button", name="Show the difference").click()
-        page.get_by_text("+ fresh@bulk.example").wait_for()
-        assert "fresh@bulk.example" not in service.entries("large") and wrong_for_readers(page) == []
+        page.get_by_text(f"+ {fresh}").wait_for()
+        assert fresh not in service.entries("large") and wrong_for_readers(page) == []
         page.get_by_role("button", name="Apply").click()
         page.get_by_text("Apply 1 change to large in").wait_for()
         page.get_by_text("1 added or changed, 0 deleted.").wait_for()
     kept = service.entries("large")
-    assert "fresh@bulk.example" in kept and "sender042@bulk.example" not in kept and "@gmail.com" not in kept
+    assert fresh in kept and old not in kept and "@gmail.com" not in kept
 
 
-def test_statistics_in_the_readers_zone(desk: World, browser: Any) -> None:
+@pytest.mark.parametrize("look", EACH_LOOK)
+def test_statistics_in_the_readers_zone(desk: World, browser: Any, look: str) -> None:
     """A link leads to the same numbers; a file can be taken along."""
-    with window(browser, desk.console, Role.VIEWER, viewport=WIDE) as page:
+    with window(browser, desk.console, Role.VIEWER, **LOOKS[look]) as page:
         page.goto("/statistics")
         page.get_by_text("Times are in Europe/Zurich").wait_for()
         page.get_by_role("link", name="Week").click()

@@ -31,7 +31,8 @@ class World:
 
     def ask(self, mail: str, recipient: str, tenant: str, kind: str = RELEASE) -> str:
         """A request that waits; returns its number."""
-        hold(self.users.directory, mail, recipient, verdict="malware", tags=["malware:any"])
+        facts = {"verdict": "malware", "tags": ["malware:any"], "reasons": ["an attached page runs a script"]}
+        hold(self.users.directory, mail, recipient, **facts)
         with closing(DigestStore(Database.file(self.users.directory / "state" / FILE))) as store:
             requests = Requests(store, "")
             assert requests.ask(kind, mail, recipient, recipient, tenant)
@@ -61,7 +62,7 @@ def test_a_releaser_sees_and_decides_the_requests_of_their_tenants(world: World)
     own, other = world.ask("REQA", "x@a.example", TENANT_A), world.ask("REQB", "x@b.example", TENANT_B)
     browser = releaser(world, TENANT_A)
     page = browser.get("/requests").text
-    assert "x@a.example" in page and "x@b.example" not in page
+    assert "x@a.example" in page and "x@b.example" not in page and "an attached page runs a script" in page
     for action in ("grant", "refuse"):
         assert browser.post(f"/requests/actions/{action}", {"request": other}).status == 404
     before = len(world.released())
@@ -137,7 +138,7 @@ def test_a_sample_in_every_language_and_of_every_tenant(world: World) -> None:
     browser = world.console.signed_in(Role.ADMIN)
     assert "3 mails are held for you" in browser.get("/digests/html").text
     assert "3 E-Mails werden" in browser.get("/digests/html?language=de").text
-    assert TENANT_B in browser.get(f"/digests?tenant={TENANT_B}").text
+    assert f"tenant b.example ({TENANT_B})" in browser.get(f"/digests?tenant={TENANT_B}").text
     assert "3 mails are held" in browser.get("/digests/html?language=../x&tenant=nobody").text
     policy = browser.get("/digests/html").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "sandbox" in policy and "script-src" not in policy

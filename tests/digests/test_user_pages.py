@@ -196,7 +196,8 @@ def test_the_policy_holds_on_every_way(pages: Users) -> None:
     text = str(pages.send_digests("--now")["policy@a.example"])
     assert "does not release such mail" in text
     browser = signed_in(pages, "policy@a.example")
-    assert "does not release such mail" in browser.get("/mail/POLICY1").text
+    for path in ("/", "/mail/POLICY1"):
+        assert "does not release such mail" in browser.get(path).text, path
     before = len(pages.next_hop.mails)
     for action in ("release", "delete"):
         assert browser.post(f"/mail/POLICY1/{action}").status == 403, action

@@ -62,6 +62,7 @@ async def _values(call: Call, picture: Picture) -> dict[str, Any]:
             "decisions": _decisions(picture),
             "own": None,
             "nodes": await call.console.live.nodes(),
+            "held": await call.console.held_counts.recent(call.sources.quarantine),
             **_plot(picture),
         }
     own = await call.console.last_hour.count(call.history)

@@ -83,10 +83,11 @@ async def quarantine(call: Call) -> Response:
     asked = read(call.request.query_params)
     call.audit_detail = ", ".join(f"{name}: {value}" for name, value in asked.parameters.items() if value)
     await _like(call, asked)
-    if call.request.query_params.get("view") == "groups" and not asked.mistakes:
+    is_gone = asked.mistakes.pop("like", None) is not None  # nobody's mistake: its mails may just have been deleted
+    if call.request.query_params.get("view") == "groups" and not asked.mistakes and not is_gone:
         return await _grouped(call, asked)
     found: list[MailRecord] = []
-    if not asked.mistakes:
+    if not asked.mistakes and not is_gone:
         found = await call.run(_look, call, asked)
     call.console.held_counts.repair_sometimes(call.sources.quarantine)
     is_more, found = len(found) > PER_PAGE, found[:PER_PAGE]
@@ -97,8 +98,9 @@ async def quarantine(call: Call) -> Response:
     conf = call.sources.config
     return call.page(
         "quarantine.html",
-        400 if asked.mistakes else 200,
+        400 if asked.mistakes or is_gone else 200,
         asked=asked,
+        is_gone=is_gone,
         lines=lines,
         is_whole=not is_more and not asked.before,
         jobs=jobs,
@@ -172,7 +174,7 @@ async def _list_senders(call: Call, what: str) -> Response:
         call.audit_failed = True
         call.audit_detail = "not confirmed" if plan.dangers else "no sender can be added"
         return call.page("quarantine_confirm.html", 409, plan=plan, what=what, whole=listing.whole_domain,
-                         fields=_fields(call, mails), can_go_on=bool(plan.entries))  # fmt: skip
+                         fields=_fields(call, mails), can_go_on=bool(plan.entries), back=_back(call))  # fmt: skip
 
     def work(some: Sequence[MailRecord], who: str) -> list[Result]:
         try:
@@ -267,6 +269,7 @@ def _confirmation(call: Call, verb: str, mails: Sequence[MailRecord]) -> Respons
     return call.page(
         "quarantine_matching.html", 409, verb=verb, mails=mails, is_limited=len(mails) >= MAX_MATCHING,
         filters=asked.parameters, fields=_fields(call, mails), path=call.request.scope["console_path"],
+        back=_back(call),
     )  # fmt: skip
 
 
@@ -278,6 +281,12 @@ def _fields(call: Call, mails: Sequence[MailRecord]) -> list[tuple[str, str]]:
     newest = f"{mails[0].time.timestamp()!r}:{mails[0].id}"
     matching = call.form.get("matching", "")
     return [*given, ("all", "yes"), ("matching", matching), ("newest", newest), ("number", str(len(mails)))]
+
+
+def _back(call: Call) -> str:
+    """The search that the mails were chosen from, for those who cancel."""
+    query = held_query(call.form.get("back", ""))
+    return call.renderer.url("/quarantine") + (f"?{query}" if query else "")
 
 
 def by(call: Call) -> str:
@@ -322,7 +331,7 @@ async def _like(call: Call, asked: HeldSearch) -> None:
         return
     mail = await call.run(call.sources.held, asked.like.removeprefix("@"), call.tenants)
     if mail is None:
-        asked.mistakes["like"] = "the mail that this link refers to is no longer in the quarantine; search again"
+        asked.mistakes["like"] = "the mail that this link refers to is no longer in the quarantine"
         return
     sender = mail.envelope.sender
     if asked.like.startswith("@"):

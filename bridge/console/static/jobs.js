@@ -42,15 +42,35 @@ function watchJobs() {
   }, 500);
 }
 
+// Those who work with the keyboard find themselves where they were after the page has been loaded again.
+const PLACE = "quarantine-place";
+
+function keepPlace() {
+  const box = document.activeElement;
+  if (box.matches("tbody input[type=checkbox]")) sessionStorage.setItem(PLACE, box.value);
+  else if (jobs.contains(box) && sessionStorage.getItem(PLACE) === null) sessionStorage.setItem(PLACE, "");
+}
+
+function findPlace() {
+  const place = sessionStorage.getItem(PLACE);
+  if (place === null) return;
+  sessionStorage.removeItem(PLACE);
+  const all = [...document.querySelectorAll("tbody input[type=checkbox]")];
+  (all.find((box) => box.value === place) || all[0])?.focus();
+}
+
 function reloadTable() {
   const isTyping = document.activeElement instanceof HTMLInputElement && document.activeElement.type !== "checkbox";
   const isTyped = [...document.querySelectorAll("textarea, input[type=file]")].some((field) => field.value !== field.defaultValue);
-  if (!isTyping && !isTyped) location.reload();
+  if (isTyping || isTyped) return;
+  keepPlace();
+  location.reload();
 }
 
 if (jobs) {
   fillBack();
   const undo = jobs.querySelector("[data-undo]");
-  if (undo) undo.focus();
+  if (undo) undo.focus(); else findPlace();
+  jobs.addEventListener("click", (event) => { if (event.detail === 0) keepPlace(); });  // 0: with the keyboard
   watchJobs();
 }

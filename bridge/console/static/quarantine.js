@@ -30,6 +30,7 @@ function act(box, key) {
   const button = bulk.querySelector(`.buttons button[data-key="${key}"]`);
   if (!button) return false;
   if (!chosen().length) { box.checked = true; showChosen(); }
+  sessionStorage.setItem("quarantine-place", box.value);  // jobs.js goes back there
   bulk.requestSubmit(button);
   return true;
 }

@@ -12,9 +12,10 @@ from starlette.responses import HTMLResponse, Response
 from bridge.console.audit import is_storable
 from bridge.console.checks import Refused
 from bridge.console.preview import document
+from bridge.digests.findings import in_words
 from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
-from bridge.digests.message import MAX_SENDER, MAX_SUBJECT
+from bridge.digests.message import MAX_FINDING, MAX_SENDER, MAX_SUBJECT
 from bridge.digests.message import shown as shown_text
 from bridge.digests.reasons import reason_of, words_for
 from bridge.digests.requests import RELEASE, Request
@@ -114,6 +115,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
         "time": call.words.time(mail.time.timestamp(), zone),
         "why": call.speak(copy.why),
         "reason": str(copy.reason),
+        "findings": [shown_text(text, MAX_FINDING) for text in in_words(mail.reasons, call.words)],
         "size": mail.size,
         "may": copies.may_release(call, copy),
         "is_held": copy.is_held,
