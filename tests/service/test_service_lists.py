@@ -349,6 +349,8 @@ def test_matching(list_name, entry, traits, hit):
     index = ListIndex(PREDEFINED, Decisions().allowing(known.name for known in PREDEFINED))
     index.add(GLOBAL, list_name, entry)
     assert index.match(None, traits_of(*traits)) == ([list_name] if hit else [])
+    named = hit and not list_name.startswith("personal-")  # whose entries concern their recipients only
+    assert index.entry(None, list_name, traits_of(*traits)) == (entry if named else "")
     index.remove(GLOBAL, list_name, entry)
     assert index.match(None, traits_of(*traits)) == []
 
