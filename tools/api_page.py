@@ -28,7 +28,8 @@ The scanning service has [another API](http-api.md).
 - Everything is read-only: `GET` and `HEAD`. Answers are JSON, are not cached (`Cache-Control: no-store`), and allow no
   other origin.
 - Every request needs a token from [`api.tokens`](configuration.md#api), as `Authorization: Bearer TOKEN`.
-  A token with `tenants` gives access only to the mail of these tenants; other mail is treated as if it did not exist.
+  A token with `tenants` gives access only to the mail of these tenants, without the URLs of scanners, error messages
+  and entries of lists; other mail is treated as if it did not exist.
 - Times are in RFC 3339 format.
 - Unknown and repeated parameters and invalid values are refused with 400; the answer names the parameter.
 - An answer other than 200 is an [Error](#error): a stable word and a message for people.

@@ -25,6 +25,8 @@ DEFAULT_PORT = 9081
 _MAX_TAGS = 1000  # in a result; each is logged, searched for and indexed
 MAX_REASONS = 6  # sentences in a result
 MAX_REASON = 300  # characters of each
+MAX_LIST_MATCHES = 20  # in a result
+_MAX_LIST_NAME, _MAX_ENTRY = 64, 400  # characters
 
 
 class Decision(StrEnum):
@@ -138,9 +140,12 @@ class AnalysisResult:
     completed: str = ""
     changes: Changes | None = None  # never read from this interface's own answers
     reasons: tuple[str, ...] = ()  # sentences for people, an extension; names in them were chosen by the mail's sender
+    listed: tuple[tuple[str, str], ...] = ()  # lists with the entry of each that matches, an extension
 
     def to_dict(self) -> dict[str, Any]:
-        reasons = {"reasons": list(self.reasons)} if self.reasons else {}
+        more: dict[str, Any] = {"reasons": list(self.reasons)} if self.reasons else {}
+        if self.listed:
+            more["listMatches"] = [{"listName": name, "entry": entry} for name, entry in self.listed]
         return {
             "ggrid": self.ggrid,
             "created": self.created,
@@ -148,7 +153,7 @@ class AnalysisResult:
             "decision": str(self.decision),
             "verdict": self.verdict,
             "tags": list(self.tags),
-            **reasons,
+            **more,
         }
 
     @classmethod
@@ -175,6 +180,7 @@ class AnalysisResult:
             created if isinstance(created, str) else "",
             completed if isinstance(completed, str) else "",
             reasons=readable_reasons(value["reasons"]) if "reasons" in value else (),
+            listed=_readable_matches(value["listMatches"]) if "listMatches" in value else (),
         )
 
 
@@ -182,6 +188,16 @@ def readable_reasons(given: object) -> tuple[str, ...]:
     """At most a few short lines of printable text, whatever a service or a file contains."""
     texts = [text for text in given if isinstance(text, str)] if isinstance(given, list | tuple) else []
     return tuple(visible(text[: 2 * MAX_REASON])[:MAX_REASON] for text in texts[:MAX_REASONS])
+
+
+def _readable_matches(given: object) -> tuple[tuple[str, str], ...]:
+    """At most a few pairs of short, printable texts."""
+    pairs = []
+    for match in given[:MAX_LIST_MATCHES] if isinstance(given, list) else ():
+        name, entry = (match.get("listName"), match.get("entry")) if isinstance(match, dict) else (None, None)
+        if isinstance(name, str) and isinstance(entry, str) and name and entry:
+            pairs.append((visible(name[:_MAX_LIST_NAME]), visible(entry[:_MAX_ENTRY])))
+    return tuple(pairs)
 
 
 _DECISIONS, _UNDECIDED = {d.value: d for d in Decision}, Decision.UNDECIDED

@@ -99,7 +99,8 @@ def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, 
     """
     import json
 
-    _, outbox = _open(path)
+    conf, outbox = _open(path)
+    _need_sink(conf, outbox, sink)
     if event_id is not None:
         entries = [entry for entry in _run(outbox, lambda: outbox.find(event_id)) if sink in (None, entry.sink)]
         if not entries:
@@ -139,7 +140,8 @@ def _choice(ids: tuple[str, ...], everything: bool) -> list[str] | None:
 def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str | None) -> None:
     """Send dead letters again; sinks that are paused after a failure are tried again within seconds."""
     chosen = _choice(ids, everything)
-    _, outbox = _open(path)
+    conf, outbox = _open(path)
+    _need_sink(conf, outbox, sink)
     number = _run(outbox, lambda: outbox.retry(sink, chosen))
     say(f"{counted(number, 'dead letter')} will be sent again")
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
@@ -160,7 +162,8 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
     chosen = _choice(ids, everything)
     if waiting and sink is None:
         raise click.UsageError("--waiting needs --sink")
-    _, outbox = _open(path)
+    conf, outbox = _open(path)
+    _need_sink(conf, outbox, sink)
     if not yes:
         what = "all dead letters" if chosen is None else counted(len(chosen), "dead letter")
         what = f"all events of {sink}, including those still waiting" if waiting and chosen is None else what
@@ -192,9 +195,7 @@ def test(path: Path | None, sinks: tuple[str, ...]) -> None:
     conf, _ = _open(path)
     names = [sink.name for sink in conf.events]
     if unknown := [name for name in sinks if name not in names]:
-        from bridge.runtime.suggestion import did_you_mean
-
-        _fail(f"no such sink: {unknown[0]}{did_you_mean(unknown[0], names)}", EXIT_UNKNOWN)
+        _fail_unknown(unknown[0], names)
     if not names:
         _fail("no sinks are configured: set events")
     results = [asyncio.run(_test(conf, path, name)) for name in names if not sinks or name in sinks]
@@ -246,6 +247,21 @@ def _open(path: Path | None) -> tuple[Config, Outbox]:
     if not conf.events and place.path is not None and not place.path.exists():
         _fail("no sinks are configured: set events")
     return conf, Outbox(place)
+
+
+def _need_sink(conf: Config, outbox: Outbox, sink: str | None) -> None:
+    """A misspelt name must not look like a sink without events. Former sinks may still have some."""
+    if sink is None or sink in (names := [known.name for known in conf.events]):
+        return
+    names += [state.name for state in _run(outbox, outbox.states)]
+    if sink not in names:
+        _fail_unknown(sink, names)
+
+
+def _fail_unknown(sink: str, names: list[str]) -> NoReturn:
+    from bridge.runtime.suggestion import did_you_mean
+
+    _fail(f"no such sink: {sink}{did_you_mean(sink, names)}", EXIT_UNKNOWN)
 
 
 def _run(outbox: Outbox, work: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Notes in the history what an operator did to a mail: released, deleted.
+"""Notes in the history what was done about a mail later: released, deleted, reported, listed in a digest.
 
 What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts: a
 database that is unavailable would make each of a thousand mails wait.
@@ -6,7 +6,10 @@ database that is unavailable would make each of a thousand mails wait.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.cli.terminal import say
@@ -15,9 +18,11 @@ from bridge.daemon import history_place
 from bridge.errors import BridgeError
 from bridge.history.entry import LaterEvent
 from bridge.history.store import HistoryStore
+from bridge.observe.redaction import Redaction
 
 RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
-DELETED, REPORTED = "deleted", "reported as"
+DELETED, REPORTED, DIGEST_SENT = "deleted", "reported as", "digest sent"
+_BATCH = 500  # mails of digests that are noted at once
 
 
 class LaterNotes:
@@ -29,23 +34,63 @@ class LaterNotes:
 
     def note(self, event: str, mail_id: str, by: str, to: tuple[str, ...] = (), text: str = "") -> None:
         """Never raises."""
+
+        def made(redaction: Redaction) -> Iterable[LaterEvent]:
+            said = f"to {', '.join(map(redaction.address, to))}" if to else ""
+            said += f": {redaction.text(text)}" if text else ""
+            # Users release their own mail: then `by` has an address.
+            return [LaterEvent(time.time(), mail_id, event, redaction.text(by), said.removeprefix(": "))]
+
+        self._note(f"{mail_id}: {event}", made)
+
+    def note_digests(self, sent: Iterable[tuple[str, str]]) -> None:
+        """Each mail with the person whose digest lists it. Never raises."""
+
+        def made(redaction: Redaction) -> Iterable[LaterEvent]:
+            now = time.time()
+            return [LaterEvent(now, mail, DIGEST_SENT, "", f"to {redaction.address(to)}") for mail, to in sent]
+
+        self._note("digests were sent", made)
+
+    def _note(self, what: str, make: Callable[[Redaction], Iterable[LaterEvent]]) -> None:
         if self._is_off:
             return
         try:
             if self._store is None:
                 self._open()
             if self._store is not None:
-                redaction = history_place.redaction(self._conf, self._state)
-                said = f"to {', '.join(map(redaction.address, to))}" if to else ""
-                said += f": {redaction.text(text)}" if text else ""
-                self._store.note([LaterEvent(time.time(), mail_id, event, by, said.removeprefix(": "))])
+                self._store.note(list(make(history_place.redaction(self._conf, self._state))))
                 self._store.close()
         except (BridgeError, OSError) as exc:
             self._is_off = True
-            say(f"{mail_id}: {event}, but the history cannot be written to: {exc}", err=True)
+            say(f"{what}, but the history cannot be written to: {exc}", err=True)
 
     def _open(self) -> None:
         is_shared = history_place.has_server(self._conf)
         if not is_shared and not history_place.history_directory(self._state).is_dir():
             return  # no daemon has recorded anything yet, so there is no mail to note this for
         self._store = history_place.history(self._conf, self._state)
+
+
+@dataclass(slots=True)
+class DigestNotes:
+    """The digests of one run, noted in batches: there may be one for everyone. `add` from any thread."""
+
+    later: LaterNotes
+    _waiting: list[tuple[str, str]] = field(default_factory=list)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, person: str, mails: list[str]) -> None:
+        with self._turn:
+            self._waiting += [(mail, person) for mail in mails]
+            if len(self._waiting) >= _BATCH:
+                self._flush()
+
+    def close(self) -> None:
+        with self._turn:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.later.note_digests(waiting)

@@ -6,6 +6,18 @@ CRLF, other line ends are part of the mail: some server may see two mails in it,
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+
+def read(path: Path, limit: int) -> bytes:
+    """The content of a file, a pipe or a device of at most `limit` bytes. Raises OSError."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"has more than {limit:,} bytes, which is too large for a mail", str(path))
+    return content
+
 
 def as_sent(content: bytes) -> bytes:
     return content if b"\r\n" in content else content.replace(b"\n", b"\r\n")

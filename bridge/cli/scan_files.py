@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from bridge.api.changes import Changes
-from bridge.api.scanning import AnalysisRequest, AnalysisResult
+from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResult
+from bridge.cli import mail_file
 from bridge.cli.scanner_remedy import next_step
 from bridge.cli.terminal import hide_log, say, say_json
 from bridge.config.model import Config
@@ -16,6 +17,8 @@ from bridge.daemon import wiring
 from bridge.errors import Saturated, ScanError
 from bridge.scanner.client import Scanner
 from bridge.scanner.stored_mail import as_mail, scan_stored
+
+_MAX_FILE = MAX_MESSAGE_BYTES + 1024 * 1024  # what is somewhat too large is refused by the scanner
 
 
 async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisRequest, as_json: bool) -> bool:
@@ -28,7 +31,7 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
     with click.progressbar(files, file=sys.stderr, hidden=hidden, label="scanning") as progress:
         for file in progress:
             try:
-                result = await scan_stored(scanner, as_mail(file.read_bytes()), request)
+                result = await scan_stored(scanner, as_mail(mail_file.read(file, _MAX_FILE)), request)
                 if as_json:
                     wanted = {"changes": result.changes.to_dict()} if result.changes else {}
                     say_json({"file": str(file), **result.to_dict(), **wanted})

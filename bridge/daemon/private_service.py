@@ -1,9 +1,10 @@
 """A scanning service for one command: the included service with a given configuration.
 
 It runs in a separate process, on a loopback port that its parent has bound, with a token that only the parent has.
-Its database is a temporary copy of the lists: records of scans go there, and are gone when it ends. It ends when its
-standard input is closed, so it cannot outlive its parent, however that ends. What the configuration says about
-address, TLS, tokens and database is not used. If this is wrong, a trial changes the service that people rely on.
+Its database is a temporary copy of the lists and of what was learned: records of scans go there, and are gone when it
+ends. It ends when its standard input is closed, so it cannot outlive its parent, however that ends. What the
+configuration says about address, TLS, tokens, database, core nodes and workers is not used. If this is wrong, a trial
+changes the service that people rely on, or shows the decisions of another configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bridge.runtime.listening_socket import address_of, bind
 from bridge.service import settings
 from bridge.service.config_files import load
 from bridge.service.server import ServiceServer
-from bridge.service.store import Store, copy_lists
+from bridge.service.store import Store, copy_knowledge
 
 _START_S = 120.0  # a list of a million entries is copied in a few seconds
 _STOP_S = 10.0
@@ -109,7 +110,7 @@ async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> N
     try:
         loaded = load(Path(job["path"])).config
         config = settings.private(loaded, address_of(sock), job["token"], directory, job["profile"])
-        note = await asyncio.to_thread(_copy_lists, loaded.database_url, config.database_url)
+        note = await asyncio.to_thread(_copy_knowledge, loaded.database_url, config.database_url)
         await server.start(config, [sock])
     except BridgeError as exc:
         _say({"error": str(exc)})
@@ -119,12 +120,12 @@ async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> N
     await server.stop(drain_s=0.0)
 
 
-def _copy_lists(source: str, target: str) -> str:
+def _copy_knowledge(source: str, target: str) -> str:
     """Returns a note if there is nothing to copy. Raises StoreUnavailable."""
     store = Store(target)
     store.open()
     try:
-        return "" if copy_lists(source, store) else "its database does not exist yet, so its lists are empty"
+        return "" if copy_knowledge(source, store) else "its database does not exist yet, so its lists are empty"
     finally:
         store.close()
 

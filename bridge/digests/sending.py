@@ -91,6 +91,7 @@ class Run:
     concurrency: int = 10
     redact: Callable[[str], str] = str  # addresses in the log
     counts: DigestCounts | None = None
+    on_sent: Callable[[str, list[str]], None] = lambda person, mails: None  # called in a thread, with the mails listed
     progress: Progress = field(default_factory=Progress)
     _unreached: int = 0
     _counted: tuple[int, int, int] = (0, 0, 0)  # sent, failed, refused
@@ -174,7 +175,7 @@ class Run:
 
     async def _one(self, waiting: Waiting) -> None:
         try:
-            claim, made = await asyncio.to_thread(self._prepare, waiting)
+            claim, made, mails = await asyncio.to_thread(self._prepare, waiting)
         except ConfigError as exc:  # a template of one tenant: the others get theirs
             self.progress.failed += 1
             self.progress.problem = str(exc)
@@ -198,14 +199,16 @@ class Run:
             await self._not_sent(claim, exc)
             return
         await asyncio.to_thread(self.items.confirm, claim)
+        await asyncio.to_thread(self.on_sent, person, mails)
         self._unreached = 0
         self.progress.sent += 1
         self.progress.mails += made.count
 
-    def _prepare(self, waiting: Waiting) -> tuple[Claim | None, Made | None]:
+    def _prepare(self, waiting: Waiting) -> tuple[Claim | None, Made | None, list[str]]:
+        """What is to be sent, and the ids of the mails that it lists."""
         claim = self.items.claim(waiting.person, time.time())
         if claim is None:
-            return None, None
+            return None, None, []
         maker, pages = self.maker, self.items.claimed(claim)
         try:
             listing = gather(pages, self.quarantine, maker.keys, maker.settings.config.max_listed)
@@ -215,7 +218,7 @@ class Run:
             raise
         if made is None:
             self.items.confirm(claim)
-        return claim, made
+        return claim, made, list(dict.fromkeys(mail.id for _, mail in listing.held))
 
     async def _not_sent(self, claim: Claim, exc: NextHopError) -> None:
         """What becomes of the claim."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from bridge.events.ocsf import to_ocsf
 from bridge.events.outbox import LEASE_S, Entry, Failed, Outbox, OutboxError, SinkState
-from bridge.events.sinks.sink import NotDelivered, Sink
+from bridge.events.sinks.sink import NotDelivered, Results, Sink
 from bridge.runtime.lasting import lasting
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class Courier:
         entries = self._outbox.due(self._plan.name, self.sink.batch)
         if not entries:
             return _IDLE_S
-        results = await self.sink.deliver([self._rendered(entry) for entry in entries])
+        results = await self._deliver(entries)
         delivered = [seq for seq, error in results.items() if error is None]
         errors = {seq: error for seq, error in results.items() if error is not None}
         pause_s = self._judge(delivered, errors)
@@ -257,6 +257,19 @@ class Courier:
             self._delivery.on_delivered(self._plan.name, len(delivered))
         self._settle()
         return pause_s
+
+    async def _deliver(self, entries: Sequence[Entry]) -> Results:
+        """Up to the first event that cannot be converted: a newer version, which shares the outbox, may know more."""
+        rendered: list[Entry] = []
+        for entry in entries:
+            try:
+                rendered.append(self._rendered(entry))
+            except (KeyError, TypeError, ValueError):
+                if rendered:
+                    break
+                problem = f"this version of scanbridge cannot convert events of type {entry.type} to OCSF"
+                return {entry.seq: NotDelivered(problem, blames_event=True)}
+        return await self.sink.deliver(rendered)
 
     def _rendered(self, entry: Entry) -> Entry:
         if not self._plan.is_ocsf:

@@ -22,6 +22,7 @@ from bridge.mail.reply import Reply
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import Redaction
 
+MAX_ABOUT = 64  # characters that are stored; the digest of a reported mail is longer
 MAX_RECIPIENTS = 100  # named in one event; `recipient_count` has the number
 _MAX_TAGS = 100
 _MAX_TEXT = 1000  # characters of one value
@@ -58,7 +59,7 @@ class Event:
 
     @classmethod
     def new(cls, type_: str, data: dict[str, Any], time: float, about: str) -> Event:
-        return cls(type_, data, time, _new_id(), about)
+        return cls(type_, data, time, _new_id(), about[:MAX_ABOUT])
 
     def to_json(self, source: str) -> bytes:
         """Strict JSON in UTF-8: bytes that are not text (a HELO may have some) become `?`."""
@@ -187,7 +188,7 @@ def released(release: Release, redaction: Redaction, time: float) -> Event:
         "sender": redaction.address(release.sender),
         "recipients": [redaction.address(address) for address in release.recipients[:MAX_RECIPIENTS]],
         "recipient_count": len(release.recipients),
-        "by": release.by,
+        "by": redaction.text(release.by),
         "reply": redaction.text(release.reply),
     }
     return Event.new(EventType.RELEASED, _short(data), time, release.id)
@@ -224,7 +225,7 @@ def reported(report: Report, redaction: Redaction, time: float) -> Event:
 
 def list_changed(name: str, tenant: str | None, entries: int, before: int | None, time: float) -> Event:
     data = {"list": name, "tenant": tenant, "entries": entries, "entries_before": before}
-    return Event.new(EventType.LIST_CHANGED, _short(data), time, f"list {name} {tenant or ''}"[:64])
+    return Event.new(EventType.LIST_CHANGED, _short(data), time, f"list {name} {tenant or ''}")
 
 
 def scanner_state(url: str, state: ScannerState, before: ScannerState | None, problem: str, time: float) -> Event:
@@ -234,7 +235,7 @@ def scanner_state(url: str, state: ScannerState, before: ScannerState | None, pr
         "state_before": before and str(before),
         "problem": problem or None,
     }
-    return Event.new(EventType.SCANNER_STATE, _short(data), time, url[:64])
+    return Event.new(EventType.SCANNER_STATE, _short(data), time, url)
 
 
 def trial(sink: str, by: str, time: float) -> Event:

@@ -24,6 +24,7 @@ ALLOWED, DENIED, MODIFIED = 1, 2, 4  # action_id
 START, STOP, UPDATE, OTHER = 3, 4, 3, 99  # activity_id of the other classes
 
 Event = dict[str, Any]
+_REPORTED = "reported"
 
 # Type -> class_uid, its name, category_uid, its name
 CLASSES: dict[str, tuple[int, str, int, str]] = {
@@ -46,7 +47,7 @@ DISPOSITIONS: dict[str, tuple[int, int, str]] = {
     Action.TEMPFAIL: (DENIED, 14, "Delayed"),
     "cancelled": (OTHER, 16, "No Action"),
     "released": (MODIFIED, 9, "Restored"),
-    "reported": (OTHER, 99, "Other"),
+    _REPORTED: (OTHER, 99, _REPORTED),
 }
 _LIFECYCLE = {ScannerState.UP: START, ScannerState.DOWN: STOP}
 # Our field -> where it is in Email Activity
@@ -98,7 +99,7 @@ def convert(event: Event) -> Event:
 
 
 def _mail(data: Event) -> Event:
-    action = data.get("action", "reported" if "kind" in data else "released")
+    action = data.get("action", _REPORTED if "kind" in data else "released")
     action_id, disposition_id, disposition = DISPOSITIONS[action]
     addresses = {"to": data["recipients"], **({"from": data["sender"]} if data["sender"] else {})}
     found: Event = {
@@ -110,8 +111,10 @@ def _mail(data: Event) -> Event:
         "action_id": action_id,
         "disposition_id": disposition_id,
         "disposition": disposition,
-        "status_id": SUCCESS if action_id in (ALLOWED, MODIFIED) else FAILURE,
+        "status_id": SUCCESS if action_id in (ALLOWED, MODIFIED) or action == _REPORTED else FAILURE,
     }
+    if action_id == OTHER:  # OCSF: then the name is our own word
+        found["action"] = action
     found |= _known(data, smtp_hello="client_helo", message_trace_uid="ggrid")
     if "client_address" in data:
         found["src_endpoint"] = {"ip": data["client_address"]}
@@ -144,11 +147,14 @@ def _scanner(data: Event) -> Event:
         "app": {"name": "scanner", "vendor_name": "scanner", "url_string": data["host"]},
         "unmapped": data,
     }
+    if state not in _LIFECYCLE:
+        found["activity_name"] = str(state)
     return found | _known(data, status_detail="problem")
 
 
 def _test(data: Event) -> Event:
-    return {"activity_id": OTHER, "severity_id": INFORMATIONAL, "message": "a test", "unmapped": data}
+    named = {"activity_id": OTHER, "activity_name": TEST}
+    return {**named, "severity_id": INFORMATIONAL, "message": "a test", "unmapped": data}
 
 
 _CONVERTERS: dict[str, Callable[[Event], Event]] = {

@@ -40,6 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from bridge.events.event import MAX_ABOUT
 from bridge.runtime import database
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
@@ -106,7 +107,7 @@ event_outbox = Table(
     Column("sink", String(32), nullable=False),
     Column("id", String(40), nullable=False),
     Column("type", String(32), nullable=False),
-    Column("about", String(64), nullable=False),
+    Column("about", String(MAX_ABOUT), nullable=False),
     Column("time", Float(53), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),

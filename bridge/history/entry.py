@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -102,6 +102,11 @@ class MailEntry:
         """Refusals that share an entry, and those of connections, have none; other mail may have the null sender."""
         has_none = self.kind.stage == "connect" or self.row.mails > 1
         return self.row.sender or ("-" if has_none else "<>")
+
+    def without_internals(self) -> MailEntry:
+        """For those who see the mail of some tenants only: without machines, and without entries of lists."""
+        more = {name: value for name, value in self.more.items() if name not in ("why", "entry", "entries")}
+        return replace(self, kind=self.kind._replace(scanner=""), more=more)
 
     @property
     def cursor(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 
@@ -41,14 +42,22 @@ def cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]
 
 
 def _local_times(by: str, found: Sequence[Sum], zone: tzinfo | None) -> list[Line]:
-    """Hours of UTC as hours or days of the time zone, with those that had no mail."""
-    form = "%Y-%m-%d %H:%M" if by == "hour" else "%Y-%m-%d"
-    lines: dict[str, tuple[int, int]] = {}
+    """Hours of UTC as hours or days of the time zone, with those that had no mail.
+
+    When summer time ends, an hour comes twice: both have the name of their time.
+    """
+    form = "%Y-%m-%d %H:%M|%Z" if by == "hour" else "%Y-%m-%d|"
+    lines: dict[tuple[str, str], tuple[int, int]] = {}
     for total in _filled(found):
-        label = datetime.strptime(total.label, _HOUR).replace(tzinfo=UTC).astimezone(zone).strftime(form)
-        mails, size = lines.get(label, (0, 0))
-        lines[label] = (mails + total.mails, size + total.size)
-    return [(label, mails, size) for label, (mails, size) in lines.items()]
+        shown = datetime.strptime(total.label, _HOUR).replace(tzinfo=UTC).astimezone(zone).strftime(form)
+        label, _, name = shown.partition("|")
+        mails, size = lines.get((label, name), (0, 0))
+        lines[label, name] = (mails + total.mails, size + total.size)
+    times = Counter(label for label, _ in lines)
+    return [
+        (f"{label} {name}" if times[label] > 1 else label, mails, size)
+        for (label, name), (mails, size) in lines.items()
+    ]
 
 
 def _filled(found: Sequence[Sum]) -> list[Sum]:

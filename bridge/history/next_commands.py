@@ -9,11 +9,14 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from bridge.filter import rule_names
 from bridge.history.entry import MailEntry
 from bridge.history.mails import Mail, is_open
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of
 
+PERSONAL = (rule_names.PERSONAL_BLOCK, rule_names.PERSONAL_ALLOW)
+_HIDDEN = ("~", "*@")  # how addresses begin that `log.addresses` hides
 _ALLOWING = ("list:allowed-", "list:personal-allowed-")  # tags, by the service's default rules
 
 
@@ -23,15 +26,16 @@ def in_mail_log(text: str) -> Iterator[str]:
     yield f"journalctl -u 'postfix*' -g {shlex.quote(re.escape(text))}    # if Postfix logs to the journal"
 
 
-def next_commands(mail: Mail, maildir: str, state: str) -> Iterator[str]:
+def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = False) -> Iterator[str]:
     """`maildir`: of the next hop, if it is one. `state`: of the quarantined mail; "" if it is not there."""
     row, kind = mail.last.row, mail.last.kind
     if state:
         yield f"scanbridge quarantine show {row.id}"
         if state != "released":
             yield f"scanbridge quarantine release {row.id}"
-    if kind.action == Action.HOLD and row.queue_id:
+    if row.queue_id and (kind.action == Action.HOLD or (kind.action == Action.RELAY and is_milter)):
         yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still in the queue?"
+    if kind.action == Action.HOLD and row.queue_id:
         yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it"
     if kind.action == Action.RELAY and maildir:
         yield f"find {shlex.quote(maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
@@ -46,16 +50,31 @@ def next_commands(mail: Mail, maildir: str, state: str) -> Iterator[str]:
 
 def _list_commands(entry: MailEntry) -> Iterator[str]:
     """How to find the entries that matched, with their comments, and how to delete one."""
+    if entry.kind.rule in PERSONAL:
+        yield from _personal_commands(entry)
+        return
     tenant = f"    # tenant's lists: --tenant {entry.kind.tenant}" if entry.kind.tenant else ""
-    matched = entry.more.get("entry")
     for name in lists_of(entry):
-        wanted = [str(matched)] if matched else _possible_entries(entry.row.sender)
+        matched = matched_entry(entry, name)
+        matched = "" if matched.startswith(_HIDDEN) else matched
+        wanted = [matched] if matched else _possible_entries(entry.row.sender)
         words = "".join(f" -e {shlex.quote(word)}" for word in wanted)
         pattern = f" | grep -iF{words}" if words else ""
         yield f"scanbridge lists entries {shlex.quote(name)}{pattern}{tenant}"
-        yield f"scanbridge lists delete {shlex.quote(name)} {shlex.quote(str(matched)) if matched else 'ENTRY'}{tenant}"
+        yield f"scanbridge lists delete {shlex.quote(name)} {shlex.quote(matched) if matched else 'ENTRY'}{tenant}"
     if entry.kind.list:  # the bridge enforces its own copy of the list, which is only refreshed from time to time
         yield "scanbridge lists refresh    # the bridge then uses the change within a second"
+
+
+def _personal_commands(entry: MailEntry) -> Iterator[str]:
+    """Personal lists are not in the service's lists. All recipients of the entry have one; the first is shown."""
+    matched, recipient = matched_entry(entry, entry.kind.list), "".join(entry.recipients[:1])
+    if not recipient or recipient.startswith(_HIDDEN):
+        yield "scanbridge lists personal show"
+        return
+    yield f"scanbridge lists personal show {shlex.quote(recipient)}"
+    kind = "block" if entry.kind.rule == rule_names.PERSONAL_BLOCK else "allow"
+    yield f"scanbridge lists personal delete {kind} {shlex.quote(recipient)} {shlex.quote(matched or 'SENDER')}"
 
 
 def lists_of(entry: MailEntry) -> list[str]:
@@ -66,6 +85,13 @@ def lists_of(entry: MailEntry) -> list[str]:
         return []
     matched = [tag for tag in entry.tags if tag.startswith("list:") and not tag.startswith(_ALLOWING)]
     return [tag.removeprefix("list:") for tag in matched]
+
+
+def matched_entry(entry: MailEntry, name: str) -> str:
+    """The entry of this list that matched, as far as it is known; addresses as in the log."""
+    if entry.kind.list:
+        return str(entry.more.get("entry") or "")
+    return str((entry.more.get("entries") or {}).get(name) or "")
 
 
 def _possible_entries(sender: str) -> list[str]:

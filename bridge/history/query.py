@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bridge.mail.action import Action
+from bridge.runtime.ip import ip_or_none
 
 By = Literal["action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"]
 BY: tuple[By, ...] = get_args(By)
@@ -101,8 +102,14 @@ def _without_marks(text: str) -> str:
 
 
 def may_be_address(key: str) -> bool:
-    """Whether it may be an address or a domain, if it is not a key."""
-    return "@" in key or key.startswith("~") or "." in key.strip(".")
+    """Whether it may be an address, a domain or a client, if it is not a key."""
+    return "@" in key or key.startswith("~") or "." in key.strip(".") or bool(client_address(key))
+
+
+def client_address(key: str) -> str:
+    """The IP address of a client, if it is one; else empty."""
+    ip = ip_or_none(key)
+    return "" if ip is None else str(ip)
 
 
 def made_at(what: str) -> float | None:

@@ -66,7 +66,7 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         next_id[:_MAX_KEY],
         attempt,
         1,
-        _more(record, redaction) if is_special or (result is not None and result.reasons) else None,
+        _more(record, redaction) if is_special or (result and (result.reasons or result.listed)) else None,
     ))  # fmt: skip
     return (kind, row) if redaction is FULL else _redacted(kind, row, redaction)
 
@@ -113,6 +113,8 @@ def _more(record: Record, redaction: Redaction) -> str | None:
     }
     if outcome is not None and outcome.result is not None and redaction is FULL:  # they may reveal more than addresses
         more["reasons"] = list(outcome.result.reasons)
+    if outcome is not None and outcome.result is not None:
+        more["entries"] = {name: redaction.text(entry) for name, entry in outcome.result.listed}
     if outcome is not None and len(set(outcome.replies)) > 1:
         more["replies"] = _by_recipient(record.tx.envelope.addresses, outcome.replies, redaction)
     if record.is_mixed and isinstance(record.error, NextHopError):

@@ -6,6 +6,7 @@ import re
 
 from bridge.filter import rule_names
 from bridge.history.query import CANCELLED
+from bridge.mail.action import Action
 
 # What each key of the policy applies to. `tests/history/test_history_story.py` compares them with the configuration.
 CASES = {
@@ -32,6 +33,7 @@ ACTIONS = {
     "tempfail": "deferred",
     CANCELLED: "abandoned by the client",
 }
+DONE = {**ACTIONS, Action.RELAY.value: "passed on"}  # by us: whether it was delivered, a rule does not know
 # Why there is no decision, by the names of failures (`error=` in the log), and what else failed.
 ERRORS = {
     "unavailable": "it could not be reached, or failed",
@@ -56,7 +58,7 @@ def decided(rule: str, action: str) -> str:
     """A sentence: `Rule policy.bounce decided: ...`; "" if no rule is known."""
     if not rule:
         return ""
-    done = ACTIONS.get(action, action)
+    done = DONE.get(action, action)
     if found := _POLICY.fullmatch(rule):
         part, name, key = found.groups()
         where = {"listeners": f"the policy of listener {name}", "tenants": f"the policy of tenant {name}"}

@@ -16,7 +16,7 @@ from bridge.api.scanning import readable_reasons
 from bridge.filter import rule_names
 from bridge.history.entry import LaterEvent, MailEntry, Row
 from bridge.history.mails import Mail, is_open
-from bridge.history.next_commands import lists_of, next_commands
+from bridge.history.next_commands import PERSONAL, lists_of, matched_entry, next_commands
 from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
@@ -93,18 +93,17 @@ def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None 
     steps += [Step(event.at, _later(event), event.at) for event in mail.later]
     steps += _others(mail)
     state = kept.state if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN) else ""
-    commands = next_commands(mail, around.maildir, state)
-    return Story(_fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(commands))
+    commands = next_commands(mail, around.maildir, state, is_milter=around.protocol == "milter")
+    return Story(_fate(mail, around, kept), tuple(steps), _now(mail, around, kept, moment), tuple(commands))
 
 
 # The first lines
 
 
-def _fate(mail: Mail, kept: Kept | None) -> str:
+def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
     last = mail.last
     is_released = any(event.event == "released" for event in mail.later) or (kept is not None and kept.delivered)
     words = {
-        Action.RELAY: "delivered",
         Action.REJECT: "refused",
         Action.DISCARD: "accepted and dropped",
         Action.QUARANTINE: "put into quarantine and released later" if is_released else "put into quarantine",
@@ -113,6 +112,8 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         CANCELLED: "abandoned by the client",
     }
     word, when = words.get(last.kind.action, last.kind.action), ""
+    if last.kind.action == Action.RELAY:
+        word, when = _handed_on(last, around)
     if last.kind.rule == rule_names.CLIENT_GONE:
         word, when = words[CANCELLED], " before all of its content was sent"
     elif last.kind.stage:
@@ -129,6 +130,14 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
     if last.kind.stage == "connect":
         return f"A connection from {last.row.client or 'a client'} was refused"
     return f"Mail from {_person(last.row.sender)} to {_people(last)} was {word}{when}"
+
+
+def _handed_on(entry: MailEntry, around: Surroundings) -> tuple[str, str]:
+    """Who has the mail now: whether its recipient has it is known only if we have put it into a mailbox."""
+    if around.is_delivered_in_front:
+        queue = f" (queue id {entry.row.queue_id})" if entry.row.queue_id else ""
+        return "accepted by the mail server", f", which delivers it{queue}"
+    return ("delivered", "") if around.maildir else ("delivered to the next hop", "")
 
 
 def _times(count: int) -> str:
@@ -229,7 +238,8 @@ def _lists(entry: MailEntry, around: Surroundings) -> str:
         matched = entry.more.get("entry")
         which = f" ({matched})" if matched else ""
         checked = f"The lists {_joined(around.lists)} were checked. " if len(around.lists) > 1 else ""
-        return f"{checked}The list {entry.kind.list} has a matching entry{which}."
+        whose = "personal list of a recipient" if entry.kind.rule in PERSONAL else f"list {entry.kind.list}"
+        return f"{checked}The {whose} has a matching entry{which}."
     is_checked = not entry.kind.stage and entry.kind.action != CANCELLED
     if around.lists and is_checked and not entry.kind.rule.startswith(("limits.", "content")):
         several = len(around.lists) > 1
@@ -246,10 +256,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     if kind.decision:
         yield _verdict(entry, around, host)
         if not kind.list and (names := lists_of(entry)):
-            yield (
-                f"The scanner found an entry about it in the {'lists' if len(names) > 1 else 'list'} {_joined(names)}: "
-                "about its sender, its client, a link or a file."
-            )
+            yield _found_in_lists(entry, names)
         if why := readable_reasons(entry.more.get("reasons")):
             yield f"Reasons for suspicion: {'; '.join(why)}."
     elif kind.error in ERRORS:
@@ -285,6 +292,14 @@ def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
     return f"{text}." + (f" Its ggrid is {row.ggrid}." if row.ggrid else "")
 
 
+def _found_in_lists(entry: MailEntry, names: list[str]) -> str:
+    matched = [matched_entry(entry, name) for name in names]
+    shown = [f"{name} ({found})" if found else name for name, found in zip(names, matched, strict=True)]
+    about = "" if all(matched) else ": about its sender, its client, a link or a file"
+    lists = "lists" if len(names) > 1 else "list"
+    return f"The scanner found an entry about it in the {lists} {_joined(shown)}{about}."
+
+
 def _tag(tag: str, around: Surroundings) -> str:
     return f"{tag} {around.scores[tag]:g}" if tag in around.scores else tag
 
@@ -318,7 +333,7 @@ def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     if kind.action == CANCELLED:
         yield f"{_capital(_peer(around))} disconnected before it received an answer."
     elif around.is_delivered_in_front and kind.action not in (Action.REJECT, Action.TEMPFAIL):
-        yield "The mail server answered its client with its own reply (250)."
+        yield "The mail server answered its client itself."
     elif row.reply:
         yield f"The client received: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
@@ -355,6 +370,7 @@ def _later(event: LaterEvent) -> str:
         "released": f"It was released from the quarantine{who}",
         "deleted": f"It was deleted from the quarantine{who}",
     }
+    words["digest sent"] = "A digest that lists it was sent"
     words["release failed"] = f"A release from the quarantine{who} failed"
     words["release unsure"] = f"A release from the quarantine{who} was sent, and the next hop did not answer"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time as clock
-from datetime import datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 
 from bridge.runtime.suggestion import did_you_mean
 
@@ -17,6 +17,8 @@ FORMS = (
     "an age (90m, 2h, 3d, 1w), today, yesterday, a weekday (monday: the last one), or a date, with or without a time "
     "('today 10:00', 2026-11-01, '2026-11-01 14:30'; local time, unless an offset follows: 2026-11-01T14:30+01:00)"
 )
+# A day before the year 10000, so that it can be shown in every time zone.
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYS = ("now", "today", "yesterday", *_WEEKDAYS)
 _UNITS = {
@@ -34,18 +36,26 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].*)?", re.IGNORECASE)
 
 
 def parse(text: str, now: float | None = None, zone: tzinfo | None = None) -> float:
-    """The Unix time of a moment, in this time zone or in the local one. Raises ValueError, which names the forms."""
+    """The Unix time of a moment, in this time zone or in the local one. Raises ValueError, which names the forms.
+
+    Nothing happened before 1970, and a year has four digits: what is further away is moved there, because databases
+    and calendars cannot express it.
+    """
     given = " ".join(text.lower().split())
     present = clock.time() if now is None else now
     try:
-        if _DATE.fullmatch(given):
-            return _date(given, zone)
-        if given == "now":
-            return present
-        found = _age(given)
-        return _day(given, datetime.fromtimestamp(present, zone)) if found is None else present - found
+        return min(max(_moment(given, present, zone), 0.0), LATEST)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is not a time: expected {FORMS}{did_you_mean(given, _DAYS)}") from None
+
+
+def _moment(given: str, present: float, zone: tzinfo | None) -> float:
+    if _DATE.fullmatch(given):
+        return _date(given, zone)
+    if given == "now":
+        return present
+    found = _age(given)
+    return _day(given, datetime.fromtimestamp(present, zone)) if found is None else present - found
 
 
 def _date(given: str, zone: tzinfo | None) -> float:

@@ -16,6 +16,7 @@ from bridge.api.feedback import FEEDBACK_KINDS, FEEDBACK_PATH, MAX_REPORTER
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH, MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import (
+    MAX_LIST_MATCHES,
     MAX_MESSAGE_BYTES,
     MAX_REASON,
     MAX_REASONS,
@@ -310,6 +311,13 @@ def _scanning_schemas() -> Json:
         "description": "Why the mail looks like phishing, in English sentences for people; absent if it does not. "
         "Names in them come from the mail, so show them as plain text. An extension: other services do not have it.",
     }
+    matches = {
+        "type": "array",
+        "maxItems": MAX_LIST_MATCHES,
+        "items": _object(["listName", "entry"], {"listName": _TEXT, "entry": _TEXT}),
+        "description": "The lists that have an entry about this mail, with the entry; absent if there are none. "
+        "Entries of personal lists are not named. An extension: other services do not have it.",
+    }
     request = {
         "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
         "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
@@ -335,7 +343,7 @@ def _scanning_schemas() -> Json:
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}
     return {
         "MessageAnalysisRequest": _object(["borderMtaData"], request),
-        "MessageAnalysisResult": _object(list(result), {**result, "reasons": reasons}),
+        "MessageAnalysisResult": _object(list(result), {**result, "reasons": reasons, "listMatches": matches}),
         "MessageFeedback": _object(["kind", "reporter"], feedback),
         "FeedbackResult": _object(["learned"], {"learned": {"type": "boolean"}}),
         "SystemStatus": _object(["messageQueueStatus"], status),

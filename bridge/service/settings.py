@@ -231,18 +231,23 @@ def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
 
 
 def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path, profile: str = "") -> ServiceConfig:
-    """The same service, but with its own address, token and database; and with this profile, if it has one."""
+    """The same service, but with its own address, token and database; and with this profile, if it has one.
+
+    It analyzes mail itself: core nodes and workers have the configuration that is in use, not the one to try.
+    """
     only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
     analyzers = config.analyzers
     if profile and analyzers.phishing is not None:
         chosen = analyzers.phishing.model_copy(update={"profile": profile})
         analyzers = analyzers.model_copy(update={"phishing": chosen})
+    core = config.abby.serviceProviders.core.model_copy(update={"hosts": [], "nats": None})
+    alone = config.abby.serviceProviders.model_copy(update={"core": core})
     return config.model_copy(
         update={
             "analyzers": analyzers,
             "listen": listen,
             "tls": None,
-            "abby": config.abby.model_copy(update={"staticApiTokens": [only_ours]}),
+            "abby": config.abby.model_copy(update={"staticApiTokens": [only_ours], "serviceProviders": alone}),
             "database": SecretStr(embedded_database(directory)),
             "log_scans": False,
         }

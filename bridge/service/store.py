@@ -27,6 +27,7 @@ from sqlalchemy import (
     Table,
     Text,
     insert,
+    inspect,
     select,
     update,
 )
@@ -220,13 +221,14 @@ def next_numbers(connection: Connection, count: int) -> int:
 
 
 _LISTS = (clock, list_state, list_entry)
+_LEARNED = (learning_tables.learning_scope, learning_tables.learning_vote)  # an older version has none
 _ROWS = 10_000  # copied at a time
 
 
-def copy_lists(source: str, target: Store) -> bool:
-    """Copy all lists of the database `source`, which is only read, into an empty one. False: there is no such file.
+def copy_knowledge(source: str, target: Store) -> bool:
+    """Copy what decisions depend on, the lists and what was learned, from a database that is only read.
 
-    Raises StoreUnavailable.
+    `target` is empty. False: there is no file `source`. Raises StoreUnavailable.
     """
     place = Database(source)
     if place.path is not None and not place.path.exists():
@@ -235,7 +237,8 @@ def copy_lists(source: str, target: Store) -> bool:
         engine = place.reading_engine(wait_s=PROBE_S)
         try:
             with engine.connect() as reading, target.writing() as writing:
-                for table in _LISTS:
+                learned = [table for table in _LEARNED if inspect(reading).has_table(table.name)]
+                for table in (*_LISTS, *learned):
                     writing.execute(table.delete())
                     rows = reading.execution_options(yield_per=_ROWS).execute(select(table))
                     for part in rows.mappings().partitions():

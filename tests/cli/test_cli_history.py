@@ -273,7 +273,9 @@ def test_any_key_leads_to_the_story(place: Place, key: str) -> None:
     """As it was copied out of a log or a bounce, and whenever it was."""
     place.add(1, at=place.now - 20 * 86400)
     place.add(2, session="", queue_id="", next_id="", ggrid="", message_id="<2@x>")
-    assert place.says("explain", key).startswith("Mail from <a@sender.example> to <b@example.org> was delivered.")
+    assert place.says("explain", key).startswith(
+        "Mail from <a@sender.example> to <b@example.org> was delivered to the next hop."
+    )
 
 
 @pytest.mark.parametrize("who", ["a@sender.example", "<b@example.org>", "SENDER.example", "@example.org"])
@@ -456,3 +458,13 @@ def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path
 )
 def test_a_key_is_read_as_people_copy_it(typed: str, key: str) -> None:
     assert pasted_key(typed) == key
+
+
+@pytest.mark.parametrize("what", ["192.0.2.7", "[192.0.2.7]", "2001:db8::7", "2001:DB8:0::7"])
+def test_the_address_of_a_client_was_taken_for_a_domain(place: Place, what: str) -> None:
+    """`explain 192.0.2.7` said that the bridge had not seen any such mail, although it had."""
+    place.add(1, client="2001:db8::7" if ":" in what else "192.0.2.7")
+    place.add(2, client="192.0.2.8", message_id="<2@x>")
+    assert re.findall(r"Our id is (\w+)", place.says("explain", what)) == ["ID0001"]
+    unknown = place.run("explain", "192.0.2.99")
+    assert unknown.returncode == 3 and unknown.stdout.startswith("No mail was found for client 192.0.2.99 between ")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from bridge.history.lines import lines_of
+from bridge.history.query import Sum
 from bridge.runtime.moments import parse
 
 MONDAY = "2026-11-16 12:00"
@@ -89,3 +92,23 @@ def test_a_mistake_names_the_accepted_forms(given: str) -> None:
 def test_a_typing_mistake_names_what_may_be_meant(given: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {meant}\\?"):
         parse(given)
+
+
+@pytest.mark.parametrize(("given", "year"), [("999999w", 1970), ("1969-07-20", 1970), ("9999-12-31 12:00", 9999)])
+def test_a_moment_that_no_calendar_has_ended_commands_with_a_traceback(zone: str, given: str, year: int) -> None:
+    """`stats --since 999999w --json` began seventeen thousand years before our era."""
+    found = parse(given)
+    assert datetime.fromtimestamp(found, UTC).year == year
+    assert abs(datetime.fromtimestamp(found).year - year) <= 1
+    assert time.localtime(found).tm_year < 10000
+
+
+def test_the_hour_that_comes_twice_was_one_line_with_the_mails_of_both() -> None:
+    """When summer time ends: that hour had twice as many mails as any other."""
+    found = [Sum(f"2026-10-25 {hour:02}:00", 10 + hour, 0) for hour in range(3)]
+    for zone in (ZoneInfo("Europe/Berlin"), ZoneInfo("Australia/Lord_Howe")):
+        assert [mails for _, mails, _ in lines_of("hour", found, zone)] == [10, 11, 12]
+    assert [label for label, _, _ in lines_of("hour", found, ZoneInfo("Europe/Berlin"))] == [
+        *("2026-10-25 02:00 CEST", "2026-10-25 02:00 CET", "2026-10-25 03:00"),
+    ]
+    assert lines_of("day", found, ZoneInfo("Europe/Berlin")) == [("2026-10-25", 33, 0)]

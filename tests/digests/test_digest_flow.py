@@ -11,7 +11,7 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.record import ReleaseAttempt
-from bridge.testing import until
+from bridge.testing import answer, result, until
 from tests.console.held_kit import CONTENT, held_ids, hold, quarantine, run
 from tests.digests.digest_kit import Users, links, parsed, text_of
 
@@ -216,3 +216,20 @@ def test_a_release_waits_for_one_to_another_recipient(shared: Users) -> None:
         thread.join()
     assert answers == [200]
     assert [recipients for recipients, _ in released(shared, "wait")] == [["wait1@a.example"]]
+
+
+def test_the_history_did_not_say_that_a_digest_was_sent(shared: Users) -> None:
+    """A postmaster could not tell whether the recipient knew of the mail."""
+    usual, shared.scanner.reply = shared.scanner.reply, answer(200, result("quarantine", verdict="spam", tags=["spam"]))
+    with shared.bridge.client() as client:
+        client.begin(b"<john@client.example>", b"<story@a.example>")
+        assert client.say(b"Subject: story\r\n\r\nx\r\n.")[0].startswith(b"250")
+    shared.scanner.reply = usual
+    until(lambda: "put into quarantine" in shared.command("explain", "story@a.example").stdout, "the story")
+    assert "A digest that lists it" not in shared.command("explain", "story@a.example").stdout
+    release = links(shared.send_digests("--now")["story@a.example"])[0]
+    told = shared.command("explain", "story@a.example").stdout
+    assert told.count("A digest that lists it was sent to story@a.example.") == 1
+    shared.served.browser().press(release)
+    told = shared.command("explain", "story@a.example").stdout
+    assert told.index("A digest that lists it") < told.index("It was released from the quarantine by user story@a.exam")

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from bridge.config.events import EventTypeName, Facility
 from bridge.errors import ScanUnavailable
 from bridge.events import event as made
-from bridge.events.event import Event, EventType, Release, ScannerState, of_mail, types_of
+from bridge.events.event import Event, EventType, Release, Report, ScannerState, of_mail, types_of
 from bridge.events.ocsf import CLASSES, DISPOSITIONS, EMAIL, convert
 from bridge.events.schema import MAIL, TYPES, json_schema
 from bridge.events.sinks.syslog import FACILITIES
@@ -24,6 +24,7 @@ from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.reply import Reply
 from bridge.observe.redaction import FULL, Redaction
 from tests.events.events_kit import mail
+from tests.events.ocsf_kit import problems_of
 
 VALIDATOR = Draft202012Validator(json_schema(), format_checker=Draft202012Validator.FORMAT_CHECKER)
 
@@ -109,12 +110,15 @@ def test_the_schema_refuses_what_is_not_an_event() -> None:
 
 @pytest.mark.parametrize("mode", ["domain", "hashed"])
 def test_no_event_shows_an_address_that_the_log_hides(mode: Any) -> None:
-    """Whatever field it is in, and in a release, too."""
+    """Whatever field it is in, and in a release, too: people who release their own mail were named by their address."""
     redaction = Redaction(mode, b"k" * 32)
     record = full_record("jane.doe@example.org")
     object.__setattr__(record.tx.session.client, "login", "jane.doe@example.org")
     texts = [event.to_json("s") for event in of_mail(record, EventType, redaction, 0.0)]
-    release = Release("I", "jane.doe@example.org", ("jane.doe@example.org",), "root", "250 <jane.doe@example.org> ok")
+    release = Release(
+        *("I", "jane.doe@example.org", ("jane.doe@example.org",)),
+        *("user jane.doe@example.org", "250 <jane.doe@example.org> ok"),
+    )
     texts.append(made.released(release, redaction, 0.0).to_json("s"))
     assert len(texts) == 3 and not [text for text in texts if b"jane" in text]
     assert all(b"example.org" in text for text in texts) == (mode == "domain")
@@ -175,3 +179,32 @@ def test_the_configuration_knows_all_types_and_facilities() -> None:
     """They are written twice, because the configuration imports nothing of the events."""
     assert list(get_args(EventTypeName)) == [str(type_) for type_ in EventType]
     assert set(get_args(Facility)) == set(FACILITIES)
+
+
+@pytest.mark.parametrize("action", [*Action, None])
+def test_ocsf_itself_accepts_events_about_mail(action: Action | None) -> None:
+    """An event with a number for "other" did not say what it was."""
+    records = [mail(action or Action.RELAY), full_record()]
+    for record in records:
+        record.outcome = record.outcome if action else None
+        for event in of_mail(record, EventType, FULL, 1_700_000_000.25):
+            assert problems_of(convert(read(event))) == []
+
+
+@pytest.mark.parametrize("address", [None, "192.0.2.7", "2001:db8::1"])
+def test_ocsf_itself_accepts_a_client_with_any_address(address: str | None) -> None:
+    record = mail()
+    object.__setattr__(record.tx.session.client, "address", address)
+    (event,) = of_mail(record, EventType, FULL, 0.0)
+    assert problems_of(convert(read(event))) == []
+
+
+def test_ocsf_itself_accepts_all_other_events() -> None:
+    """Every state of a scanner; a report, which was called a failure; and the test."""
+    states = [made.scanner_state("http://s", state, None, "", 0.0) for state in ScannerState]
+    report = made.reported(Report("I", "", (), "ann", "spam", "learned"), FULL, 0.0)
+    release = made.released(Release("I", "", ("b@x.org",), "root", "250 ok"), FULL, 0.0)
+    changes = [made.list_changed("blocked", tenant, 2, before, 0.0) for tenant, before in ((None, None), ("t", 1))]
+    for event in (*states, report, release, *changes, made.trial("s", "root", 0.0)):
+        assert problems_of(convert(read(event))) == [], event.type
+    assert convert(read(report))["status_id"] == 1

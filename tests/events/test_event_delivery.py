@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from bridge.events.event import Event
-from bridge.events.outbox import Outbox
+from bridge.events.outbox import Entry, Outbox
 from bridge.mail.action import Action
 from bridge.runtime.database import Database
 from bridge.testing import until
 from tests.events.events_kit import (
+    ROOMY,
     Lost,
     Receiver,
     delivering,
@@ -265,3 +266,20 @@ def test_a_receiver_may_ask_for_ocsf(file: Database, receiver: Receiver) -> None
     with delivering(file, webhook(receiver), is_ocsf=True):
         until(lambda: receiver.events, "the event")
     assert receiver.events[0]["class_uid"] == 4009
+
+
+def test_an_event_of_a_newer_version_stopped_all_others(file: Database, receiver: Receiver) -> None:
+    """During an upgrade, two versions share an outbox. A type that the older one did not know ended each round of its
+    sink with an unexpected error, and nothing was delivered any more."""
+    outbox = Outbox(file)
+    unknown = Entry("s", "new", "mail.recalled", "m1", time.time(), b'{"type": "mail.recalled", "data": {"id": "m1"}}')
+    outbox.add([unknown], {"s": ROOMY})
+    outbox.close()
+    mails = record(file, Action.RELAY, times=3)
+    with delivering(file, webhook(receiver), is_ocsf=True):
+        until(lambda: len(receiver.events) >= 3, "the other events")
+    assert {event["metadata"]["correlation_uid"] for event in receiver.events} == set(mails)
+    outbox = Outbox(file)
+    (left,) = outbox.find("new")
+    outbox.close()
+    assert "cannot convert events of type mail.recalled" in left.problem

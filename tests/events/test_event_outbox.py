@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import create_engine, func, select, text
 
-from bridge.events.outbox import Failed, Limit, Outbox, OutboxError, SinkState, event_outbox, event_sink
+from bridge.events.event import Report, ScannerState, list_changed, reported, scanner_state
+from bridge.events.outbox import Entry, Failed, Limit, Outbox, OutboxError, SinkState, event_outbox, event_sink
+from bridge.observe.redaction import FULL
 from bridge.runtime.database import Database
 from tests.events.events_kit import ROOMY, entry
 
@@ -189,3 +191,13 @@ def test_the_file_is_ours_alone(file: Database) -> None:
     outbox.add([entry()], {"s": ROOMY})
     assert file.path is not None and file.path.stat().st_mode & 0o777 == 0o600
     outbox.close()
+
+
+def test_the_report_of_an_unknown_mail_did_not_fit_into_postgresql(outbox: Outbox) -> None:
+    """Its id is a digest, which is longer than ours: the event was refused, and lost."""
+    report = reported(Report(f"sha256:{'0' * 64}", "", (), "ann", "spam", "noted"), FULL, 0.0)
+    state_of_host = scanner_state(f"https://{'s' * 200}.example", ScannerState.DOWN, None, "", 0.0)
+    events = [report, state_of_host, list_changed("l" * 64, "t" * 36, 1, None, 0.0)]
+    stored = [Entry("s", made.id, made.type, made.about, made.time, made.to_json("h")) for made in events]
+    assert outbox.add(stored, {"s": ROOMY}) == {"s": 0}
+    assert [one.id for one in outbox.due("s", 100)] == [made.id for made in events]

@@ -37,6 +37,8 @@ from tests.nats_kit import NatsServer, nats_server
 from tests.quarantine.small_disk import small_disk
 from tests.requirements import find, need, unavailable
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
 
 def entries(count: int, first: int = 1, text: str = "") -> list[Entry]:
     """Events of as many mails, numbered."""
@@ -110,6 +112,30 @@ async def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Pat
     await deliver(FileSink(path), entries(1))
     cut, whole = path.read_text().splitlines()
     assert cut == '{"id": "cut o' and json.loads(whole)["data"]["id"] == "M1"
+
+
+@needs_root
+async def test_a_file_that_root_had_created_by_a_test_was_closed_to_the_daemon(tmp_path: Path) -> None:
+    """`scanbridge events test` runs as root; the daemon's user could never write to the file, and events waited."""
+    tmp_path.chmod(0o700)
+    os.chown(tmp_path, 4711, 4712)
+    path = tmp_path / "events.jsonl"
+    await deliver(FileSink(path), entries(1))
+    assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712)
+
+
+@needs_root
+async def test_root_wrote_to_whatever_the_daemons_user_had_put_in_place_of_the_file(tmp_path: Path) -> None:
+    """A link to a file of root's got a line of JSON."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "precious").write_text("x\n")
+    link = tmp_path / "state" / "events.jsonl"
+    link.symlink_to(tmp_path / "precious")
+    os.chown(link, 4711, 4712, follow_symlinks=False)
+    assert "not a regular file" in problem(await deliver(FileSink(link), entries(1)))
+    assert (tmp_path / "precious").read_text() == "x\n"
+    os.chown(link, 0, 0, follow_symlinks=False)  # the administrator's own link is followed
+    assert delivered(await deliver(FileSink(link), entries(1))) == 1
 
 
 async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -290,7 +316,8 @@ async def test_a_syslog_server_that_does_not_read_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "priority"), [("mail.decided", 22), ("mail.refused", 21), ("scanner.state", 20), ("test", 22)]
+    ("type_", "priority"),
+    [("mail.decided", 22), ("mail.refused", 21), ("scanner.state", 20), ("test", 22), ("of.a.newer.version", 22)],
 )
 def test_the_form_of_a_message(type_: str, priority: int) -> None:
     """RFC 5424, with its length in front (RFC 6587); a host name with odd characters stays one word."""

@@ -195,7 +195,7 @@ def test_the_commands_read_a_history_in_postgresql(tmp_path: Path, postgresql: s
         reply = send(bridge, sender="s@sender.example")
         until(lambda: bridge.daemon.metrics.history.values["written",] == 1, "the row")
         told = scanbridge("explain", "s@sender.example", "-c", file).stdout
-        assert told.startswith("Mail from <s@sender.example> to <b@example.org> was delivered.")
+        assert told.startswith("Mail from <s@sender.example> to <b@example.org> was delivered to the next hop.")
         assert f"The client received: {reply}" in told
         found = scanbridge("history", "--sender", "s@sender.example", "--json", "-c", file).stdout
         assert json.loads(found)["reply"] == reply

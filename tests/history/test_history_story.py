@@ -14,7 +14,7 @@ from bridge.filter import rule_names
 from bridge.history.entry import LaterEvent, MailEntry
 from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import CANCELLED, HistoryQuery
-from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
+from bridge.history.rule_words import ACTIONS, CASES, DONE, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
 from bridge.mail.action import Action
@@ -65,7 +65,7 @@ def test_every_documented_rule_is_explained(rule: str, action: str) -> None:
     name = rule.replace("KEY", "bounce").replace("NAME", "mx").replace("UID", "0b8e")
     said = decided(name, action)
     assert said.startswith(f"Rule {name} decided: ") and said.endswith(".")
-    assert ACTIONS[action] in said and "the log reference explains" not in said
+    assert DONE[action] in said and "the log reference explains" not in said
 
 
 def test_a_rule_says_whose_policy_it_is() -> None:
@@ -138,7 +138,7 @@ def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
 @pytest.mark.parametrize(
     ("values", "fate", "now"),
     [
-        ({}, "was delivered", "has it, queue id NEXT, or has delivered it"),
+        ({}, "was delivered to the next hop", "has it, queue id NEXT, or has delivered it"),
         ({"action": "reject"}, "was refused", "returns it to the sender as undeliverable"),
         ({"action": "discard"}, "was accepted and dropped", "Nowhere: it was dropped"),
         ({"action": "hold"}, "put on hold", "hold queue of the mail server as QUEUED"),
@@ -225,7 +225,7 @@ def test_a_tenant_is_named_by_its_domain_too() -> None:
         ({"error": "next_hop", "action": "reject", "rule": "next_hop"}, {"why": "550 no"}, {},
          "The next hop did not accept it (550 no)"),
         ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x>, the client received: 550 no"),
-        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with its own reply (250)."),
+        ({}, {}, {"protocol": "milter"}, "The mail server answered its client itself."),
         ({"action": "reject", "stage": "mail", "mails": 700}, {}, {}, "700 attempts at about this time"),
         ({}, {"limit": "max_recipients"}, {}, "exceeded the limit max_recipients"),
     ],
@@ -358,3 +358,62 @@ def test_a_recipient_who_has_the_mail_was_told_that_it_was_returned(more: dict[s
     assert told.fate.endswith("was refused for some recipients, and delivered to others")
     assert told.now.startswith("smtp://hop accepted it for <b@example.org>, queue id NEXT. For the others: not here: ")
     assert "smtp://hop did not accept it for all recipients" in text(told)
+
+
+# Found by audits
+
+
+def test_a_mail_that_postfix_still_had_in_its_queue_was_called_delivered() -> None:
+    """A milter only lets the mail pass: the mail server has it, and delivers it whenever it can."""
+    for protocol in ("milter", "mta-hooks"):
+        told = story(entry(next_id=""), around=Surroundings(protocol))
+        assert told.fate.endswith(" was accepted by the mail server, which delivers it (queue id QUEUED)")
+        assert "delivered" not in told.fate and "such mail is passed on" in text(told)
+        assert "The mail server in front (queue id QUEUED) has it, or has delivered it already" in told.now
+        assert any(command.startswith("postqueue -p | grep QUEUED ") for command in told.commands) is (
+            protocol == "milter"
+        )
+    twice = story(entry(0, **DEFERRED), entry(1, next_id=""), around=Surroundings("milter"))
+    assert " was deferred once, then accepted by the mail server, which delivers it" in twice.fate
+    assert story(entry(), around=Surroundings(next_hop="maildir:/m")).fate.endswith(" was delivered")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_entry_that_the_scanner_had_found_was_not_named(is_named: bool) -> None:
+    """Only the list was: the postmaster had to guess which of its entries it was."""
+    more = {"entries": {"blocked-domains": "evil.example"}} if is_named else {}
+    tags = {"tags": "list:blocked-domains,list:blocked-urls", "action": "reject"}
+    told = text(story(entry(more=more, **tags)))
+    named = "blocked-domains (evil.example) and blocked-urls: about its sender"
+    assert f"in the lists {named if is_named else 'blocked-domains and blocked-urls: about'}" in told
+    assert ("lists delete blocked-domains evil.example" in told) is is_named
+    alone = text(story(entry(more=more, **tags | {"tags": "list:blocked-domains"})))
+    assert ("in the list blocked-domains (evil.example).\n" in alone) is is_named
+
+
+@pytest.mark.parametrize("hidden", ["~1f2e3d4c5b6a7988", "*@sender.example"])
+def test_a_hidden_address_was_to_be_deleted_from_a_list(hidden: str) -> None:
+    """With `log.addresses`, the history has the entry as the log shows it, which is in no list."""
+    told = story(entry(more={"entry": hidden}, list="blocked-senders", action="reject"))
+    assert "scanbridge lists delete blocked-senders ENTRY" in told.commands
+    assert not [command for command in told.commands if hidden in command]
+
+
+@pytest.mark.parametrize(
+    ("rule", "recipient", "expected"),
+    [
+        ("personal_lists.block", "b@example.org", ["show b@example.org", "delete block b@example.org @sender.example"]),
+        ("personal_lists.allow", "b@example.org", ["show b@example.org", "delete allow b@example.org @sender.example"]),
+        ("personal_lists.block", "~1f2e3d4c5b6a7988", ["show"]),
+    ],
+)
+def test_the_commands_for_a_personal_list_named_a_list_that_does_not_exist(
+    rule: str, recipient: str, expected: list[str]
+) -> None:
+    """`scanbridge lists entries personal` fails: personal lists are not among the service's."""
+    personal = {"list": "personal", "rule": rule, "action": "quarantine", "recipients": recipient}
+    told = story(entry(more={"entry": "@sender.example"}, **personal))
+    assert "The personal list of a recipient has a matching entry (@sender.example)." in text(told)
+    assert [command for command in told.commands if " lists " in command] == [
+        f"scanbridge lists personal {words}" for words in expected
+    ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -152,3 +155,15 @@ def test_the_tenant_of_a_file_is_that_of_its_recipient(tmp_path: Path) -> None:
         Replays(made).run(tmp_path / "mail.eml", "--to", "x@EXAMPLE.org")
         Replays(made).run(tmp_path / "mail.eml", "--to", "x@example.net")
         assert [mail.parameters.get("tenantUid") for mail in made.bridge.scanner.submissions] == [uid, None]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_mail_was_scanned_as_it_was_and_called_clean(
+    at: Replays, tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    """Dovecot can compress the mails of a Maildir. No scanner finds anything in such a file."""
+    for part in ("cur", "new", "tmp"):
+        (tmp_path / "Mail" / part).mkdir(parents=True)
+    (tmp_path / "Mail" / "cur" / "1,S=60:2,S").write_bytes(compress(PLAIN))
+    code, data = at.json(tmp_path / "Mail")
+    assert code == 75 and "it is compressed" in data["mails"][0]["now"]["problem"] and scanned(at) == []

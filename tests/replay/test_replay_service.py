@@ -20,6 +20,8 @@ from tests.processes import command_line, descendants
 from tests.quarantine.quarantine_kit import desk
 from tests.replay.replay_kit import Replays
 from tests.service.service_kit import CONFIG, GTUBE, Lists, service
+from tests.service.test_service_learning import CLIENT, report_scanned, tags_of
+from tests.service.test_service_learning import mail as near_the_threshold
 
 HEAD = b"From: a@client.example\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@x>\r\n"
 MAIL = HEAD + b"Subject: x\r\n\r\nhello\r\n"
@@ -84,6 +86,32 @@ def test_lists_in_postgresql_count(at: Replays, tmp_path: Path, postgresql: str)
         assert Lists(running).add("blocked-senders", "blocked@sender.example").status == 200
     (tmp_path / "trial.yml").write_text(text)
     assert decisions(at.json("--service", tmp_path / "trial.yml")[1]) == ["bounce", "bounce", "deliver"]
+
+
+def test_what_people_had_reported_did_not_count(at: Replays, tmp_path: Path) -> None:
+    """The same configuration and the same mail: without the learned weights, the trial showed a change."""
+    with service(tmp_path, CONFIG, with_key=True) as running:
+        for person in ("ann", "bob", "eve"):
+            assert report_scanned(running, near_the_threshold(), reporter=person).status == 200
+        tagged = {"phishing:likely"}
+        until(lambda: tags_of(running, near_the_threshold(2)) != tagged, "the votes to count")
+        now = running.submit(near_the_threshold(3), remoteAddress=CLIENT).json
+    (tmp_path / "mail.eml").write_bytes(near_the_threshold(3))
+    (tmp_path / "trial.yml").write_text(CONFIG)
+    given = (tmp_path / "mail.eml", "--from", "a@example.org", "--to", "b@example.net", "--remote-address", CLIENT)
+    code, data = at.json(*given, "--service", tmp_path / "trial.yml")
+    found = data["mails"][0]["now"]
+    assert code == 0 and (found["decision"], found["tags"]) == (now["decision"], now["tags"])
+
+
+@pytest.mark.parametrize(
+    "core", ['hosts: ["http://127.0.0.1:1"]', 'nats: {servers: ["nats://127.0.0.1:1"]}'], ids=["hosts", "nats"]
+)
+def test_a_trial_of_a_clusters_configuration_asked_the_cluster(at: Replays, tmp_path: Path, core: str) -> None:
+    """Core nodes and workers have the configuration in use, not the one to try; here, they cannot be reached at all."""
+    (tmp_path / "trial.yml").write_text(CONFIG.replace("{core: {}}", f"{{core: {{{core}}}}}"))
+    code, data = at.json("--service", tmp_path / "trial.yml")
+    assert code == 1 and decisions(data) == ["deliver", "bounce", "deliver"]
 
 
 def test_a_wrong_configuration_is_78(at: Replays, tmp_path: Path) -> None:

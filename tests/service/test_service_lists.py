@@ -17,6 +17,7 @@ from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
 from bridge.service.settings import ListDefinition, ServiceConfig
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
+from bridge.testing import until
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -349,6 +350,8 @@ def test_matching(list_name, entry, traits, hit):
     index = ListIndex(PREDEFINED, Decisions().allowing(known.name for known in PREDEFINED))
     index.add(GLOBAL, list_name, entry)
     assert index.match(None, traits_of(*traits)) == ([list_name] if hit else [])
+    named = hit and not list_name.startswith("personal-")  # whose entries concern their recipients only
+    assert index.entry(None, list_name, traits_of(*traits)) == (entry if named else "")
     index.remove(GLOBAL, list_name, entry)
     assert index.match(None, traits_of(*traits)) == []
 
@@ -496,3 +499,19 @@ def test_one_link_or_file_cannot_get_a_whole_mail_delivered(definition, rules):
 def test_an_ipv4_network_written_as_ipv6_is_stored_as_ipv4(entry, stored):
     """Clients are compared by their IPv4 address, so the entry would never match."""
     assert normalise("network", entry) == stored
+
+
+def test_the_answer_names_the_entry_that_matched(tmp_path):
+    """A postmaster saw the name of the list, and had to guess which of its entries it was."""
+    mail = b"From: x@other.example\r\nSubject: x\r\n\r\nhello\r\n"
+    with service(tmp_path, CONFIG, with_key=True) as running:
+        assert "listMatches" not in running.submit(mail, sender="a@sub.sender.example").json
+        assert Lists(running).add("blocked-senders", "@sender.example").status == 200
+        assert Lists(running).add("blocked-networks", "192.0.2.0/24").status == 200
+
+        def matches():
+            answer = running.submit(mail, sender="a@sub.sender.example", remoteAddress="192.0.2.7").json
+            return {match["listName"]: match["entry"] for match in answer.get("listMatches", ())}
+
+        wanted = {"blocked-networks": "192.0.2.0/24", "blocked-senders": "@sender.example"}
+        until(lambda: matches() == wanted, "the entries to be named")

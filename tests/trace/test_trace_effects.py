@@ -18,7 +18,7 @@ from bridge.daemon import wiring
 from bridge.mail.message import Message, Spool
 from bridge.runtime import yaml_file
 from bridge.testing import answer, free_port, result, running_bridge
-from tests.daemon.process_kit import environment
+from tests.daemon.process_kit import environment, scanbridge
 from tests.filter.envelope_lists.envelope_lists_kit import BLOCK, TENANTS, door, fill, section
 from tests.lists.lists_kit import TENANT, Service, running_service
 from tests.trace.trace_kit import MAIL, Traces
@@ -313,3 +313,20 @@ def test_a_large_mail_with_many_recipients(tmp_path: Path) -> None:
         steps = traces.steps(*to, "--decision", "deliver", content=content)
     assert [len(step["recipients"]) for step in steps["scanner"]] == [3, 2]
     assert steps["limits"][0]["size"] == len(content)
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "large.eml"])
+def test_a_file_of_any_size_was_read_into_memory(tmp_path: Path, file: str) -> None:
+    """`/dev/zero` has no end; what is a little too large is still shown as the listener refuses it."""
+    (tmp_path / "bridge.yml").write_text(
+        'scanner: {urls: ["http://127.0.0.1:1"], token_file: no-token}\n'
+        f'listeners: [{{name: mx, address: "127.0.0.1:{free_port()}"}}]\nlimits: {{max_message_size: 1 MiB}}\n'
+        f"relay: {{next_hop: 'maildir:{tmp_path}/Maildir'}}\nstate_directory: {tmp_path}/state\n"
+    )
+    with (tmp_path / "large.eml").open("wb") as large:
+        large.truncate(1 << 40)  # a hole
+    done = scanbridge("trace", "-c", tmp_path / "bridge.yml", tmp_path / file)
+    assert done.returncode == 1 and "has more than 2,097,152 bytes" in done.stderr and done.stdout == ""
+    (tmp_path / "large.eml").write_bytes(b"Subject: x\r\n\r\n" + b"x" * (1 << 20))
+    done = scanbridge("trace", "-c", tmp_path / "bridge.yml", tmp_path / "large.eml")
+    assert done.returncode == 0 and "MAIL is refused" in done.stdout and "552 5.3.4" in done.stdout

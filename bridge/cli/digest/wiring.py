@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
@@ -13,7 +14,7 @@ from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console import wiring as console_wiring
 from bridge.cli.digest.actions import CommandUserActions
 from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings
-from bridge.cli.later_notes import LaterNotes
+from bridge.cli.later_notes import DigestNotes, LaterNotes
 from bridge.cli.quarantine.session import Session
 from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
@@ -110,7 +111,12 @@ class Digesting:
             redact = history_place.redaction(self.conf, self.state).address
             counts = DigestCounts(self.store, self.quarantine.owner)
             run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact, counts=counts)
-            return await run.go(on_progress)
+            notes = DigestNotes(LaterNotes(self.conf, self.state))
+            run.on_sent = notes.add
+            try:
+                return await run.go(on_progress)
+            finally:
+                await asyncio.to_thread(notes.close)
 
     def forget(self) -> None:
         """Delete what concerns mail that is no longer in the quarantine. Raises BridgeError."""

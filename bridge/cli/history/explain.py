@@ -44,8 +44,9 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
     """Explain what happened to a mail.
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
-    bridge, a Message-ID, a ggrid, or the address or domain of the sender or a recipient. A search for an address
-    covers the mail since yesterday, unless --since is given; the options narrow the search, or replace WHAT.
+    bridge, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address. A
+    search for an address covers the mail since yesterday, unless --since is given; the options narrow the search, or
+    replace WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
     recorded.

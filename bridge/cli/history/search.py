@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.cli.history.session import HistorySession
 from bridge.history.entry import MailEntry
-from bridge.history.query import may_be_address, pasted_key
+from bridge.history.query import client_address, may_be_address, pasted_key
 from bridge.runtime.moments import parse
 
 DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
@@ -25,7 +25,7 @@ class Question:
 
 
 def ask(session: HistorySession, what: str, wanted: dict[str, Any], limit: int) -> Question:
-    """By key first, whenever that was, unless a time is given; else by address since yesterday."""
+    """By key first, whenever that was, unless a time is given; else by address, or client, since yesterday."""
     key = pasted_key(what)
     for spelling in session.hidden.spellings(key):
         query = session.query(wanted, what=session.hidden.key(spelling), limit=limit + 1)
@@ -33,6 +33,8 @@ def ask(session: HistorySession, what: str, wanted: dict[str, Any], limit: int) 
         if found:
             return Question(key, wanted, found[:limit], False, len(found) > limit)
     timed = wanted if "since" in wanted else {**wanted, "since": parse(DEFAULT_SINCE)}
+    if "client" not in wanted and (client := client_address(key)):
+        key, timed = "", {**timed, "client": client}
     is_address = not key or may_be_address(key)
     if not is_address:
         return Question(key, wanted, [], False)

@@ -90,7 +90,7 @@ def with_configuration(command: str, path: Path | None) -> str:
     if path is None or source is not click.core.ParameterSource.COMMANDLINE or not command.startswith("scanbridge "):
         return command
     _, verb, rest = [*command.split(" ", 2), ""][:3]
-    if verb in ("quarantine", "lists"):
+    while verb in ("quarantine", "lists", "lists personal"):
         sub, _, rest = rest.partition(" ")
         verb = f"{verb} {sub}"
     return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()

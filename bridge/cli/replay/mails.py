@@ -31,11 +31,17 @@ DEFAULT_RECIPIENT = "postmaster"
 
 _MAX_FILE = MAX_MESSAGE_BYTES + 1024 * 1024  # with the header fields that we add
 _MAX_RECORD = 16 * 1024 * 1024
+# How files begin that gzip, bzip2, xz, zstd and lz4 have written.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _RECORDED = frozenset({"deliver", "quarantine", "bounce", "drop", "undecided"})
 
 
 class NoEnvelope(BridgeError):
     """A mail whose envelope is not known cannot be replayed."""
+
+
+class Compressed(BridgeError):
+    """Dovecot can store mail in this way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,8 @@ class FileMail:
     def read(self) -> StoredMail:
         path = self.path.resolve() if self.is_named else self.path
         raw, _ = durable_files.read(path, _MAX_FILE)
+        if raw.startswith(_COMPRESSED):
+            raise Compressed("it is compressed: decompress it first, because the scanner would see no mail in it")
         exported = _exported(path)
         if exported is not None and self.given == GivenEnvelope():
             return _recorded(exported, raw)

@@ -110,15 +110,15 @@ def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: 
 
 
 def _setup(path: Path | None, conf: Config, file: Path, given: dict[str, Any], *, scan: bool) -> Setup:
-    from bridge.cli.mail_file import as_sent
+    from bridge.cli import mail_file
     from bridge.cli.state import state_directory
     from bridge.cli.trace.mail_server import Given
     from bridge.cli.trace.run import Setup
     from bridge.daemon import wiring
 
-    mail = Given(
-        as_sent(file.read_bytes()), given["sender"], given["recipients"], given["remote_address"], given["helo"]
-    )  # fmt: skip
+    limit = 2 * conf.limits.max_message_size  # what is somewhat too large is refused by the listener, which is shown
+    content = mail_file.as_sent(mail_file.read(file, limit))
+    mail = Given(content, given["sender"], given["recipients"], given["remote_address"], given["helo"])
     return Setup(
         config=conf,
         listener=_listener(conf, given["name"]),

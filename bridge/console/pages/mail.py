@@ -19,7 +19,7 @@ from bridge.history.entry import MailEntry
 from bridge.history.hidden import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
 from bridge.history.parameters import FILTERS, value_of
-from bridge.history.query import ACTIONS, STAGES, may_be_address, pasted_key
+from bridge.history.query import ACTIONS, STAGES, client_address, may_be_address, pasted_key
 from bridge.history.store import Found
 from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, tell
 from bridge.quarantine.record import MailRecord
@@ -70,7 +70,7 @@ def read(given: Mapping[str, str]) -> Search:
 
 
 def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Found:
-    """By key first; what is not a key may be an address. Raises ValueError."""
+    """By key first; what is not a key may be an address, also that of a client. Raises ValueError."""
     wanted, page = dict(asked.wanted), {"before": asked.before, "limit": PER_PAGE + 1}
     key = pasted_key(wanted.pop("what", ""))
     if not key:
@@ -82,7 +82,9 @@ def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Fou
     if by_key.entries or not may_be_address(key):
         return by_key
     left_s = began + _SEARCH_S - time.monotonic()
-    by_address = history.find_within(hidden.query({**wanted, "address": key.strip("<>")}, **page), left_s)
+    client = client_address(key) if "client" not in wanted else ""
+    meant = {"client": client} if client else {"address": key.strip("<>")}
+    by_address = history.find_within(hidden.query({**wanted, **meant}, **page), left_s)
     return _as_far(by_key, by_address)
 
 
@@ -130,5 +132,4 @@ def _for_tenant(mail: Mail) -> Mail:
 
 def _entry_for_tenant(entry: MailEntry) -> MailEntry:
     kind = entry.kind._replace(scanner="the scanner" if entry.kind.scanner else "")
-    more = {name: value for name, value in entry.more.items() if name not in ("why", "entry")}
-    return replace(entry, kind=kind, more=more)
+    return replace(entry.without_internals(), kind=kind)

@@ -41,7 +41,7 @@ def page(store: HistoryStore, query: HistoryQuery) -> bytes:
         found = store.find(replace(query, before=last or query.before, limit=wanted + 1))
         more = len(found) > wanted
         for entry in found[:wanted]:
-            shown.append(_encoded(entry.to_dict()))
+            shown.append(_encoded(_shown(entry, query.tenants)))
             size, last = size + len(shown[-1]), entry.cursor
             if size >= MAX_PAGE_BYTES:
                 more = more or entry is not found[-1]
@@ -58,8 +58,8 @@ def story(store: HistoryStore, mail_id: str, tenants: Tenants, quarantine: Path 
     ids = list(dict.fromkeys(entry.row.id for entry in (*attempts, *mails) if entry.row.id))
     answer = {
         "id": mail_id,
-        "mails": [entry.to_dict() for entry in mails],
-        "attempts": [entry.to_dict() for entry in attempts],
+        "mails": [_shown(entry, tenants) for entry in mails],
+        "attempts": [_shown(entry, tenants) for entry in attempts],
         "later": [event.to_dict() for event in store.later(ids)],
         "quarantine": None if quarantine is None else [held for each in ids for held in _held(quarantine, each)],
     }
@@ -114,6 +114,10 @@ def _held(quarantine: Path, mail_id: str) -> Iterator[dict[str, Any]]:
 
 
 # Showing
+
+
+def _shown(entry: MailEntry, tenants: Tenants) -> dict[str, Any]:
+    return (entry if tenants is None else entry.without_internals()).to_dict()
 
 
 def _label(by: By, label: str) -> str:

@@ -138,6 +138,7 @@ _HEADERS: dict[int, Json] = {
 # Objects
 
 _TEXT: Json = {"type": "string"}
+_NOT_FOR_TENANTS = "Absent if the token has `tenants`."
 _NUMBER: Json = {"type": "integer", "minimum": 0}
 _TIME: Json = {"type": "string", "format": "date-time"}
 
@@ -147,7 +148,7 @@ def _schemas() -> Json:
     later = {
         "time": _TIME,
         "id": _TEXT,
-        "event": {**_TEXT, "description": "For example `released`, `deleted` or `reported`."},
+        "event": {**_TEXT, "description": "For example `released`, `deleted`, `reported as spam` or `digest sent`."},
         "by": {**_TEXT, "description": "Who did it."},
         "text": _TEXT,
     }
@@ -204,7 +205,7 @@ def _mail_fields() -> Json:
             "description": "The recipients for whom the next hop accepted a mail that it refused for others.",
         },
         "ggrid": _TEXT,
-        "scanner": {**_TEXT, "description": "The URL of the last scanner host that was used."},
+        "scanner": {**_TEXT, "description": f"The URL of the last scanner host that was used. {_NOT_FOR_TENANTS}"},
         "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},
         "next_id": {**_TEXT, "description": "The queue id of the next hop."},
         "attempt": {**_TEXT, "description": "The same for all attempts to send this mail, if it was deferred."},
@@ -215,14 +216,19 @@ def _mail_fields() -> Json:
         "late": _TEXT,
         "unscanned": _TEXT,
         "error": _TEXT,
-        "why": _TEXT,
+        "why": {**_TEXT, "description": f"The error. {_NOT_FOR_TENANTS}"},
         "reasons": {
             "type": "array",
             "items": _TEXT,
             "description": "Why the scanner suspects it, in sentences. Names in them come from the mail.",
         },
         "list": {**_TEXT, "description": "The list that has a matching entry."},
-        "entry": {**_TEXT, "description": "The entry that matches."},
+        "entry": {**_TEXT, "description": f"The entry that matches. {_NOT_FOR_TENANTS}"},
+        "entries": {
+            "type": "object",
+            "additionalProperties": _TEXT,
+            "description": f"By list: the entry that the scanner found, if it has named it. {_NOT_FOR_TENANTS}",
+        },
         "limit": {**_TEXT, "description": "The limit that was reached."},
         "mails": {**_NUMBER, "description": "How many refusals share this entry, if there are several."},
     }

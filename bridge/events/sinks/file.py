@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results, all_failed
+from bridge.runtime import durable_files
 
 
 @dataclass(slots=True)
@@ -55,9 +56,15 @@ class FileSink:
         return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _open(self) -> None:
+        """A file that `scanbridge events test` creates as root is given to the daemon's user, who writes to it."""
         self._close()
+        durable_files.refuse_planted(self.path)
+        is_new = not self.path.exists()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
         self._fd = os.open(self.path, flags, 0o640)
+        if is_new:
+            durable_files.give_to_owner(self.path)
+            durable_files.sync_directory(self.path.parent)
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):  # a FIFO without a reader would stop all sinks
             self._close()

@@ -20,14 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bridge.events.event import TEST, EventType
+from bridge.events.event import EventType
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results, all_failed
 from bridge.runtime.endpoints import Endpoint
 
 FACILITIES = {"user": 1, "mail": 2, "daemon": 3, "auth": 4, **{f"local{n}": 16 + n for n in range(8)}}
 _WARNING, _NOTICE, _INFO = 4, 5, 6
-_SEVERITIES = {EventType.SCANNER_STATE: _WARNING, EventType.REFUSED: _NOTICE, EventType.QUARANTINED: _NOTICE}
+_SEVERITIES: dict[str, int] = {
+    EventType.SCANNER_STATE: _WARNING,
+    EventType.REFUSED: _NOTICE,
+    EventType.QUARANTINED: _NOTICE,
+}
 _RECENT = 1000  # messages that are sent again after a lost connection ...
 _RECENT_S = 10.0  # ... if they are not older
 _POLL_S = 0.005
@@ -46,7 +50,7 @@ class SyslogSettings:
 
 def message(entry: Entry, facility: str, hostname: str) -> bytes:
     """One RFC 5424 message with its length in front. The text is ASCII, so that no receiver needs a byte order mark."""
-    severity = _INFO if entry.type == TEST else _SEVERITIES.get(EventType(entry.type), _INFO)
+    severity = _SEVERITIES.get(entry.type, _INFO)  # an event of a newer version may have another type
     moment = datetime.fromtimestamp(entry.time, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
     body = entry.body if entry.body.isascii() else json.dumps(json.loads(entry.body), separators=(",", ":")).encode()
     head = f"<{FACILITIES[facility] * 8 + severity}>1 {moment} {_word(hostname, 255)} scanbridge - {entry.type} - "

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from bridge.api.scanning import AnalysisResult, Decision
+from bridge.api.scanning import MAX_LIST_MATCHES, AnalysisResult, Decision
 from bridge.errors import ConfigError
 from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
@@ -45,7 +45,7 @@ from bridge.service.engine_settings import Yara
 from bridge.service.learning.follow import Learned
 from bridge.service.learning.votes import senders_of
 from bridge.service.lists.follow import ListFollower
-from bridge.service.lists.index import traits_of
+from bridge.service.lists.index import Traits, traits_of
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import ServiceConfig
@@ -54,6 +54,7 @@ INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event lo
 INLINE_PARTS = 200  # 10 ms; ordinary mail of this size has fewer than ten
 INLINE_NAMING = 10_000  # work for the names of all parts (see `bridge.mime.names`): 10 ms
 MAX_SCORE = 1e9
+_LIST = "list:"  # how tags of lists begin
 
 log = logging.getLogger("bridge.service")
 
@@ -269,6 +270,7 @@ class Pipeline:
             created=job.created,
             completed=utc_now(),
             reasons=why,
+            listed=self._listed(job, inspection, tags),
         )
         try:
             self._report(job, result, assessment.score)
@@ -309,16 +311,32 @@ class Pipeline:
             )
 
     def _list_tags(self, job: AnalysisJob, inspection: Inspection) -> set[str]:
-        border = job.request.border
         try:
-            traits = traits_of(
-                *(border.envelope_from, inspection.senders, border.remote_address),
-                *(inspection.hosts, inspection.digests, border.envelope_recipients),
-            )
-            return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
+            names = self._follower.index.match(job.request.tenant_uid, _traits(job, inspection))
+            return {f"{_LIST}{name}" for name in names}
         except Exception as exc:
             log.error("ggrid=%s lists could not be matched: %s", job.ggrid, _place(exc))
             return {"failed:lists", INCOMPLETE}
+
+    def _listed(self, job: AnalysisJob, inspection: Inspection, tags: set[str]) -> tuple[tuple[str, str], ...]:
+        """The entries that matched, of the few mails that are on a list. The decision does not depend on this."""
+        names = sorted(tag.removeprefix(_LIST) for tag in tags if tag.startswith(_LIST))[:MAX_LIST_MATCHES]
+        try:
+            index, tenant = self._follower.index, job.request.tenant_uid
+            traits = _traits(job, inspection) if names else Traits()
+            found = ((name, index.entry(tenant, name, traits)) for name in names)
+            return tuple((name, entry) for name, entry in found if entry)
+        except Exception as exc:
+            log.error("ggrid=%s the entries of lists could not be found: %s", job.ggrid, _place(exc))
+            return ()
+
+
+def _traits(job: AnalysisJob, inspection: Inspection) -> Traits:
+    border = job.request.border
+    return traits_of(
+        *(border.envelope_from, inspection.senders, border.remote_address),
+        *(inspection.hosts, inspection.digests, border.envelope_recipients),
+    )
 
 
 def _is_cancelled(exc: BaseException) -> bool:

@@ -76,8 +76,32 @@ class ListIndex:
                 # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
                 if self._matches(scope, name, traits, envelope if name in self._allowing else every):
                     found.add(name)
-            found |= {name for name, lengths in self._networks.get(scope, {}).items() if _within(lengths, traits)}
+            found |= {name for name, lengths in self._networks.get(scope, {}).items() if _network(lengths, traits)}
         return sorted(found)
+
+    def entry(self, tenant: str | None, name: str, traits: Traits) -> str:
+        """The entry of a list in `match`; "" for personal lists, whose entries concern their recipients only."""
+        senders = (traits.envelope_sender, *(() if name in self._allowing else traits.header_senders))
+        for scope in (GLOBAL, tenant) if tenant else (GLOBAL,):
+            if found := self._entry(scope, name, traits, _Senders(senders)):
+                return found
+        return ""
+
+    def _entry(self, scope: str, name: str, traits: Traits, senders: _Senders) -> str:
+        words = self._words.get(scope, {}).get(name, set())
+        match self._categories.get(name):
+            case "network":
+                return _network(self._networks.get(scope, {}).get(name, {}), traits) or ""
+            case "sender":
+                return next(filter(words.__contains__, senders.entries), "")
+            case "domain":
+                return next(filter(words.__contains__, senders.domains), "")
+            case "url":
+                return _host(words, sorted(self._labels.get((scope, name), ())), traits.hosts)
+            case "attachment":
+                return next(filter(words.__contains__, traits.digests), "")
+            case _:
+                return ""
 
     def _matches(self, scope: str, name: str, traits: Traits, senders: _Senders) -> bool:
         category, words = self._categories[name], self._words[scope][name]
@@ -87,7 +111,7 @@ class ListIndex:
             case "domain":
                 return not words.isdisjoint(senders.domains)
             case "url":
-                return _has_host(words, sorted(self._labels[scope, name]), traits.hosts)
+                return bool(_host(words, sorted(self._labels[scope, name]), traits.hosts))
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case "personal":
@@ -121,13 +145,14 @@ def _all_agree(words: set[str], recipients: tuple[str, ...], entries: Iterable[s
     )
 
 
-def _has_host(words: set[str], counts: list[int], hosts: Iterable[str]) -> bool:
-    """Whether one of the hosts, or a parent of it, is an entry; entries have one of these numbers of labels."""
-    for host in hosts:
+def _host(words: set[str], counts: list[int], hosts: Iterable[str]) -> str:
+    """The first of the hosts, or a parent of it, that is an entry; entries have one of these numbers of labels."""
+    for host in hosts if counts else ():
         labels = host.rsplit(".", counts[-1])
-        if any(".".join(labels[-count:]) in words for count in counts if count <= len(labels)):
-            return True
-    return False
+        for count in counts:
+            if count <= len(labels) and (name := ".".join(labels[-count:])) in words:
+                return name
+    return ""
 
 
 def traits_of(sender: str, header_senders: Iterable[str], client: str | None, hosts: Iterable[str],
@@ -143,7 +168,8 @@ def traits_of(sender: str, header_senders: Iterable[str], client: str | None, ho
     )
 
 
-def _within(lengths: dict[Length, set[int]], traits: Traits) -> bool:
+def _network(lengths: dict[Length, set[int]], traits: Traits) -> str | None:
+    """The entry that contains the client."""
     if not traits.client or not lengths:
-        return False
-    return find_network(lengths, lambda of, length, first: first in lengths[of, length], traits.client) is not None
+        return None
+    return find_network(lengths, lambda of, length, first: first in lengths[of, length], traits.client)

@@ -15,7 +15,7 @@ import pytest
 
 from bridge.daemon import wiring
 from bridge.history.entry import LaterEvent
-from bridge.testing import RunningBridge, SmtpClient, until
+from bridge.testing import RunningBridge, SmtpClient, answer, until
 from tests.daemon.api.api_kit import ALL, BOTH, ONLY_A, TENANT_A, TENANT_B, ask, bridge, mails, pages, send
 
 in_both_databases = pytest.mark.parametrize("state_database", ["sqlite", "postgresql"], indirect=True)
@@ -287,12 +287,37 @@ def test_tenants_see_their_own_mail_only(running: RunningBridge) -> None:
         for path, query in (("history", {}), ("stats", {"by": "day"})):
             refused = ask(port, f"/api/v1/{path}", ONLY_A, tenant=tenant, **query)
             assert (refused.status, refused.json["error"]) == (403, "forbidden")
-    assert ask(port, "/api/v1/history", BOTH, tenant=TENANT_B).json["mails"] == [of_b]
+    assert ask(port, "/api/v1/history", BOTH, tenant=TENANT_B).json["mails"] == [without_machines(of_b)]
     for by, labels in (("tenant", [TENANT_A]), ("recipient", ["jane@a.example"]), ("tag", ["ta"])):
         assert [each["label"] for each in ask(port, "/api/v1/stats", ONLY_A, by=by).json["sums"]] == labels
     both = ask(port, "/api/v1/stats", BOTH, by="client").json["sums"]
     assert both == [{"label": "127.0.0.1", "mails": 2, "size": of_a["size"] + of_b["size"]}]
-    assert ask(port, f"/api/v1/mails/{of_a['id']}", ONLY_A).json["mails"] == [of_a]
+    assert ask(port, f"/api/v1/mails/{of_a['id']}", ONLY_A).json["mails"] == [without_machines(of_a)]
+
+
+def without_machines(mail: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in mail.items() if name != "scanner"}
+
+
+@in_both_databases
+def test_tenants_were_shown_machines_and_entries_of_the_deployments_lists(running: RunningBridge) -> None:
+    """The console hides them from people of named tenants; the API showed them to everyone with a token."""
+    port = running.admin_port
+    entries = [{"listName": "blocked-senders", "entry": "@client.example"}]
+    send(running, "jane@a.example", decision="bounce", tags=["list:blocked-senders"], listMatches=entries)
+    running.scanner.reply = answer(500, b'{"error": "x", "message": "on node-7.internal"}')
+    with running.client() as client:
+        client.open()
+        client.begin(b"<john@client.example>", b"<jane@a.example>")
+        assert client.say(b"Subject: y\r\n\r\nx\r\n.")[0].startswith(b"451")
+    failed, blocked = mails(port, 2)
+    assert blocked["entries"] == {"blocked-senders": "@client.example"} and blocked["scanner"]
+    assert "node-7.internal" in failed["why"]
+    for mail in (failed, blocked):
+        found = [ask(port, "/api/v1/history", ONLY_A), ask(port, f"/api/v1/mails/{mail['id']}", ONLY_A)]
+        for shown in found:
+            assert shown.status == 200 and mail["id"].encode() in shown.body
+            assert not [word for word in (b'"scanner"', b'client.example"}', b"node-7") if word in shown.body]
 
 
 @in_both_databases
