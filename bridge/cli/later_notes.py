@@ -6,7 +6,10 @@ database that is unavailable would make each of a thousand mails wait.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.cli.terminal import say
@@ -18,6 +21,7 @@ from bridge.history.store import HistoryStore
 
 RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
 DELETED, REPORTED = "deleted", "reported as"
+_TOGETHER_S = 1.0
 
 
 class LaterNotes:
@@ -26,23 +30,56 @@ class LaterNotes:
         self._state = state
         self._store: HistoryStore | None = None
         self._is_off = not conf.history.enabled
+        self._is_together = False
+        self._lock = threading.Lock()  # the console acts in several threads
+        self._waiting: list[LaterEvent] = []
+        self._written_at = 0.0
 
     def note(self, event: str, mail_id: str, by: str, to: tuple[str, ...] = (), text: str = "") -> None:
         """Never raises."""
         if self._is_off:
             return
         try:
+            redaction = history_place.redaction(self._conf, self._state)
+        except (BridgeError, OSError) as exc:
+            self._give_up(f"{mail_id}: {event}", exc)
+            return
+        said = f"to {', '.join(map(redaction.address, to))}" if to else ""
+        said += f": {redaction.text(text)}" if text else ""
+        with self._lock:
+            self._waiting.append(LaterEvent(time.time(), mail_id, event, by, said.removeprefix(": ")))
+        if not self._is_together or time.monotonic() - self._written_at > _TOGETHER_S:
+            self._write()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """For many mails: one transaction a second instead of one for each, which takes longer than its release."""
+        self._is_together, self._written_at = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self._is_together = False
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            events, self._waiting, self._written_at = self._waiting, [], time.monotonic()
+        if not events:
+            return
+        try:
             if self._store is None:
                 self._open()
             if self._store is not None:
-                redaction = history_place.redaction(self._conf, self._state)
-                said = f"to {', '.join(map(redaction.address, to))}" if to else ""
-                said += f": {redaction.text(text)}" if text else ""
-                self._store.note([LaterEvent(time.time(), mail_id, event, by, said.removeprefix(": "))])
+                self._store.note(events)
                 self._store.close()
         except (BridgeError, OSError) as exc:
-            self._is_off = True
-            say(f"{mail_id}: {event}, but the history cannot be written to: {exc}", err=True)
+            last = events[-1]
+            others = f" (and {len(events) - 1:,} others)" if len(events) > 1 else ""
+            self._give_up(f"{last.id}{others}: {last.event}", exc)
+
+    def _give_up(self, done: str, exc: Exception) -> None:
+        self._is_off = True
+        say(f"{done}, but the history cannot be written to: {exc}", err=True)
 
     def _open(self) -> None:
         is_shared = history_place.has_server(self._conf)

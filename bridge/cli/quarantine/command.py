@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from bridge.relay.relay import Relay
 
 _NEXT_HOP = "; check relay.next_hop, then run the command again"
+_CLOSE_S = 1.0  # all answers have arrived, unless the command was interrupted twice
 _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
@@ -193,22 +195,27 @@ def _not_released(mails: list[MailRecord]) -> list[MailRecord]:
 async def _release_all(
     session: Session, mails: list[MailRecord], codes: list[int], relay: Relay, order: ReleaseRequest
 ) -> int:
+    import asyncio
+
     from bridge.cli.quarantine.bulk import Bulk
-    from bridge.cli.quarantine.releasing import release_one
+    from bridge.cli.quarantine.releasing import Released, release_all
     from bridge.cli.quarantine.session import exit_code
     from bridge.relay.handshake import CannotConnect
 
+    def report(mail: MailRecord, done: Released) -> None:
+        if done.problem is None:
+            bulk.succeeded(f"{mail.id}: {done.text}")
+        else:
+            step = _NEXT_HOP if isinstance(done.problem, CannotConnect) else ""
+            bulk.failed(f"{mail.id}: {done.text}{step}", exit_code(done.problem))
+
     try:
         with Bulk("released", len(mails), codes) as bulk:
-            for mail in mails:
-                done = await release_one(session, mail, relay, order)
-                if done.problem is None:
-                    bulk.succeeded(f"{mail.id}: {done.text}")
-                else:
-                    step = _NEXT_HOP if isinstance(done.problem, CannotConnect) else ""
-                    bulk.failed(f"{mail.id}: {done.text}{step}", exit_code(done.problem))
+            await release_all(session, mails, relay, order, report)
     finally:
-        await relay.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await relay.close()
     return bulk.code
 
 
@@ -235,7 +242,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     from bridge.cli.quarantine.session import exit_code
     from bridge.errors import BridgeError
 
-    with Bulk("deleted", len(mails), codes) as bulk:
+    with Bulk("deleted", len(mails), codes) as bulk, session.later.together():
         for mail in mails:
             try:
                 session.quarantine.remove(mail.id)
