@@ -60,6 +60,13 @@ def admin_address(path: Path | None) -> Endpoint:
 
 def no_daemon(address: Endpoint) -> str:
     """The message if no daemon answers at the admin address."""
+    from bridge.runtime.port_owner import listener
+
+    if not address.systemd and (found := listener(address)):
+        return (
+            f"no daemon answers at {address} (admin.address), although {found} listens there: if that is the daemon, "
+            "it hangs: see its log, and restart it; if it is another program, change admin.address"
+        )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
         "or give the configuration of the running daemon with -c"

@@ -37,15 +37,18 @@ class Network(click.ParamType[str]):
 
 
 class Tenant(click.ParamType[str]):
-    name = "text"
+    """A tenant's UUID, in the usual spelling."""
+
+    name = "uuid"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from uuid import UUID
 
         try:
-            return value and str(UUID(str(value)))  # empty: the command refuses it
+            return str(UUID(str(value)))  # an empty one is refused: it is an unset variable in a script
         except ValueError:
-            self.fail("a tenant must be a UUID, as in `tenants` of the configuration", param, ctx)
+            example = "for example 123e4567-e89b-12d3-a456-426614174000"
+            self.fail(f"a tenant must be a UUID, {example}: see `tenants` in the configuration", param, ctx)
 
 
 def need_span(wanted: dict[str, Any]) -> None:

@@ -27,7 +27,12 @@ _SCANNER_S = 10.0  # longer than a status request may take
 @click.command(cls=Command)
 @config_option
 @click.option(
-    "--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait for the result."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds to wait for the result.",
 )
 def reload(path: Path | None, timeout_s: float) -> None:
     """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new configuration is in use.
