@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, no_daemon
+from bridge.cli.parameters import Seconds
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import ConfigError
@@ -29,7 +30,7 @@ _SCANNER_S = 10.0  # longer than a status request may take
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=120.0,
     show_default=True,
     help="Seconds to wait for the result.",

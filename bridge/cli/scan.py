@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.cli.parameters import Tenant
+from bridge.cli.parameters import MailAddress, Tenant
 from bridge.cli.single_values import Command
 from bridge.cli.values import ip_address
 from bridge.errors import ConfigError
@@ -21,6 +21,7 @@ from bridge.errors import ConfigError
 @click.option(
     "--to",
     "recipients",
+    type=MailAddress(),
     multiple=True,
     default=["postmaster"],
     show_default=True,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.parameters import Seconds
 from bridge.cli.service_learning import learning
 from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_store, own_config
 from bridge.cli.single_values import Group
@@ -116,7 +117,7 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=30.0,
     show_default=True,
     help="Seconds to wait for the result.",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
-from bridge.cli.parameters import Moment
+from bridge.cli.parameters import Limit, MailAddress, Moment
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (
     Choice,
@@ -51,7 +51,7 @@ def quarantine() -> None:
 @quarantine.command("list")
 @config_option
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
+@click.option("--limit", type=Limit(), default=100, show_default=True, help="Maximum results (0 = no limit).")
 @click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -133,6 +133,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--to",
     "to",
+    type=MailAddress(),
     multiple=True,
     metavar="ADDRESS",
     help="Send to this address instead of the original recipients; repeatable.",
@@ -156,7 +157,6 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     from bridge.errors import ConfigError
     from bridge.quarantine.release import ReleaseRequest
 
-    addresses = tuple(map(_address, to))
     session = Session.open(path)
     selection = select(session, choice)
     mails = selection.mails
@@ -168,7 +168,7 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     if not mails:
         sys.exit(most_serious(selection.codes))
     try:
-        order = ReleaseRequest(login_name(), addresses, again, wiring.release_tokens(session.config, session.state))
+        order = ReleaseRequest(login_name(), to, again, wiring.release_tokens(session.config, session.state))
         relay = wiring.relay(session.config)
     except ConfigError as exc:
         fail_config(exc)
@@ -368,21 +368,6 @@ def _export_into(session: Session, mail_id: str, directory: Path) -> None:
 def _refuse_terminal() -> None:
     if sys.stdout.isatty():
         raise click.UsageError("a mail may contain terminal control sequences: redirect it to a file or a pager")
-
-
-def _address(text: str) -> str:
-    from bridge.intake.smtp.paths import parse_path
-    from bridge.mail.address import domain_of
-    from bridge.mail.reply import Reply
-
-    found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
-    if isinstance(found, Reply) or not found.address or found.params:
-        raise click.BadParameter("not a mail address", param_hint="--to")
-    if not domain_of(found.address) and found.address.lower() != "postmaster":
-        raise click.BadParameter(
-            f"{found.address!r} has no domain: write it as {found.address}@example.org", param_hint="--to"
-        )
-    return found.address
 
 
 from bridge.cli.quarantine.sender_lists import allow_sender, block_sender  # noqa: E402
