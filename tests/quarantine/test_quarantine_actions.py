@@ -380,7 +380,7 @@ def test_interrupted_twice_a_bulk_action_ends_at_once(own: Desk) -> None:
         _, said = running.communicate(timeout=50)  # shorter than the next hop may take
         let_go(own.bridge, hop)
     assert running.returncode == 130 and b"interrupted: 0 of 2 mails released; 2 not" in said, said
-    assert {each["state"] for each in own.listed()} == {"interrupted"}
+    assert {each["state"] for each in own.listed()} <= {"interrupted", "unsure"}  # recipients may have them
 
 
 @pytest.mark.parametrize(
