@@ -58,6 +58,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("remove", "rm", "del"), "delete"),
     **dict.fromkeys(("start", "daemon"), "run"),
     **dict.fromkeys(("validate", "test", "verify"), "check"),
+    **dict.fromkeys(("log", "logs"), "history"),
     "restart": "reload",
     "ls": "list",
     "help": "--help",
@@ -122,7 +123,9 @@ def _with_hint(exc: click.exceptions.NoSuchCommand) -> click.UsageError:
         return exc
     names = context.command.list_commands(context)
     meant = _OTHER_WORDS.get(exc.command_name, "")
-    if meant in names or (meant.startswith("-") and context.parent is None):
+    if exc.command_name == "stop" and context.parent is None:
+        hint = "Stop the daemon with `systemctl stop scanbridge`, or with the signal TERM."
+    elif meant in names or (meant.startswith("-") and context.parent is None):
         hint = f"Did you mean {meant!r}?"
     elif "Did you mean" in exc.format_message():
         return exc

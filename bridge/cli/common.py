@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -27,6 +27,12 @@ class _ConfigOption(click.Option):
         if ctx is not None and ctx.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT:
             return f"the environment variable {self.envvar}"
         return super().get_error_hint(ctx)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """An empty value is an unset variable in a script, and no name of the directory."""
+        if value == "":
+            raise click.BadParameter("the name of the file is empty: name one, or leave -c out", ctx=ctx, param=self)
+        return super().type_cast_value(ctx, value)
 
 
 config_option = click.option(
@@ -60,6 +66,13 @@ def admin_address(path: Path | None) -> Endpoint:
 
 def no_daemon(address: Endpoint) -> str:
     """The message if no daemon answers at the admin address."""
+    from bridge.runtime.port_owner import listener
+
+    if not address.systemd and (found := listener(address)):
+        return (
+            f"no daemon answers at {address} (admin.address), although {found} listens there: if that is the daemon, "
+            "it hangs: see its log, and restart it; if it is another program, change admin.address"
+        )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
         "or give the configuration of the running daemon with -c"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from bridge.observe.redaction import Redaction
 RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
 DELETED, REPORTED, DIGEST_SENT = "deleted", "reported as", "digest sent"
 _BATCH = 500  # mails of digests that are noted at once
+_TOGETHER_S = 1.0
 
 
 class LaterNotes:
@@ -31,6 +33,10 @@ class LaterNotes:
         self._state = state
         self._store: HistoryStore | None = None
         self._is_off = not conf.history.enabled
+        self._is_together = False
+        self._lock = threading.Lock()  # the console acts in several threads
+        self._waiting: list[LaterEvent] = []
+        self._written_at = 0.0
 
     def note(self, event: str, mail_id: str, by: str, to: tuple[str, ...] = (), text: str = "") -> None:
         """Never raises."""
@@ -52,18 +58,48 @@ class LaterNotes:
 
         self._note("digests were sent", made)
 
-    def _note(self, what: str, make: Callable[[Redaction], Iterable[LaterEvent]]) -> None:
+    def _note(self, done: str, make: Callable[[Redaction], Iterable[LaterEvent]]) -> None:
         if self._is_off:
             return
         try:
-            if self._store is None:
-                self._open()
-            if self._store is not None:
-                self._store.note(list(make(history_place.redaction(self._conf, self._state))))
-                self._store.close()
+            events = list(make(history_place.redaction(self._conf, self._state)))
         except (BridgeError, OSError) as exc:
-            self._is_off = True
-            say(f"{what}, but the history cannot be written to: {exc}", err=True)
+            self._give_up(done, exc)
+            return
+        with self._lock:
+            self._waiting += events
+        if not self._is_together or time.monotonic() - self._written_at > _TOGETHER_S:
+            self._write()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """For many mails: one transaction a second instead of one for each, which takes longer than its release."""
+        self._is_together, self._written_at = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self._is_together = False
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            events, self._waiting, self._written_at = self._waiting, [], time.monotonic()
+            if not events:
+                return
+            try:
+                if self._store is None:
+                    self._open()
+                if self._store is not None:
+                    self._store.note(events)
+                    self._store.close()
+            except (BridgeError, OSError) as exc:
+                last = events[-1]
+                others = f" (and {len(events) - 1:,} others)" if len(events) > 1 else ""
+                self._give_up(f"{last.id}{others}: {last.event}", exc)
+
+    def _give_up(self, done: str, exc: Exception) -> None:
+        self._is_off = True
+        say(f"{done}, but the history cannot be written to: {exc}", err=True)
 
     def _open(self) -> None:
         is_shared = history_place.has_server(self._conf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -37,15 +39,75 @@ class Network(click.ParamType[str]):
 
 
 class Tenant(click.ParamType[str]):
-    name = "text"
+    """A tenant's UUID, in the usual spelling."""
+
+    name = "uuid"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from uuid import UUID
 
         try:
-            return value and str(UUID(str(value)))  # empty: the command refuses it
+            return str(UUID(str(value)))  # an empty one is refused: it is an unset variable in a script
         except ValueError:
-            self.fail("a tenant must be a UUID, as in `tenants` of the configuration", param, ctx)
+            example = "for example 123e4567-e89b-12d3-a456-426614174000"
+            self.fail(f"a tenant must be a UUID, {example}: see `tenants` in the configuration", param, ctx)
+
+
+class MailAddress(click.ParamType[str]):
+    """The address of one recipient."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from bridge.intake.smtp.paths import parse_path
+        from bridge.mail.address import domain_of
+        from bridge.mail.reply import Reply
+
+        text = str(value)
+        found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
+        if isinstance(found, Reply) or not found.address or found.params:
+            self.fail(f"{text!r} is not a mail address{_other_form(text)}", param, ctx)
+        if not domain_of(found.address) and found.address.lower() != "postmaster":
+            self.fail(f"{found.address!r} has no domain: write it as {found.address}@example.org", param, ctx)
+        return found.address
+
+
+def _other_form(text: str) -> str:
+    from email.utils import parseaddr
+
+    if "," in text:
+        return "; give the option once for each address"
+    alone = parseaddr(text)[1]
+    return f"; write {alone}" if "<" in text and "@" in alone else ""
+
+
+class Seconds(click.ParamType[float]):
+    """`30`, or with a unit, as in the configuration."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from bridge.runtime.units import parse_duration
+
+        text = str(value)
+        with suppress(ValueError):
+            found = float(text) if text[-1:].isdigit() else parse_duration(text)
+            if 0 < found < math.inf:
+                return found
+        self.fail(f"{text!r} is not a time: expected seconds, for example 30, or a unit, for example 2m", param, ctx)
+
+
+class Limit(click.IntRange):
+    """The most results of a search."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number of results: expected 0 (no limit), or 1 and more", param, ctx)
 
 
 def need_span(wanted: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, no_daemon
+from bridge.cli.parameters import Seconds
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import ConfigError
@@ -27,7 +28,12 @@ _SCANNER_S = 10.0  # longer than a status request may take
 @click.command(cls=Command)
 @config_option
 @click.option(
-    "--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait for the result."
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=120.0,
+    show_default=True,
+    help="Seconds to wait for the result.",
 )
 def reload(path: Path | None, timeout_s: float) -> None:
     """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new configuration is in use.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from uuid import UUID
 
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.parameters import MailAddress, Tenant
 from bridge.cli.single_values import Command
 from bridge.cli.values import ip_address
 from bridge.errors import ConfigError
@@ -21,6 +21,7 @@ from bridge.errors import ConfigError
 @click.option(
     "--to",
     "recipients",
+    type=MailAddress(),
     multiple=True,
     default=["postmaster"],
     show_default=True,
@@ -33,7 +34,7 @@ from bridge.errors import ConfigError
     help="IP address of the host that sent the mail, for SPF and lists of networks. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host. Default: unknown.")
-@click.option("--tenant", type=click.UUID, help="Tenant (tenantUid). Default: scanner.tenant_uid.")
+@click.option("--tenant", type=Tenant(), metavar="UUID", help="Tenant (tenantUid). Default: scanner.tenant_uid.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def scan(
     path: Path | None,
@@ -42,7 +43,7 @@ def scan(
     recipients: tuple[str, ...],
     remote_address: str | None,
     helo: str | None,
-    tenant: UUID | None,
+    tenant: str | None,
     as_json: bool,
 ) -> None:
     """Scan stored mail and print the decisions.
@@ -57,7 +58,7 @@ def scan(
     conf = load_or_exit(path)
     if tenant and conf.scanner.dialect != "email-scanning":
         raise click.UsageError(f"--tenant: the dialect {conf.scanner.dialect} does not support tenants")
-    tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
+    tenant_uid = tenant or conf.scanner.tenant_uid
     request = AnalysisRequest(BorderMtaData(sender, recipients, remote_address, helo), tenant_uid)
     try:
         failed = uvloop.run(scan_files(conf, files, request, as_json))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.parameters import Seconds
 from bridge.cli.service_learning import learning
 from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_store, own_config
 from bridge.cli.single_values import Group
@@ -114,14 +115,20 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 @service.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{CONFIG_HELP}  [default: service.yml]")
 @click.option(
-    "--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait for the result."
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait for the result.",
 )
 @click.pass_obj
 def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
     """Reload the configuration of the running service (SIGHUP). Exit code 0 only if the new configuration is in use.
 
     The service is the one that listens at the address in the file. The file is checked first: exit code 78 if it has
-    errors. Exit code 1 if no service answers, if it cannot be signalled, or if it keeps its old configuration.
+    errors. Exit code 1 if no service answers within 5 seconds (then it is not signalled), if it cannot be signalled, if
+    it keeps its old configuration, or if there is no result in time.
     """
     from bridge.cli import service_reload
 

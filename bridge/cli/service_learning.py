@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import TextIO
-from uuid import UUID
 
 import click
 
+from bridge.cli.parameters import Tenant
 from bridge.cli.service_place import opened_store, own_config
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json
@@ -17,16 +17,10 @@ from bridge.runtime.counted import counted
 _MAX_LINE = 20_000
 
 
-def _scope(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
-    try:
-        return "" if value is None else str(UUID(value))
-    except ValueError:
-        raise click.BadParameter("a tenant must be a UUID") from None
-
-
 _tenant = click.option(
-    "--tenant", "scope", metavar="UUID", callback=_scope, help="The tenant. Default: mail without a tenant."
-)
+    "--tenant", "scope", type=Tenant(), metavar="UUID", callback=lambda _context, _option, value: value or "",
+    help="The tenant. Default: mail without a tenant.",
+)  # fmt: skip
 
 
 @click.group(cls=Group)

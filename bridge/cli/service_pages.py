@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bridge.runtime.endpoints import Endpoint
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0
 _MAX_PAGE = 8 * 1024 * 1024
 
 
@@ -23,7 +23,7 @@ class Page:
 def get(listen: Endpoint, page: str, *, tls: bool) -> Page | None:
     """None if there is no answer."""
     host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any else listen.host
-    connection = http.client.HTTPConnection(host, listen.port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, listen.port, timeout=TIMEOUT_S)
     try:
         with _connect(listen, host) as plain, _unverified(plain) if tls else plain as connection.sock:
             connection.request("GET", page)
@@ -35,9 +35,9 @@ def get(listen: Endpoint, page: str, *, tls: bool) -> Page | None:
 
 def _connect(listen: Endpoint, host: str) -> socket.socket:
     if not listen.path:
-        return socket.create_connection((host, listen.port), _TIMEOUT_S)
+        return socket.create_connection((host, listen.port), TIMEOUT_S)
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(_TIMEOUT_S)
+    sock.settimeout(TIMEOUT_S)
     try:
         sock.connect(listen.path)
     except OSError:

@@ -2,7 +2,8 @@
 
 The service is the process that listens at the address in its configuration, so several services on one machine are
 told apart. A process that does not handle the signal would be ended by it: so the address must show the metrics of
-`scanbridge service`, and the process must be Python, not a program that forwards connections to a container.
+`scanbridge service`, and the process must be Python, not a program that forwards connections to a container. A service
+that hangs shows nothing, so it is not signalled: it would not reload, and only a restart helps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridge.cli import service_pages
+from bridge.cli.service_pages import Page
 from bridge.cli.service_place import load_or_exit
 from bridge.cli.terminal import say
 from bridge.runtime import port_owner
@@ -37,9 +39,10 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
     """Ends the process with its exit code. Mistakes in the file are reported before anything is signalled."""
     loaded = load_or_exit(path)
     listen = loaded.config.listen
-    before = _state(loaded)
+    page = _metrics(loaded)
+    before = _state(page)
     if before is None:
-        _fail(_why_unknown(loaded))
+        _fail(_why_unknown(loaded, page))
     try:
         os.kill(_process(listen), signal.SIGHUP)
     except PermissionError:
@@ -48,15 +51,18 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
         _fail("the service has exited in the meantime")
     end, now = time.monotonic() + timeout_s, before
     while time.monotonic() < end:
-        now = _state(loaded) or now
+        page = _metrics(loaded)
+        now = _state(page) or now
         if now.since != before.since:
             say("the new configuration is in use")
             sys.exit(0)
         if before.succeeded and not now.succeeded:
             break
         time.sleep(_POLL_S)
+    if page is None:
+        _fail(f"no result within {timeout_s:g} s: the service does not answer any more; see its log, and restart it")
     if now.succeeded:
-        _fail(f"no result within {timeout_s:g} s: see the service's log")
+        _fail(f"no result within {timeout_s:g} s: see the service's log, or wait longer with --timeout")
     _fail("reload failed, keeping the old configuration: the service's log says why")
 
 
@@ -69,20 +75,28 @@ def _process(listen: Endpoint) -> int:
     return main[0]
 
 
-def _state(loaded: Loaded) -> State | None:
-    page = service_pages.get(loaded.config.listen, "/metrics", tls=loaded.config.tls is not None)
+def _metrics(loaded: Loaded) -> Page | None:
+    return service_pages.get(loaded.config.listen, "/metrics", tls=loaded.config.tls is not None)
+
+
+def _state(page: Page | None) -> State | None:
     found = dict(_METRIC.findall(page.content)) if page is not None else {}
     if len(found) < 2:
         return None
     return State(float(found[b"reload_success"]) == 1, float(found[b"config_time_seconds"]))
 
 
-def _why_unknown(loaded: Loaded) -> str:
-    listen = loaded.config.listen
-    page = service_pages.get(listen, "/metrics", tls=loaded.config.tls is not None)
+def _why_unknown(loaded: Loaded, page: Page | None) -> str:
+    listen, key = loaded.config.listen, loaded.at("listen")
+    found = port_owner.listener(listen)
     if page is not None and page.status in (401, 403):
         return f"/metrics at {listen} requires a token, so this command cannot see the result: send SIGHUP instead"
-    return f"no `scanbridge service` answers at {listen} ({loaded.at('listen')}); is it running?"
+    if page is not None:
+        return f"{found or 'the program'} at {listen} ({key}) is not `scanbridge service`: nothing was signalled"
+    if found:
+        within = f"did not answer within {service_pages.TIMEOUT_S:g} s"
+        return f"{found} listens at {listen} ({key}), but {within}: it hangs; see its log, and restart it"
+    return f"no `scanbridge service` answers at {listen} ({key}); is it running?"
 
 
 def _fail(text: str) -> NoReturn:

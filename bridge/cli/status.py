@@ -11,7 +11,7 @@ import click
 from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit, no_daemon
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
-from bridge.runtime.counted import counted
+from bridge.runtime.counted import counted, spoken
 from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def table(state: dict[str, Any]) -> str:
     lines = [*state.get("problems", ()), *(f"WARNING: {text}" for text in state.get("warnings", ()))]
     build = f" ({state['build']})" if "build" in state else ""  # an older daemon does not say
     lines += [
-        f"scanbridge {state['version']}{build}, pid {state['pid']}, up {state['uptime_s']} s, "
+        f"scanbridge {state['version']}{build}, pid {state['pid']}, up {spoken(state['uptime_s'])}, "
         f"{'ready' if state['ready'] else 'not ready'}",
         f"mail           {state.get('mails', {}).get('summary', 'unknown')}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
@@ -129,14 +129,14 @@ def _next_hop(hop: dict[str, Any]) -> str:
 def _age(known: dict[str, Any]) -> str:
     """How old the knowledge is. An older daemon does not say so."""
     age_s = known.get("age_s")
-    return "" if age_s is None else f", as of {age_s} s ago"
+    return "" if age_s is None else f", as of {spoken(age_s)} ago"
 
 
 def _list(copy: dict[str, Any]) -> str:
     name = f"{copy['name']} of tenant {copy['tenant']}" if copy["tenant"] else copy["name"]
     count = copy["entries"]
     entries = "no local copy, not enforced" if count is None else counted(count, "entry", "entries")
-    age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
+    age = "" if copy["age_s"] is None else f", confirmed {spoken(copy['age_s'])} ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
 
 
@@ -165,6 +165,6 @@ def _sink(sink: dict[str, Any]) -> str:
 
 def _worker(worker: dict[str, Any]) -> str:
     if silent_s := worker.get("silent_s", 0):
-        return f"{worker['pid']}, not responding for {silent_s} s"
+        return f"{worker['pid']}, not responding for {spoken(silent_s)}"
     ready = "ready" if worker["ready"] else "not ready"
-    return f"{worker['pid']}, up {worker['uptime_s']} s, {ready}, {counted(worker['connections'], 'connection')}"
+    return f"{worker['pid']}, up {spoken(worker['uptime_s'])}, {ready}, {counted(worker['connections'], 'connection')}"

@@ -49,6 +49,8 @@ SecretFile = Annotated[str, AfterValidator(_not_the_secret)]
 def _host_name(name: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]{1,255}", name) or re.search(r"[\"'<>()@,;]", name):
         raise ValueError("expected a host name, for example mx.example.org")
+    if "/" in name or (":" in name and not name.startswith("[")):
+        raise ValueError("expected a host name without a scheme or a port, for example mx.example.org")
     return name
 
 
@@ -189,7 +191,8 @@ def _database_url(value: str) -> str:
             )
         return value
     if parts.scheme != "postgresql" or len(parts.path) < 2 or parts.fragment:
-        raise ValueError("a database must be postgresql://user@host:port/name, or sqlite:///file")
+        hint = "; write postgresql:// instead of postgres://" if parts.scheme == "postgres" else ""
+        raise ValueError(f"a database must be postgresql://user@host:port/name, or sqlite:///file{hint}")
     if parts.password is not None or "password" in parse_qs(parts.query):
         raise ValueError("the URL must not contain a password; set state_database_password_file")
     return value

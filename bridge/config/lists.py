@@ -70,6 +70,11 @@ class DoorLists(Section):
 class Lists(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     url: str = Field(description="Base URL of the List API.")
+    other_urls: list[str] = Field(
+        [],
+        description="Base URLs of other services with the same database, used in this order while the first one is "
+        "unavailable.",
+    )
     api_key_file: SecretFile = Field(description=f"File with the API key. {FILE_LOOKUP}")
     ca_file: str | None = Field(None, description=CA_FILE)
     refresh: Duration = Field(
@@ -96,3 +101,11 @@ class Lists(Section):
     @classmethod
     def _url(cls, url: str, info: ValidationInfo) -> str:
         return base_url(url, bool(info.data.get("allow_plain_http")))
+
+    @field_validator("other_urls")
+    @classmethod
+    def _other_urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
+        found = [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
+        if len({info.data.get("url"), *found}) <= len(found):
+            raise ValueError("a URL appears twice")
+        return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from anyio import to_thread
 
+from bridge.console.kept_results import KeptResults
 from bridge.console.roles import Tenants
 from bridge.errors import BridgeError
 from bridge.quarantine.quarantine import Quarantine
@@ -19,7 +20,7 @@ _REPAIR_S = 3600.0  # how often the index is compared with the store
 
 @dataclass(slots=True)
 class HeldCounts:
-    _totals: dict[Tenants, tuple[float, int]] = field(default_factory=dict)  # until when, and how many
+    _totals: KeptResults[Tenants, int] = field(default_factory=lambda: KeptResults(_MAX_TOTALS))
     _recent: int | None = None
     _recent_at: float = -_RECENT_S
     _counting: asyncio.Task[None] | None = None
@@ -28,15 +29,11 @@ class HeldCounts:
 
     async def total(self, quarantine: Quarantine, tenants: Tenants) -> int:
         """How many mails there are. Counting a large quarantine takes a while; the number may be a little old then."""
-        known = self._totals.get(tenants)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
+        if (fresh := self._totals.fresh(tenants)) is not None:
+            return fresh
         began = time.monotonic()
         number = await to_thread.run_sync(quarantine.count, tenants, abandon_on_cancel=True)
-        now = time.monotonic()
-        if len(self._totals) >= _MAX_TOTALS:
-            self._totals.clear()
-        self._totals[tenants] = (now + 50 * (now - began - _QUICK_S), number)
+        self._totals.keep(tenants, number, 50 * (time.monotonic() - began - _QUICK_S))
         return number
 
     async def recent(self, quarantine: Quarantine) -> int | None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from anyio import to_thread
 
+from bridge.console.kept_results import KeptResults
 from bridge.console.roles import Tenants
 from bridge.console.tenant_history import TenantHistory
 from bridge.history.query import By, HistoryQuery, Sum, Top
@@ -57,17 +58,16 @@ class MailCounter:
     """Counts once for all who ask, and again in the background when the result is old."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Tenants, str], Counted] = {}
+        self._kept: KeptResults[tuple[Tenants, str], Counted] = KeptResults(_MAX_KEPT)
         self._running: dict[tuple[Tenants, str], asyncio.Task[None]] = {}
         self._growing: dict[tuple[Tenants, str], Counted] = {}
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def count(self, history: TenantHistory, tenants: Tenants, period: str) -> Counted:
         key = (tenants, period)
-        known = self._kept.get(key)
-        fresh_s = max(_FRESH[period], 20 * known.took_s) if known else 0.0
-        if known is not None and time.time() - known.at < fresh_s:
-            return known
+        if (fresh := self._kept.fresh(key)) is not None:
+            return fresh
+        known = self._kept.latest(key)
         is_new = key not in self._running
         if is_new:
             self._growing[key] = Counted()
@@ -88,9 +88,7 @@ class MailCounter:
         try:
             async with self._one_at_a_time:
                 await asyncio.to_thread(_count, counted, history, key[1])
-            while len(self._kept) >= _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = counted
+            self._kept.keep(key, counted, _fresh_s(_FRESH[key[1]], counted.took_s))
         except HistoryError as exc:
             log.warning("console: %s", exc)
             raise
@@ -105,27 +103,25 @@ class LastHour:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Tenants, tuple[float, list[Sum]]] = {}  # until when, on the monotonic clock
+        self._kept: KeptResults[Tenants, list[Sum]] = KeptResults(_MAX_KEPT)
         self._one_at_a_time = asyncio.Lock()
 
     async def count(self, history: TenantHistory) -> list[Sum]:
         """Raises HistoryError."""
-        if (known := self._fresh(history.tenants)) is not None:
-            return known
+        if (fresh := self._kept.fresh(history.tenants)) is not None:
+            return fresh
         async with self._one_at_a_time:
-            if (known := self._fresh(history.tenants)) is not None:
-                return known
+            if (fresh := self._kept.fresh(history.tenants)) is not None:
+                return fresh
             began = time.monotonic()
             sums = await to_thread.run_sync(history.count, "action", HistoryQuery(since=time.time() - _HOUR))
-            now = time.monotonic()
-            while len(self._kept) >= _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[history.tenants] = (now + max(_HOUR_FRESH_S, 20 * (now - began)), sums)
+            self._kept.keep(history.tenants, sums, _fresh_s(_HOUR_FRESH_S, time.monotonic() - began))
             return sums
 
-    def _fresh(self, tenants: Tenants) -> list[Sum] | None:
-        until, sums = self._kept.get(tenants, (float("-inf"), []))
-        return sums if time.monotonic() < until else None
+
+def _fresh_s(least_s: float, took_s: float) -> float:
+    """Counting may take a twentieth of the time of a thread."""
+    return max(least_s, 20 * took_s)
 
 
 def _count(counted: Counted, history: TenantHistory, period: str) -> None:

@@ -22,6 +22,7 @@ from bridge import __version__
 from bridge.console.roles import Role
 from bridge.console.url_part import to_part
 from bridge.history.rule_words import ACTIONS
+from bridge.runtime.counted import spoken
 from bridge.runtime.visible_text import visible, visible_lines
 
 # Sentences that a redirect may ask the next page to show. Only these: anyone could put text into a link.
@@ -126,12 +127,7 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_age(seconds: float | None) -> str:
-    if seconds is None:
-        return _NONE
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return _NONE if seconds is None else spoken(seconds)
 
 
 def show_browser(agent: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from bridge.runtime.counted import spoken
+
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -34,7 +36,7 @@ def page(state: dict[str, Any]) -> str:
 <body>
 <h1>scanbridge</h1>
 {_paragraphs(state["problems"] or [_GOOD], "strong")}{_paragraphs([f"Warning: {text}" for text in state["warnings"]])}
-<p>Version {escape(state["version"])}, up {state["uptime_s"]} s, {state["in_processing"]} of \
+<p>Version {escape(state["version"])}, up {spoken(state["uptime_s"])}, {state["in_processing"]} of \
 {state["max_in_processing"]} mails in processing; {escape(state["mails"]["summary"])}.</p>
 <ul>
 {_parts(state)}</ul>
@@ -66,7 +68,7 @@ def _parts(state: dict[str, Any]) -> str:
 
 
 def _age(known: dict[str, Any]) -> str:
-    return "" if known["age_s"] is None else f", as of {known['age_s']} s ago"
+    return "" if known["age_s"] is None else f", as of {spoken(known['age_s'])} ago"
 
 
 def _paragraphs(texts: list[str], element: str = "span") -> str:

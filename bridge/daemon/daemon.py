@@ -46,7 +46,7 @@ from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
 from bridge.runtime.http_server import HttpServer
-from bridge.runtime.threads import use_own_threads
+from bridge.runtime.threads import use_daemon_threads
 from bridge.scanner.client import Scanner
 from bridge.service.server import ServiceServer
 
@@ -61,7 +61,7 @@ async def run(
 ) -> None:
     """Run as a single process until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
     loop = asyncio.get_running_loop()
-    use_own_threads()
+    use_daemon_threads()
     shutdown = Shutdown()
     daemon = await Daemon.start(conf, writer, shutdown=shutdown)
     reloader = Reloader(lambda: daemon.reload(reread), daemon.status.summary)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bridge.config.listener import Listener
+from bridge.config.lists import Lists
 from bridge.config.model import Config
 from bridge.daemon import resources
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
@@ -28,13 +29,18 @@ def wanted_lists(conf: Config) -> list[Wanted]:
 
 def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
     """Raises ConfigError."""
-    lists = conf.lists
-    assert lists is not None
-    key_file = resources.locate(lists.api_key_file, conf.directory)
+    assert conf.lists is not None
+    return settings_of(conf.lists, conf.directory, patience_s)
+
+
+def settings_of(lists: Lists, directory: Path, patience_s: float) -> ListSettings:
+    """Relative names of files are in this directory. Raises ConfigError."""
+    key_file = resources.locate(lists.api_key_file, directory)
     key = resources.read_secret(key_file, "lists.api_key_file")
-    encrypted = lists.url.startswith("https:")
-    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
-    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s), key_file=str(key_file))
+    encrypted = any(url.startswith("https:") for url in (lists.url, *lists.other_urls))
+    tls = resources.client_tls(lists.ca_file, directory, "lists.ca_file") if encrypted else None
+    retry = RetrySettings(patience_s=patience_s)
+    return ListSettings(lists.url, key, tls, retry=retry, key_file=str(key_file), other_urls=tuple(lists.other_urls))
 
 
 def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:

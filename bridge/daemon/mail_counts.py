@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.mail.action import Action
-from bridge.runtime.counted import counted
+from bridge.runtime.counted import counted, spoken
 
 _WORDS = {
     Action.RELAY: "delivered",
@@ -43,5 +43,5 @@ def _summary(total: int, actions: dict[str, int], age_s: int | None) -> str:
     if not total:
         return "no mail since the start"
     words = ", ".join(f"{actions[action]:,} {word}" for action, word in _WORDS.items() if action in actions)
-    last = "" if age_s is None else f"; the last one {age_s} s ago"
+    last = "" if age_s is None else f"; the last one {spoken(age_s)} ago"
     return f"{counted(total, 'mail')} since the start: {words}{last}"

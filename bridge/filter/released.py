@@ -18,12 +18,12 @@ from bridge.mail.transaction import Transaction
 from bridge.quarantine.release_token import ReleaseTokens, Token
 from bridge.quarantine.used_tokens import UsedTokens, UsedTokensFailed
 from bridge.runtime import durable_files
-from bridge.runtime.threads import MOST, Threads
+from bridge.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
 _GIVE_BACK_S = 5.0  # how long a reply may wait until a token is given back
-_threads = Threads("release-tokens", MOST)
+_threads = Threads("release-tokens")
 
 
 class ReleasedMail:

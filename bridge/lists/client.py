@@ -3,7 +3,8 @@
 The only module in this package that knows HTTP. The key is sent to the configured address and
 nowhere else: redirects are not followed, proxies from the environment are not used, certificates are
 verified. Answers are limited in size and never decompressed. Temporary failures are retried, within
-the caller's patience, because every operation is idempotent.
+the caller's patience, because every operation is idempotent. If there are several addresses, another one is tried at
+once: its service has the same database, or it does not know the key.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ class ListSettings:
     # Called when a request failed and will be repeated, with the seconds from its first failure to the next attempt.
     on_retry: Callable[[ListsUnavailable, float], None] | None = None
     key_file: str = ""  # for messages
+    other_urls: tuple[str, ...] = ()  # of services with the same database, tried in this order if the first one fails
+    on_fail_over: Callable[[ListsUnavailable, str], None] | None = None  # called with the address that is tried next
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.url, *self.other_urls
 
 
 class ListClient:
@@ -73,7 +80,8 @@ class ListClient:
 
     def __init__(self, settings: ListSettings) -> None:
         self._settings = settings
-        self._url = settings.url.rstrip("/")
+        self._urls = [url.rstrip("/") for url in settings.urls]
+        self._url = self._urls[0]  # the one in use
         self._echoes = False  # the service repeats our request id
         self._not_before = 0.0  # no request is sent earlier, because the service asked us to wait
         self._http = httpx2.AsyncClient(
@@ -178,12 +186,12 @@ class ListClient:
         A stream that is cut off before its first entry is opened again. After that the caller must
         decide what to do with the entries it has: `received` of ListsUnavailable says how many.
         """
-        patience, body = Patience(self._settings.retry), _body(tenant, listName=name)
+        effort, body = _Effort(self._settings.retry), _body(tenant, listName=name)
         received = 0
         while True:
             await self._wait()
             try:
-                async with self._open(LIST_ENTRIES_PATH, body) as answer:
+                async with self._open(effort, LIST_ENTRIES_PATH, body) as answer:
                     _check_framed(answer)
                     reader = EntryReader()
                     async for raw in answer.aiter_raw():
@@ -197,7 +205,7 @@ class ListClient:
             except ListsUnavailable as exc:
                 if received:
                     raise ListsUnavailable(f"cut off after {received:,} entries: {exc}", received=received) from exc
-                await self._wait_or_raise(patience, exc)
+                await self._continue_or_raise(effort, exc)
 
     async def _change(self, path: str, body: bytes) -> int:
         """The number of modified entries. Raises ListsUncertain if the answer to the change cannot be read."""
@@ -207,27 +215,28 @@ class ListClient:
             raise ListsUncertain(f"{exc}; the service may or may not have made the change") from None
 
     async def _call(self, path: str, body: bytes, max_answer: int) -> bytes:
-        patience = Patience(self._settings.retry)
+        effort = _Effort(self._settings.retry)
         while True:
             await self._wait()
             try:
-                async with asyncio.timeout(self._settings.answer_timeout_s), self._open(path, body) as answer:
+                async with asyncio.timeout(self._settings.answer_timeout_s), self._open(effort, path, body) as answer:
                     return await _read(answer, max_answer)
             except ListsUnavailable as exc:
-                await self._wait_or_raise(patience, exc)
+                await self._continue_or_raise(effort, exc)
             except TimeoutError:
                 late = ListsUnavailable(f"no answer within {self._settings.answer_timeout_s:g} s")
-                await self._wait_or_raise(patience, late)
+                await self._continue_or_raise(effort, late)
 
     @asynccontextmanager
-    async def _open(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
+    async def _open(self, effort: _Effort, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
         """The answer with status 200, its body not read yet; any other status raises ListsError."""
+        effort.url = url = self._url
         request_id = secrets.token_hex(16)
         headers = {REQUEST_ID: request_id}
         if not self._echoes:  # such a service gets one request per connection, so that no answer can be another's
             headers["Connection"] = "close"
-        with _translated(self._settings):
-            async with self._http.stream("POST", self._url + path, content=body, headers=headers) as answer:
+        with _translated(self._settings, url):
+            async with self._http.stream("POST", url + path, content=body, headers=headers) as answer:
                 self._check_id(answer, request_id)
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
                     raise ListsMalformed("the answer is compressed, although we asked for an uncompressed one")
@@ -255,9 +264,11 @@ class ListClient:
         while (left := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (a time, not an event)
             await asyncio.sleep(left)
 
-    async def _wait_or_raise(self, patience: Patience, exc: ListsUnavailable) -> None:
-        """Wait until the request may be sent again; raise `exc` if the patience is used up."""
-        now = time.monotonic()
+    async def _continue_or_raise(self, effort: _Effort, exc: ListsUnavailable) -> None:
+        """Use another service, or wait until the request may be sent again; raise `exc` if the patience is used up."""
+        if self._fail_over(effort, exc):
+            return
+        now, patience = time.monotonic(), effort.patience
         delay = patience.delay(now, exc.retry_after_s)
         if delay is None:
             raise exc
@@ -267,11 +278,33 @@ class ListClient:
             self._settings.on_retry(exc, patience.waited(now) + delay)
         await asyncio.sleep(delay)
 
+    def _fail_over(self, effort: _Effort, exc: ListsUnavailable) -> bool:
+        """Whether another service is used now: one that has not failed this request since its last pause."""
+        effort.failed.add(effort.url)
+        left = [url for url in self._urls if url not in effort.failed]
+        if not left:
+            effort.failed.clear()
+            return False
+        if self._url in effort.failed:  # else another request has already moved on
+            self._url, self._echoes = left[0], False
+            if self._settings.on_fail_over is not None:
+                self._settings.on_fail_over(exc, self._url)
+        return True
+
+
+class _Effort:
+    """One request: the patience with it, and the services that failed it."""
+
+    def __init__(self, retry: RetrySettings) -> None:
+        self.patience = Patience(retry)
+        self.url = ""
+        self.failed: set[str] = set()
+
 
 def _tls(settings: ListSettings) -> ssl.SSLContext:
     if settings.tls is not None:
         return settings.tls
-    if settings.url.startswith("https:"):
+    if any(url.startswith("https:") for url in settings.urls):
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
@@ -279,7 +312,7 @@ def _tls(settings: ListSettings) -> ssl.SSLContext:
 
 
 @contextmanager
-def _translated(settings: ListSettings) -> Iterator[None]:
+def _translated(settings: ListSettings, url: str) -> Iterator[None]:
     """Translate httpx2's errors into ours; the cause is kept."""
     try:
         yield
@@ -291,7 +324,7 @@ def _translated(settings: ListSettings) -> Iterator[None]:
         if (untrusted := _certificate_problem(exc)) is not None:
             raise ListsRefused(f"the service's certificate is not trusted: {untrusted}") from exc
         if isinstance(exc, httpx2.ConnectError):
-            raise ListsUnreachable(f"{settings.url} cannot be reached: {_reason(exc, settings)}") from exc
+            raise ListsUnreachable(f"{url} cannot be reached: {_reason(exc, settings)}") from exc
         raise ListsUnavailable(f"the connection was lost: {_reason(exc, settings)}") from exc
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as exc:
         raise ListsRefused(f"the request cannot be made: {type(exc).__name__}") from exc

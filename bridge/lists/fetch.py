@@ -191,7 +191,7 @@ def dump(job: Job) -> bytes:
     settings = job.settings
     return json.dumps(
         {
-            "url": settings.url,
+            "urls": settings.urls,
             "api_key": settings.api_key,
             "ca_file": str(job.ca_file) if job.ca_file else None,
             "patience_s": settings.retry.patience_s,
@@ -205,12 +205,13 @@ def dump(job: Job) -> bytes:
 def _load(text: str) -> Job:
     given: dict[str, Any] = json.loads(text)
     tls = None
-    if given["url"].startswith("https:"):
+    url, *others = given["urls"]
+    if any(each.startswith("https:") for each in given["urls"]):
         tls = ssl.create_default_context(cafile=given["ca_file"])
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
     retry = RetrySettings(patience_s=given["patience_s"])
     return Job(
-        ListSettings(given["url"], given["api_key"], tls, retry=retry),
+        ListSettings(url, given["api_key"], tls, retry=retry, other_urls=tuple(others)),
         Path(given["ca_file"]) if given["ca_file"] else None,
         Path(given["directory"]),
         tuple(Wanted(*fields) for fields in given["wanted"]),

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.observe import admin_client
-from bridge.runtime.counted import counted
+from bridge.runtime.counted import counted, spoken
 from bridge.runtime.endpoints import Endpoint
 
 BRIDGE, API_NODE, WORKER = "bridge", "API node", "worker"
@@ -99,7 +99,8 @@ def _ask(kind: str, address: Endpoint, timeout_s: float) -> tuple[dict[str, Any]
     if not state["ready"] and not problems:
         problems = ["not ready"]
     summary = (
-        f"{state['version']}, up {state['uptime_s']} s, {state['in_processing']} of {state['max_in_processing']} mails "
+        f"{state['version']}, up {spoken(state['uptime_s'])}, "
+        f"{state['in_processing']} of {state['max_in_processing']} mails "
         f"in processing, {state.get('mails', {}).get('summary', 'mail unknown')}"
     )
     warnings = tuple(map(str, state.get("warnings", ())))

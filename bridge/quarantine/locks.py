@@ -30,6 +30,7 @@ from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseUnusable
 
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
+MAX_HELD = 8  # at a time by one process; each has its own connection to the server, half of which are kept open
 _WAIT_S = 5.0  # for the server, and for a statement
 _HAS_LOCK = text(  # the view shows the halves of a 64-bit key, and 1 for such a key
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
@@ -92,7 +93,7 @@ class PostgresLocks:
     def _connect(self) -> Connection:
         try:
             if self._engine is None:
-                self._engine = self._database.engine(wait_s=_WAIT_S, connections=1, statement_s=_WAIT_S)
+                self._engine = self._database.engine(wait_s=_WAIT_S, connections=MAX_HELD // 2, statement_s=_WAIT_S)
                 weakref.finalize(self, self._engine.dispose)
             return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         except (SQLAlchemyError, DatabaseUnusable) as exc:

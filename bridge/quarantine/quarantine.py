@@ -33,7 +33,7 @@ from bridge.quarantine.store import Content, HeldLock, MailLocked, MailNotFound,
 from bridge.quarantine.usage import Quota, Usage
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
-from bridge.runtime.threads import MOST, Threads
+from bridge.runtime.threads import Threads
 from bridge.runtime.turns import Turns
 
 __all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Query"]
@@ -42,7 +42,7 @@ log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
 _INDEX_S = 5.0  # how long a reply may wait for the index, whatever the database does
-_index_threads = Threads("quarantine-index", MOST)
+_index_threads = Threads("quarantine-index")
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
 _AT_START = 1000  # records added before the first client is served; takes a few tenths of a second

@@ -57,12 +57,22 @@ class ReleaseAttempt:
     def is_done(self) -> bool:
         return self.reply.startswith("2")
 
+    @property
+    def time(self) -> datetime | None:
+        """None in a damaged record."""
+        try:
+            return datetime.fromisoformat(self.at).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return None
+
+    @property
+    def local_time(self) -> str:
+        """For people."""
+        return self.at if self.time is None else self.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
     def is_within(self, seconds: float, now: datetime) -> bool:
         """Whether it was made less than this long ago. Another machine made it, whose clock may be ahead."""
-        try:
-            return abs((now - datetime.fromisoformat(self.at)).total_seconds()) < seconds
-        except (ValueError, TypeError):  # a damaged record
-            return False
+        return self.time is not None and abs((now - self.time).total_seconds()) < seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ A lock that is shared through a database may be lost with the connection (`locks
 recorded, and again before the mail is sent. If only the second check fails, the attempt remains as `interrupted`,
 because another process may be writing the record now.
 
+Several mails may be released at a time. Disks, databases and object storage are used in threads; a cancelled release
+waits for what is running there, because it holds the lock.
+
 Knows a next hop only by what it needs of it (`NextHop`); the caller brings one.
 """
 
@@ -50,6 +53,7 @@ from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.store import HeldLock
 from bridge.runtime import durable_files
+from bridge.runtime.threads import to_the_end
 
 log = logging.getLogger("scanbridge.quarantine")
 
@@ -100,15 +104,14 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
     NextHopError.
     """
     async with _locked(quarantine, mail_id, request.wait_s) as held:
-        mail = quarantine.read(mail_id)
+        mail = await to_the_end(quarantine.read, mail_id)
         if mail.state == RELEASED and not request.again:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
-            _fetch(quarantine, mail_id, message)
+            await to_the_end(_fetch, quarantine, mail_id, message)
             if message.begins_with_space():
                 raise StoreError("it starts with white space, which would continue our header field; export it instead")
-            held.check()
             return await _send(quarantine, mail, envelope, message, held, next_hop, request)
 
 
@@ -118,7 +121,7 @@ async def _locked(quarantine: Quarantine, mail_id: str, wait_s: float) -> AsyncI
     with ExitStack() as stack:
         while True:
             try:
-                held = stack.enter_context(quarantine.lock(mail_id))
+                held = await to_the_end(stack.enter_context, quarantine.lock(mail_id))
                 break
             except MailLocked:
                 if time.monotonic() >= until:
@@ -149,24 +152,30 @@ async def _send(
     now = datetime.now(UTC)
     attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
     earlier = mail.releases[1 - MAX_ATTEMPTS :]
-    quarantine.write_releases(mail.id, (*earlier, attempt))
+
+    def begin() -> bytes:
+        held.check()
+        quarantine.write_releases(mail.id, (*earlier, attempt))
+        tokens = request.tokens
+        head = tokens.field(message, envelope.sender, envelope.addresses, now) if tokens is not None else b""
+        held.check()
+        return head
+
+    head = await to_the_end(begin)
     session = Session(mail.session, mail.listener, "quarantine", mail.client)
-    head = b""
-    if request.tokens is not None:
-        head = request.tokens.field(message, envelope.sender, envelope.addresses, now)
-        envelope = _unreported(envelope)
-    begin = asyncio.get_running_loop().time()
-    tx = Transaction(mail.id, session, envelope, message, begin, begin + request.timeout_s, is_per_recipient=True)
-    held.check()
+    sent = _unreported(envelope) if request.tokens is not None else envelope
+    began = asyncio.get_running_loop().time()
+    tx = Transaction(mail.id, session, sent, message, began, began + request.timeout_s, is_per_recipient=True)
     try:
         delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
         failed = _answered(attempt, exc.reply, mail, _delivered(envelope, exc))
-        quarantine.write_releases(mail.id, (*earlier, replace(failed, unsure=_unsure(envelope, exc))))
+        failed = replace(failed, unsure=_unsure(envelope, exc))
+        await to_the_end(quarantine.write_releases, mail.id, (*earlier, failed))
         raise
     try:
         done = _answered(attempt, delivery.reply, mail, set(envelope.addresses))
-        quarantine.write_releases(mail.id, (*earlier, done))
+        await to_the_end(quarantine.write_releases, mail.id, (*earlier, done))
     except StoreError as exc:
         raise StoreError(f"it was delivered ({delivery.reply}), but that could not be recorded: {exc}") from exc
     return delivery
@@ -226,8 +235,8 @@ def _refuse_unsure(mail: MailRecord, envelope: Envelope) -> None:
     last = mail.unanswered(envelope.addresses)
     if last is not None and last.is_within(_UNSURE_S, datetime.now(UTC)):
         raise ReleaseUncertain(
-            f"it may have been delivered: the next hop did not answer its release by {last.by} at {last.at}. Look for "
-            f"it in the next hop's log; to send it within {_UNSURE_S / 60:.0f} minutes of that, add --again"
+            f"it may have been delivered: the next hop did not answer its release by {last.by} at {last.local_time}. "
+            f"Look for it in the next hop's log; to send it within {_UNSURE_S / 60:.0f} minutes of that, add --again"
         )
 
 
@@ -236,7 +245,7 @@ def _earlier_release(mail: MailRecord) -> str:
     delivered = sorted(mail.delivered)
     more = f" and {len(delivered) - _NAMED} more" if len(delivered) > _NAMED else ""
     return (
-        f"it was released to {', '.join(delivered[:_NAMED])}{more}, last by {last.by} at {last.at}; "
+        f"it was released to {', '.join(delivered[:_NAMED])}{more}, last by {last.by} at {last.local_time}; "
         "to send it again, or to others, add --again"
     )
 

@@ -24,11 +24,11 @@ from bridge.relay.answers import Delivered
 from bridge.relay.commands import BAD_ADDRESS
 from bridge.relay.replies import LATE
 from bridge.runtime import durable_files
-from bridge.runtime.threads import MOST, Threads
+from bridge.runtime.threads import Threads
 
 FULL = Reply(452, "4.3.1", "No space to deliver the mail, try again later")
 FAILED = Reply(451, "4.3.0", "The mail could not be delivered, try again later")
-_threads = Threads("maildir", MOST)
+_threads = Threads("maildir")
 
 
 class Maildir:

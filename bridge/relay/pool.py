@@ -16,14 +16,11 @@ from bridge.mail.next_hop import NextHopError
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.replies import CLOSING, LATE
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
 
 # Servers delay a client after many errors, and then hang up (Postfix: after 10 and 20); refusals of one
 # mail must not delay the next.
 MAX_ERRORS = 5
-# Under constant load a connection is never idle for long. When the next hop's name gets another address, mail must not
-# go to the old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
-MAX_AGE_S = 300.0
 
 
 class Pool:
@@ -160,4 +157,4 @@ class Pool:
 
 
 def _is_old(conn: NextHopConnection) -> bool:
-    return asyncio.get_running_loop().time() - conn.opened_at >= MAX_AGE_S
+    return asyncio.get_running_loop().time() - conn.opened_at >= MAX_CONNECTION_AGE_S

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bridge.runtime.threads import MOST, Threads
+from bridge.runtime.threads import Threads
 
 T = TypeVar("T")
 
 _POLL_S = 0.01
 _GRACE_S = 1.0  # for work to notice that it is to stop
-_threads = Threads("files", MOST)
+_threads = Threads("files")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
 
@@ -92,7 +92,7 @@ class _Job(Stop, Generic[T]):
 
 
 async def in_thread(work: Callable[[Stop], T], deadline: float, threads: Threads | None = None) -> T:
-    """Run `work`. Raises Stopped past the deadline, OSError without a thread.
+    """Run `work`. Raises Stopped past the deadline; OSError without a thread, or if too much waits for one already.
 
     Work on another disk or database gets its own `threads`, so that it goes on while this one hangs.
     """

@@ -55,8 +55,8 @@ def _next_step(exc: OSError, address: Endpoint) -> str:
 
 def _used_by(address: Endpoint) -> str:
     """The program that is in the way, if this user may see it."""
-    for pid in port_owner.owners(address):
-        return f" by process {pid} ({port_owner.name(pid)}); stop it, or choose another address"
+    if found := port_owner.listener(address):
+        return f" by {found}; stop it, or choose another address"
     return "; is another program or another scanbridge using it?"
 
 

@@ -3,6 +3,8 @@
 The event loop has four threads for all its lookups. A name server that does not answer holds a thread for ten seconds
 or more, and each mail for that name would take one: a broken name of one next hop would keep all others, and the
 scanner, from being found. So callers share the lookup that is running, and lookups have their own threads.
+
+A name is looked up for each new connection, so no connection is used for ever (MAX_CONNECTION_AGE_S).
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from bridge.runtime.ip import ip_or_none
 from bridge.runtime.threads import Threads
 
 T = TypeVar("T")
+
+# Under constant load a connection is never idle for long. When its name gets another address, mail must not go to the
+# old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
+MAX_CONNECTION_AGE_S = 300.0
 
 _threads = Threads("names", 32)
 

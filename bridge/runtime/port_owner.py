@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +19,15 @@ _ACCEPTING = "00010000"  # __SO_ACCEPTCON in the flags of a unix socket
 
 def owners(address: Endpoint) -> list[int]:
     """The ids of the processes that have the listening socket, the oldest first. Empty if they cannot be seen."""
-    links = {f"socket:[{inode}]" for inode in (_unix(address.path) if address.path else _tcp(address))}
+    links = {f"socket:[{inode}]" for inode in _sockets(address)}
     return [pid for pid in sorted(_processes()) if links and not links.isdisjoint(_open_files(pid))]
+
+
+def listener(address: Endpoint) -> str:
+    """Who listens there: `process 12 (nginx)`, or `a process of another user`; empty if nobody does."""
+    for pid in owners(address):
+        return f"process {pid} ({name(pid)})"
+    return "a process of another user" if any(True for _ in _sockets(address)) else ""
 
 
 def name(pid: int) -> str:
@@ -34,6 +41,11 @@ def parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
+
+
+def _sockets(address: Endpoint) -> Iterable[str]:
+    """The inodes of the sockets that listen there, whoever has them."""
+    return _unix(address.path) if address.path else _tcp(address)
 
 
 def _tcp(address: Endpoint) -> list[str]:

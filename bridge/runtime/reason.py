@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 
-NOT_TLS = "the server does not speak TLS at this port"
+_NOT_TLS = "the server does not speak TLS at this port"
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 # OpenSSL's reasons when the first bytes of the server are not TLS.
@@ -28,11 +28,16 @@ def reason(exc: BaseException) -> str:
     return _NUMBER.sub("", str(exc))
 
 
+def is_not_tls(exc: BaseException) -> bool:
+    """Whether the server answered our TLS handshake with something else."""
+    return isinstance(exc, ssl.SSLError) and getattr(exc, "reason", None) in _PLAIN_ANSWERS
+
+
 def _own_reason(exc: BaseException) -> str:
     if isinstance(exc, BaseExceptionGroup):  # one for each address of the host
         return "; ".join(dict.fromkeys(filter(None, map(_own_reason, exc.exceptions))))
-    if isinstance(exc, ssl.SSLError) and getattr(exc, "reason", None) in _PLAIN_ANSWERS:
-        return NOT_TLS
+    if is_not_tls(exc):
+        return _NOT_TLS
     if not isinstance(exc, OSError) or isinstance(exc, ssl.SSLError) or exc.errno is None:
         return ""
     return exc.strerror or "" if isinstance(exc, socket.gaierror) else os.strerror(exc.errno)

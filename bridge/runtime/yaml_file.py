@@ -30,6 +30,7 @@ CHECK_PATH = "check the path given with -c"  # the command line says how it was 
 
 _ALIASED = 100_000
 _MAX_DEPTH = 200
+_FEW_KEYS = 20  # named in a message
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
@@ -296,6 +297,7 @@ _YAML_WORDS = {
     "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",
     "found undefined alias": "no anchor (&) of this name; if it is text that starts with *, put it in quotes",
     "expected the node content": "a value is missing or incomplete",
+    "'<document start>'": "text after the end of the only value; is the file in another format, such as TOML or INI?",
 }
 
 
@@ -353,14 +355,15 @@ def _example(model: type[BaseModel], where: Path_) -> str:
 
 
 def _suggestion(model: type[BaseModel], where: Path_) -> str:
-    """A similar key of the same section, or else of another one."""
+    """A similar key of the same section, or else of another one; and all keys of the section, if they are few."""
     schema = model.model_json_schema()
-    word = str(where[-1])
-    if found := did_you_mean(word, _keys_at(schema, schema, where[:-1])):
+    word, keys = str(where[-1]), _keys_at(schema, schema, where[:-1])
+    if found := did_you_mean(word, keys):
         return found
+    here = f"; the keys here are {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
     elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
     key = nearest(word, elsewhere, 0.8)
-    return f"; did you mean {elsewhere[key]}{key}?" if key else ""
+    return f"; did you mean {elsewhere[key]}{key}?{here.replace('; the', ' The')}" if key else here
 
 
 def _keys_at(schema: dict[str, Any], node: dict[str, Any], where: Path_) -> dict[str, Any]:

@@ -17,6 +17,26 @@ class TokenRefused(ScanRefused):
     """401 or 403."""
 
 
+class NotPermitted(TokenRefused):
+    """403 with a reason: the service knows the token, which has no permission to scan."""
+
+
+class ScanningDisabled(TokenRefused):
+    """403 of a service that does not scan for anybody (`scanSources`)."""
+
+
+class NotFound(ScanRefused):
+    """404: another web server, or another path."""
+
+
+class StatusNotFound(ScanUnavailable):
+    """The same for a status request."""
+
+
+class OtherDialect(ScanUnavailable):
+    """The server speaks another dialect, which the text names."""
+
+
 class BadGateway(ScanUnavailable):
     """502 or 504: the service behind a proxy went away, or did not answer, while it had the mail."""
 
@@ -50,8 +70,22 @@ def need_decision(url: str, answer: Answer, token: str) -> None:
     if answer.status >= 500:
         raise BadGateway(text) if answer.status in (502, 504) else ScanUnavailable(text)
     if answer.status >= 400:
-        raise TokenRefused(text) if answer.status in (401, 403) else ScanRefused(text)
+        raise _refusal(answer.status, failure)(text)
     raise ScanMalformed(text)
+
+
+def _refusal(status: int, failure: Failure) -> type[ScanRefused]:
+    match status, failure.error:
+        case 403, "scan_source_disabled":
+            return ScanningDisabled
+        case 403, error if error:
+            return NotPermitted
+        case 401 | 403, _:
+            return TokenRefused
+        case 404, _:
+            return NotFound
+        case _:
+            return ScanRefused
 
 
 def need_status(url: str, answer: Answer, expected: int = 200) -> None:
@@ -59,9 +93,10 @@ def need_status(url: str, answer: Answer, expected: int = 200) -> None:
     if answer.status in (401, 403):
         raise TokenRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != expected:
-        server = answer.headers.get(b"server", b"")
-        hint = "; it is rspamd: set scanner.dialect: rspamd" if server.startswith(b"rspamd/") else ""
-        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}{hint}")
+        text = f"{url}: the status request was answered with {answer.status}"
+        if answer.headers.get(b"server", b"").startswith(b"rspamd/"):
+            raise OtherDialect(f"{text}; it is rspamd: set scanner.dialect: rspamd")
+        raise StatusNotFound(text) if answer.status == 404 else ScanUnavailable(text)
 
 
 def read_status(url: str, answer: Answer) -> QueueStatus:

@@ -33,7 +33,7 @@ from bridge.mail.message import Message
 from bridge.runtime.lasting import lasting
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.discovery import Discovery
-from bridge.scanner.exchange import Exchange, Lost, NotReached
+from bridge.scanner.exchange import Exchange, HostNotReached, Lost, NotReached
 from bridge.scanner.host import Host, ScannerSettings, configured
 from bridge.scanner.http import DeadlinePassed, LateAnswer
 from bridge.scanner.late_scan import LateScan, ScanGoesOn
@@ -173,7 +173,7 @@ class Scanner:
             host.learn(Event.UNREACHABLE, self._loop.time())
             host.failed(error)
             log.warning("scanner %s could not be reached: %s", host.url, error)
-            problem = ScanUnavailable(f"{host.url}: {error}")
+            problem = HostNotReached(host, error)
             if error.was_sent:
                 doubts.append(Doubt(attempt, Lost(str(problem), sent_whole=True)))
             return problem
@@ -203,7 +203,7 @@ class Scanner:
         try:
             await self._trials.scan(host, self._settings.tenant_uid, timeout_s)
         except NotReached as exc:
-            raise ScanUnavailable(f"{host.url}: {exc}") from exc
+            raise HostNotReached(host, exc) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
         """Request the status of one host. Raises ScanError."""

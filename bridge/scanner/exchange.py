@@ -11,11 +11,12 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import cached_property, partial
 
 from bridge.api.scanning import QueueStatus
 from bridge.errors import ScanMalformed, ScanTimeout, ScanUnavailable
-from bridge.runtime.reason import reason
+from bridge.runtime.reason import is_not_tls, reason
 from bridge.scanner.circuit import Event
 from bridge.scanner.host import Host
 from bridge.scanner.http import (
@@ -37,18 +38,46 @@ _MAX_STEPS = 4  # requests until a host that has to know us first reports its st
 OnSlow = Callable[[Host, Request, float, float], None]
 
 
+class Obstacle(Enum):
+    """What prevents a connection, as far as an operator does different things about it."""
+
+    WRONG_NAME = auto()  # the certificate is for another name
+    EXPIRED = auto()
+    UNTRUSTED = auto()  # any other problem of the certificate
+    NOT_TLS = auto()
+    REFUSED = auto()  # nobody listens there
+    OTHER = auto()
+
+
+# OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
+_OF_CERTIFICATE = {10: Obstacle.EXPIRED, 62: Obstacle.WRONG_NAME, 64: Obstacle.WRONG_NAME}
+
+
 class NotReached(Exception):
     """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
 
     was_sent = False
 
+    def __init__(self, text: str, obstacle: Obstacle = Obstacle.OTHER) -> None:
+        super().__init__(text)
+        self.obstacle = obstacle
+
+
+class HostNotReached(ScanUnavailable):
+    """The same, as an error of the mail."""
+
+    def __init__(self, host: Host, cause: NotReached) -> None:
+        super().__init__(f"{host.url}: {cause}")
+        self.obstacle = cause.obstacle
+
 
 class Lost(ScanUnavailable):
-    """The connection was lost while the mail was sent, or after that."""
+    """The connection was lost while the mail was sent, or after that. `answered`: part of an answer had arrived."""
 
-    def __init__(self, text: str, sent_whole: bool) -> None:
+    def __init__(self, text: str, sent_whole: bool, answered: bool = False) -> None:
         super().__init__(text)
         self.sent_whole = sent_whole
+        self.answered = answered
 
 
 class Exchange:
@@ -119,13 +148,14 @@ class Exchange:
             async with asyncio.timeout_at(min(limit, deadline)):
                 return await host.connect(self._connect_timeout_s)
         except ssl.SSLCertVerificationError as exc:
-            raise NotReached(f"its certificate is not valid: {exc.verify_message}") from exc
+            obstacle = _OF_CERTIFICATE.get(exc.verify_code, Obstacle.UNTRUSTED)
+            raise NotReached(f"its certificate is not valid: {exc.verify_message}", obstacle) from exc
         except TimeoutError:
             if deadline < limit:
                 raise DeadlinePassed(None) from None
             raise NotReached("no connection in time") from None
         except (OSError, ssl.SSLError) as exc:
-            raise NotReached(reason(exc) or type(exc).__name__) from exc
+            raise NotReached(reason(exc) or type(exc).__name__, _obstacle(exc)) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
         """Request the status of a host, and note whether it answers. Raises ScanError."""
@@ -141,7 +171,7 @@ class Exchange:
         except NotReached as exc:
             host.did_not_answer(self._loop.time())
             host.learn(Event.UNREACHABLE, self._loop.time())
-            raise ScanUnavailable(f"{host.url}: {exc}") from exc
+            raise HostNotReached(host, exc) from exc
         host.learn(Event.STATUS, self._loop.time())
         return status
 
@@ -169,6 +199,12 @@ class Exchange:
             raise DeadlinePassed(None) from None
 
 
+def _obstacle(exc: OSError) -> Obstacle:
+    if isinstance(exc, ConnectionRefusedError):
+        return Obstacle.REFUSED
+    return Obstacle.NOT_TLS if is_not_tls(exc) else Obstacle.OTHER
+
+
 def _check_may_repeat(error: WrongAnswer | ConnectionLost | AnswerTooLarge, host: Host, reused: bool) -> None:
     """Returns if a reused connection was most likely closed before the request was read, or has lost count of answers.
 
@@ -181,6 +217,6 @@ def _check_may_repeat(error: WrongAnswer | ConnectionLost | AnswerTooLarge, host
                 raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
         case ConnectionLost():
             if not reused or error.answered:
-                raise Lost(f"{host.url}: {error}", error.sent_whole) from error
+                raise Lost(f"{host.url}: {error}", error.sent_whole, error.answered) from error
         case AnswerTooLarge():
             raise ScanMalformed(f"{host.url}: the answer is too large") from error

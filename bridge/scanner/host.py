@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
-from bridge.runtime.name_lookup import NameLookup, first_reached
+from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup, first_reached
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
-_MAX_AGE_S = 300.0  # under constant load: a name may get another address, and the old one may accept mail for long
 _LOST_AFTER = 3  # consecutive status requests without an answer
 _SILENT_AFTER = 2
 _LATENCY_MEMORY_S = 10.0  # after that a slow host gets another try
@@ -228,7 +227,7 @@ class Host:
         return None
 
     def give_back(self, connection: ScannerConnection, now: float) -> None:
-        if connection.reusable and not self._closed and now - connection.opened_at < _MAX_AGE_S:
+        if connection.reusable and not self._closed and now - connection.opened_at < MAX_CONNECTION_AGE_S:
             connection.idle_since = now
             self._idle.append(connection)
         else:

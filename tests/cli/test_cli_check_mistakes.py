@@ -373,6 +373,8 @@ def test_postfix_must_not_rewrite_recipients_on_which_a_tenant_depends(world: Wo
     assert done.exit_code == 1, done.stdout
     for name in ("allow_percent_hack", "swap_bangpath"):
         assert f"Postfix {name}: PROBLEM: " in done.stdout and f"set {name} = no in main.cf" in done.stdout
+    # The message ended with a bare "(yes)".
+    assert "set allow_percent_hack = no in main.cf (now: yes)" in done.stdout
     assert done.stderr == f"checked: {world.directory / 'bridge.yml'}\n"
 
 

@@ -316,6 +316,14 @@ def test_scan_and_check_print_no_log_lines(place: Place) -> None:
         (answer(403), "; put the service's token into token (scanner.token_file), then run `scanbridge reload`"),
         (answer(404), "; check scanner.urls and scanner.dialect"),
         (answer(500), "; check scanner.urls"),
+        (
+            answer(500, b'{"error": "upstream", "message": "Connection refused: 404"}'),
+            "refused: 404; check scanner.urls",
+        ),
+        (
+            answer(403, b'{"error": "forbidden"}'),
+            "; give this token the permission to scan (`permissions` in abby.staticApiTokens), then reload the service",
+        ),
         (answer(200, b"<html>"), "; check scanner.urls"),
         (answer(413), "413"),
         (answer(422), "422"),
@@ -383,6 +391,14 @@ def test_status_without_a_daemon_is_exit_1(place: Place) -> None:
     assert done.stderr.startswith(f"no daemon answers at 127.0.0.1:{place.admin} (admin.address); is it running?")
 
 
+def test_a_daemon_that_hangs_was_said_not_to_run(place: Place) -> None:
+    """Somebody listens, and does not answer: to start a second daemon would not help."""
+    with socket.create_server(("127.0.0.1", place.admin)):
+        done = place.run("status")
+    assert done.exit_code == 1 and f"although process {os.getpid()} (" in done.stderr, done.stderr
+    assert "it hangs: see its log, and restart it" in done.stderr
+
+
 def test_status_of_another_program_is_exit_1(place: Place) -> None:
     """The program on the admin address is not scanbridge."""
     place.write(admin={"address": f"127.0.0.1:{place.scanner.port}"})
@@ -407,6 +423,7 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         assert f"next hop       {running.next_hop.url}: not tried yet" in shown
         state["scanner"][0]["circuit"] = "open"
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
+        assert ", up 7 days, ready" in table({**state, "uptime_s": 604_800}).splitlines()[0]
         assert "workers" not in table(state)
         assert "workers        1 of 2 running" in table({**state, "workers_wanted": 2}).splitlines()
 

@@ -7,6 +7,7 @@ counted, in real processes, because times depend on the machine.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -221,7 +222,8 @@ def test_another_program_at_the_admin_address_is_not_our_daemon(
     with admin(answer, status) as port:
         done = scanbridge(command, "-c", configured(tmp_path, port))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"no daemon answers at 127.0.0.1:{port} (admin.address); is it running? Start it")
+    where = f"no daemon answers at 127.0.0.1:{port} (admin.address), although process {os.getpid()} ("
+    assert done.stderr.startswith(where) and "if it is another program, change admin.address" in done.stderr
 
 
 # the table of commands, and the lazy Python API

@@ -7,6 +7,7 @@ message: the place, what is wrong, and the next step.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import ssl
@@ -279,10 +280,42 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a recipient without a domain", _nothing, "quarantine release 1A2B --to me", 2,
      ["--to", "'me' has no domain", "me@example.org"]),
     ("a tenant by its name", _nothing, "lists show --tenant acme", 2, ["--tenant", "a UUID, for example 123e4567"]),
+    ("an unset variable for a tenant", _nothing, "lists show --tenant=", 2, ["--tenant", "must be a UUID"]),
+    ("a tenant of a scan by its name", _nothing, "scan mail.eml --tenant acme", 2,
+     ["--tenant", "must be a UUID", "`tenants`"]),
+    ("a tenant of a digest by its name", _nothing, "digest preview --tenant acme", 2,
+     ["--tenant", "must be a UUID", "`tenants`"]),
     ("a patience without a unit", _nothing, "lists show --patience 5", 2, ["--patience", "for example 90s"]),
     ("a host name for an address", _nothing, "scan mail.eml --remote-address mx.example", 2,
      ["--remote-address", "expected an IP address, for example 192.0.2.7"]),
     ("a service without any file", _nothing, "service", 78, ["service.yml", "No such file", "give the file with -c"]),
+    ("an empty name of the configuration", _nothing, "status -c ''", 2, ["name of the file is empty", "leave -c out"]),
+    ("stop for systemctl", _nothing, "stop", 2, ["No such command 'stop'", "systemctl stop scanbridge"]),
+    ("logs for history", _nothing, "logs", 2, ["No such command 'logs'", "Did you mean 'history'"]),
+    ("all for no limit", _nothing, "quarantine list --limit all", 2, ["--limit", "'all'", "0 (no limit)"]),
+    ("a negative limit", _nothing, "history --limit -5", 2, ["--limit", "-5", "0 (no limit)"]),
+    ("a time that has not come", _nothing, "quarantine list --since 2099-01-01", 2,
+     ["--since is in the future", "before now"]),
+    ("a time limit in words", _nothing, "reload --timeout soon", 2, ["--timeout", "'soon'", "for example 30"]),
+    ("no time at all", _nothing, "service reload --timeout 0", 2, ["--timeout", "'0'", "for example 30"]),
+    ("two addresses in one option", _nothing, "quarantine release 1A2B --to a@b.example,c@d.example", 2,
+     ["--to", "is not a mail address", "once for each address"]),
+    ("two recipients of a scan in one option", _nothing, "scan mail.eml --to a@b.example,c@d.example", 2,
+     ["--to", "is not a mail address", "once for each address"]),
+    ("an address with a name", _nothing, "quarantine release 1A2B --to 'Ann <ann@example.org>'", 2,
+     ["--to", "is not a mail address", "write ann@example.org"]),
+    ("a decision that policy does not know", _line("policy: {spam: reject}"), "check", 78,
+     [":8: policy.spam: unknown key", "The keys here are deliver, quarantine, bounce"]),
+    ("a key of other programs", _in_file("relay: {", "relay: {port: 25, "), "check", 78,
+     [":4: relay.port: unknown key", "the keys here are next_hop, "]),
+    ("a host name with its port", _line("hostname: 'mx.example.org:25'"), "check", 78,
+     [":8: hostname: ", "without a scheme or a port", "mx.example.org"]),
+    ("a URL for a host name", _line("hostname: https://mx.example.org"), "check", 78,
+     [":8: hostname: ", "without a scheme or a port"]),
+    ("another name of PostgreSQL", _line("state_database: postgres://a@b.example/c"), "check", 78,
+     [":8: state_database: ", "write postgresql://"]),
+    ("another format", _whole('[scanner]\nurls = ["http://127.0.0.1:1"]\n'), "check", 78,
+     [":2: not YAML", "another format, such as TOML or INI"]),
     # more YAML
     ("a second colon", _line("hostname: mx: a"), "check", 78, [":8: not YAML", "a second colon", "quotes"]),
     ("a wrong indentation", _whole("scanner:\n  urls: [a]\n token_file: x\n"), "check", 78,
@@ -379,7 +412,7 @@ def test_a_mistake_is_explained(
 ) -> None:
     """What happened, where, and the next step; never a traceback, and never the token."""
     arrange(desk)
-    found, printed = desk.run(*command.split())
+    found, printed = desk.run(*shlex.split(command))
     assert found == code, printed
     for words in expected:
         assert words in printed, printed
@@ -408,7 +441,7 @@ def test_a_refused_token_is_explained(desk: Desk, command: str) -> None:
         background.run(scanner.start())
         scanner.reply = scanner.status = answer(401)
         desk.replace(f"http://127.0.0.1:{desk.scanner}", scanner.url)
-        code, printed = desk.run(*command.split())
+        code, printed = desk.run(*shlex.split(command))
     finally:
         background.run(scanner.stop())
         background.close()

@@ -8,18 +8,19 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.errors import StoreError, StoreFull
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.local_store import LocalStore
-from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
+from bridge.quarantine.quarantine import MailLocked, Quarantine, QuarantineSettings
 from bridge.quarantine.release import ReleaseRequest, log_action, release
 from bridge.quarantine.usage import Quota
 from bridge.runtime.database import Database
 from bridge.testing import eventually
-from tests.quarantine.quarantine_kit import HEAD, Taker, make_tx, thread_is_in
+from tests.quarantine.quarantine_kit import HEAD, SOON_S, Taker, make_tx, thread_is_in
 
 
 async def kept(tmp_path: Path) -> tuple[Quarantine, str]:
@@ -84,6 +85,34 @@ async def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_i
     hop.before.clear()
     await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     assert states(quarantine) == ["released"]
+
+
+async def test_a_cancelled_release_holds_its_lock_until_the_disk_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process could write the same record otherwise."""
+    quarantine, mail_id = await kept(tmp_path)
+    begun, answers, write = threading.Event(), threading.Event(), quarantine.write_releases
+
+    def hang(*arguments: Any) -> None:
+        begun.set()
+        answers.wait(SOON_S)
+        write(*arguments)
+
+    monkeypatch.setattr(quarantine, "write_releases", hang)
+    releasing = asyncio.create_task(release(quarantine, mail_id, Taker(), ReleaseRequest("me")))
+    await eventually(begun.is_set, "the attempt to be recorded")
+    for _ in range(2):
+        releasing.cancel()
+        await asyncio.sleep(0)
+        with pytest.raises(MailLocked), quarantine.lock(mail_id):
+            pass
+    answers.set()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert states(quarantine) == ["interrupted"]
+    with quarantine.lock(mail_id):
+        pass
 
 
 async def test_a_record_left_incomplete_by_a_crash_does_no_harm(tmp_path: Path) -> None:

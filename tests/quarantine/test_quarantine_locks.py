@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from bridge.quarantine.locks import PostgresLocks
+from bridge.quarantine.locks import MAX_HELD, PostgresLocks
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.quarantine.record import ReleaseAttempt
 from bridge.quarantine.release import ReleaseRequest, release
@@ -61,6 +62,14 @@ def test_a_lock_is_recognised_by_its_whole_key(place: Database, name: str) -> No
     with locks.hold(name) as held, locks.hold(f"{name} of another") as other:
         held.check()
         other.check()
+
+
+def test_one_process_holds_several_locks_at_a_time(place: Database) -> None:
+    """Each has a connection of its own; with one for all, the third release of a process waited, and failed."""
+    locks = PostgresLocks(place)
+    with ExitStack() as stack:
+        for held in [stack.enter_context(locks.hold(f"mail {number}")) for number in range(MAX_HELD)]:
+            held.check()
 
 
 class Interrupted(Quarantine):

@@ -9,7 +9,7 @@ import pwd
 import re
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from bridge import testing
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record
+from bridge.quarantine.locks import MAX_HELD
 from bridge.testing import free_port
 from tests.intake.milter.milter_kit import Mta
 from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
@@ -69,6 +70,39 @@ def _login() -> str:
         return os.getlogin()
     except OSError:
         return ""
+
+
+def test_thirty_mails_were_released_one_after_the_other(here: Desk) -> None:
+    """Each waited for the answer to the one before it. Now eight are sent at a time, over eight connections."""
+    ids = [here.send(b"Subject: %d\r\n\r\n" % number) for number in range(30)]
+    with waiting_hop(here.bridge) as hop:
+        here.use(hop.url)
+        running = here.start("release", *ids)
+        for _ in range(MAX_HELD):
+            assert hop.heard.acquire(timeout=SOON_S)
+        assert len(hop.mails) == MAX_HELD  # and no other
+        let_go(here.bridge, hop)
+        out, said = running.communicate(timeout=SOON_S)
+    assert running.returncode == 0 and said.endswith(b"30 of 30 mails released\n"), said
+    assert sorted(line.partition(b":")[0].decode() for line in out.splitlines()) == sorted(ids)
+    assert len(hop.mails) == 30 and len({mail.content.partition(b"Subject: ")[2] for mail in hop.mails}) == 30
+    new = [mail for mail in hop.mails if any(line.startswith(b"EHLO") for line in mail.commands)]
+    assert len(new) <= MAX_HELD  # connections
+    assert {mail["state"] for mail in here.listed()} == {"released"}
+    assert len((here.directory / "actions.log").read_text().splitlines()) == 30
+    assert here.call("release", *ids).exit_code == 4 and len(hop.mails) == 30
+
+
+def test_the_time_of_a_release_was_shown_in_utc_with_milliseconds(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other times are local, without milliseconds. JSON has the time as it is stored."""
+    mail_id = here.send()
+    assert here.call("release", mail_id).exit_code == 0
+    stored = datetime.fromisoformat(here.listed()[0]["releases"][0]["at"])
+    local = stored.astimezone(timezone(timedelta(hours=5, minutes=30))).strftime("%Y-%m-%d %H:%M:%S")
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    for arguments in (("show", mail_id), ("release", mail_id)):
+        said = b"".join(here.start(*arguments).communicate(timeout=SOON_S)).decode()
+        assert local in said and stored.isoformat(timespec="milliseconds") not in said, said
 
 
 def test_two_simultaneous_releases_deliver_once(here: Desk) -> None:

@@ -11,8 +11,8 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.connection import End, NextHopConnection
-from bridge.relay.pool import MAX_AGE_S
 from bridge.relay.relay import SmtpRelay
+from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S
 from tests.relay.scripted_hop import DROP, HEAD, SOON, ScriptedHop, make_tx, soon
 
 LARGE = b"x" * 998 + b"\r\n"
@@ -81,7 +81,7 @@ async def test_a_busy_connection_kept_mail_at_the_old_address_of_a_name_for_ever
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings())
         await relay.deliver(make_tx(), HEAD, soon())
-        relay.pool._idle[0].opened_at -= MAX_AGE_S
+        relay.pool._idle[0].opened_at -= MAX_CONNECTION_AGE_S
         for _ in range(2):
             await relay.deliver(make_tx(), HEAD, soon())
         assert [len(each.contents) for each in hop.connections] == [2, 1]

@@ -210,6 +210,29 @@ async def test_a_hung_disk_stopped_all_other_work_in_threads() -> None:
     assert await durable_files.in_thread(lambda stop: "works again", math.inf) == "works again"
 
 
+async def test_the_jobs_that_callers_of_a_hung_disk_gave_up_piled_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stayed in the queue until the disk answered. Now, mail beyond the limit gets 451 at once."""
+    threads = Threads("maildir", 1, max_waiting=3)
+    monkeypatch.setattr(relay_maildir, "_threads", threads)
+    maildir, disk, begun = Maildir(tmp_path / "Maildir", "h"), HungDisk(), []
+    hung = asyncio.create_task(durable_files.in_thread(disk, math.inf, threads))
+    await eventually(disk.begun.is_set, "the disk to hang")
+    for _ in range(3):
+        with pytest.raises(durable_files.Stopped):
+            await durable_files.in_thread(lambda stop: begun.append("too late"), 0.0, threads)
+    for _ in range(20):
+        with pytest.raises(NextHopError, match="3 jobs already wait for a thread") as caught:
+            await maildir.deliver(make_tx(b"Subject: x\r\n\r\n"), b"", math.inf)
+        assert caught.value.reply.code == 451
+    await disk.release("confirmed")
+    assert await hung == "stored"
+    await maildir.deliver(make_tx(b"Subject: again\r\n\r\n"), b"", math.inf)
+    stored = [path.read_bytes() for path in (tmp_path / "Maildir" / "new").iterdir()]
+    assert begun == [] and len(stored) == 1 and b"Subject: again" in stored[0]
+
+
 def test_a_hung_disk_kept_a_stopped_process_from_ending() -> None:
     program = """
 import asyncio, threading, time

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bridge.runtime.threads import Executor, Threads, use_own_threads
+from bridge.runtime.threads import Executor, Threads, use_daemon_threads
 from bridge.testing import eventually
 
 
@@ -79,5 +79,5 @@ async def test_an_executor_runs_its_work_in_order() -> None:
 
 
 async def test_the_event_loop_uses_our_threads() -> None:
-    use_own_threads()
+    use_daemon_threads()
     assert await asyncio.to_thread(lambda: threading.current_thread().daemon)

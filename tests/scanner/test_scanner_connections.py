@@ -11,6 +11,7 @@ import pytest
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, ScanFailed, ScanTimeout, ScanUnavailable
+from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S
 from bridge.scanner import host
 from bridge.scanner.exchange import Exchange
 from bridge.testing import eventually
@@ -248,7 +249,7 @@ async def test_a_busy_connection_kept_mail_at_the_old_address_of_a_name_for_ever
     """With a mail now and then it was never idle for long, so the name was not looked up again."""
     async with faults() as server, scanner_of(server) as scanner:
         await submit(scanner)
-        scanner.hosts[0]._idle[0].opened_at -= host._MAX_AGE_S
+        scanner.hosts[0]._idle[0].opened_at -= MAX_CONNECTION_AGE_S
         await submit(scanner)
         assert server.connections == 1
         await submit(scanner)

@@ -54,10 +54,11 @@ def test_the_life_of_a_list_with_curl(tmp_path):
     with service(tmp_path) as running:
         lists = Lists(running)
         wait_for(lambda: lists.call("getLists", {}).status == 200)
-        environment = {"URL": f"http://127.0.0.1:{running.port}", "KEY": lists.key, "PATH": "/usr/bin:/bin"}
+        (tmp_path / "key-header").write_text(f"Authorization: apikey {lists.key}\n")
+        environment = {"URL": f"http://127.0.0.1:{running.port}", "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             ["bash", "-euc", commands.replace('-d "$2"; }', '-d "$2"; echo; }')],
-            env=environment, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines() if line]

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -347,6 +348,39 @@ def test_the_command_reports_why_nothing_was_reloaded(tmp_path: Path) -> None:
         assert done.exit_code == 1 and "reload failed, keeping the old configuration" in done.stderr, done.output
     done = ask_for_reload(service)
     assert done.exit_code == 1 and "answers at 127.0.0.1:" in done.stderr and "is it running?" in done.stderr
+
+
+def test_a_service_that_hung_was_said_not_to_run(tmp_path: Path) -> None:
+    """Before the signal, and after it."""
+    text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}")
+    with Process(tmp_path, text) as service:
+        pid = service.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            done = ask_for_reload(service)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert done.exit_code == 1 and f"process {pid} (" in done.stderr, done.output
+        assert "did not answer within 5 s: it hangs; see its log, and restart it" in done.stderr
+        assert OK not in service.log()
+
+
+def test_another_program_at_the_address_is_named(tmp_path: Path) -> None:
+    """It is not said to hang, and not signalled."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = tmp_path / "service.yml"
+        place.write_text(CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{server.getsockname()[1]}"))
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        with ThreadPoolExecutor() as threads:
+            answered = threads.submit(answer)
+            done = CliRunner().invoke(main, ["service", "reload", "-c", str(place)])
+            answered.result(30)
+    assert done.exit_code == 1 and "is not `scanbridge service`: nothing was signalled" in done.stderr, done.output
 
 
 def test_a_program_that_forwards_connections_is_not_signalled() -> None:

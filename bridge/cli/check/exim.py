@@ -54,7 +54,7 @@ def _listener(listener: Listener, text: str) -> Iterator[Finding]:
     problem = (
         f"shorter than our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
     )
-    yield Finding("Exim final_timeout", problem if early else "", waits[0])
+    yield Finding.of_setting("Exim final_timeout", waits[0], problem if early else "")
 
 
 def _client(listener: Listener, text: str) -> Finding:
@@ -104,7 +104,8 @@ def _size(conf: Config, text: str) -> Finding:
     problem = (
         f"with Exim's Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
     )
-    return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
+    is_large = size == 0 or size > front_size(conf)
+    return Finding.of_setting("Exim message_size_limit", value, problem if is_large else "")
 
 
 def _read(place: Path) -> str:

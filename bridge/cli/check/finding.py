@@ -15,6 +15,11 @@ class Finding:
     warning: str = ""
     note: str = ""
 
+    @classmethod
+    def of_setting(cls, name: str, value: str, problem: str) -> Finding:
+        """About one setting of a mail server: a problem also says what the value is now."""
+        return cls(name, problem, f"now: {value or 'empty'}" if problem else value)
+
     @property
     def state(self) -> str:
         return "problem" if self.problem else "warning" if self.warning else "note" if self.note else "ok"

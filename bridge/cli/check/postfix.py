@@ -181,7 +181,7 @@ def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Fi
         f"Postfix gives up before our deadline of {listener.deadline:g}s, and the mail may arrive twice: "
         f"set {name} = {mail_server_wait_s(listener)}s"
     )
-    return Finding(f"Postfix {service} {name}", problem if early else "", value)
+    return Finding.of_setting(f"Postfix {service} {name}", value, problem if early else "")
 
 
 def _bounces(settings: Settings) -> Finding:
@@ -192,7 +192,7 @@ def _bounces(settings: Settings) -> Finding:
         "a bounce sends the content of a mail, unscanned, to an address that may be forged: "
         "set bounce_size_limit = 1 in main.cf"
     )
-    return Finding("Postfix bounce_size_limit", problem if wrong else "", wrong or "1")
+    return Finding.of_setting("Postfix bounce_size_limit", wrong or "1", problem if wrong else "")
 
 
 def _size(conf: Config, service: str, settings: Settings) -> Finding:
@@ -201,7 +201,8 @@ def _size(conf: Config, service: str, settings: Settings) -> Finding:
     problem = (
         f"it accepts more than our limit of {ours} bytes: set -o message_size_limit={front_size(conf)} for {service}"
     )
-    return Finding(f"Postfix {service} message_size_limit", f"{problem} in master.cf" if larger else "", value)
+    problem = f"{problem} in master.cf" if larger else ""
+    return Finding.of_setting(f"Postfix {service} message_size_limit", value, problem)
 
 
 def _way_back(conf: Config, settings: Settings, users: list[str]) -> Iterator[Finding]:
@@ -218,11 +219,11 @@ def _way_back(conf: Config, settings: Settings, users: list[str]) -> Iterator[Fi
         return
     hosts = settings.of(service, "smtpd_authorized_xforward_hosts")
     denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 for {service} in master.cf"
-    yield Finding(what, "" if _has_loopback(hosts) else f"it does not accept our XFORWARD: {denied}", hosts)
+    yield Finding.of_setting(what, hosts, "" if _has_loopback(hosts) else f"it does not accept our XFORWARD: {denied}")
     value, least = settings.of(service, "message_size_limit"), _largest(conf, users, settings)
     small = value.isdigit() and 0 < int(value) < least
     larger = f"mail comes back with more header fields: set message_size_limit = {least + HEADERS_BYTES} in main.cf"
-    yield Finding(f"Postfix {service} message_size_limit", larger if small else "", value)
+    yield Finding.of_setting(f"Postfix {service} message_size_limit", value, larger if small else "")
 
 
 def _largest(conf: Config, users: list[str], settings: Settings) -> int:
@@ -252,7 +253,7 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
         limit = int(settings.main[name])
         if service in settings.services and limit > 0 and (limit < size or size == 0):
             problem = f"Postfix does not deliver to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
-            yield Finding(f"Postfix {name}", f"{problem} in main.cf", str(limit))
+            yield Finding.of_setting(f"Postfix {name}", str(limit), f"{problem} in main.cf")
 
 
 def _rewriting(conf: Config, settings: Settings) -> Iterator[Finding]:
@@ -264,7 +265,7 @@ def _rewriting(conf: Config, settings: Settings) -> Iterator[Finding]:
         problem = (
             f"Postfix delivers {example} to b.example, bypassing its tenant, route or list: set {name} = no in main.cf"
         )
-        yield Finding(f"Postfix {name}", problem if value != "no" else "", value)
+        yield Finding.of_setting(f"Postfix {name}", value, problem if value != "no" else "")
 
 
 def names_of(address: Endpoint) -> list[str]:

@@ -56,14 +56,14 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
     action = main["milter_default_action"]
     wrong = _WHEN_UNAVAILABLE.get(action, "")
     problem = f"{wrong} when the bridge is unavailable: set milter_default_action = tempfail" if wrong else ""
-    yield Finding("Postfix milter_default_action", problem, action)
+    yield Finding.of_setting("Postfix milter_default_action", action, problem)
     for name, least in _LIMITS_S.items():
         value = main[name]
         short = f"too short for a mail server under load: set it to at least {least:.0f}s"
-        yield Finding(f"Postfix {name}", short if seconds(value) < least else "", value)
+        yield Finding.of_setting(f"Postfix {name}", value, short if seconds(value) < least else "")
     protocol = main["milter_protocol"]
     old = "below 6, the bridge cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
-    yield Finding("Postfix milter_protocol", old if protocol < "6" else "", protocol)
+    yield Finding.of_setting("Postfix milter_protocol", protocol, old if protocol < "6" else "")
     if not main["non_smtpd_milters"]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")
 

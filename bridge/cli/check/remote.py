@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTi
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
 from bridge.lists.errors import ListsError
-from bridge.lists.fetch import kind_of, scopes_of
+from bridge.lists.fetch import Scopes, kind_of, scopes_of
 from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
@@ -207,27 +208,36 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
 
 
 async def check_lists(conf: Config) -> list[Finding]:
-    """Checks the API key, and every list that a listener names."""
+    """Checks the API key at every service, and every list that a listener names."""
     assert conf.lists is not None
-    what, wanted = f"lists {conf.lists.url}", list_wiring.wanted_lists(conf) or [Wanted("")]
-    try:
-        async with ListClient(list_wiring.list_settings(conf, patience_s=0.0)) as client:
-            scopes = await scopes_of(client, wanted)
-    except (ConfigError, ssl.SSLError) as exc:
-        return [Finding(what, str(exc))]
-    failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
-    if failed:
-        return [Finding(what, problem) for problem in failed]
-    findings = [Finding(what, detail="the API key is accepted")]
-    for named in wanted if list_wiring.wanted_lists(conf) else []:
+    wanted = list_wiring.wanted_lists(conf)
+    findings: list[Finding] = []
+    known: Scopes | None = None
+    for url in (conf.lists.url, *conf.lists.other_urls):
+        what = f"lists {url}"
+        try:
+            settings = replace(list_wiring.list_settings(conf, patience_s=0.0), url=url, other_urls=())
+            async with ListClient(settings) as client:
+                scopes = await scopes_of(client, wanted or [Wanted("")])
+        except (ConfigError, ssl.SSLError) as exc:
+            return [Finding(what, str(exc))]
+        failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
+        findings += [Finding(what, problem) for problem in failed]
+        if not failed:
+            findings.append(Finding(what, detail="the API key is accepted"))
+            known = known or scopes
+    return findings if known is None else findings + list(_named_lists(conf, wanted, known))
+
+
+def _named_lists(conf: Config, wanted: list[Wanted], scopes: Scopes) -> Iterator[Finding]:
+    for named in wanted:
         try:
             kind = kind_of(named, scopes)
         except ListsError as exc:
-            findings.append(Finding(f"list {named}", str(exc)))
+            yield Finding(f"list {named}", str(exc))
         else:
             if named.tenant is None or kind != kind_of(Wanted(named.name, None, named.kind), scopes):
-                findings.append(_list_kind(conf, named, kind))
-    return findings
+                yield _list_kind(conf, named, kind)
 
 
 def _list_kind(conf: Config, named: Wanted, kind: str | None) -> Finding:

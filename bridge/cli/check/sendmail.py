@@ -88,7 +88,7 @@ def _size(conf: Config, lines: list[str]) -> Iterator[Finding]:
     ours = conf.limits.max_message_size
     if match and int(match.group(1)) > ours:
         problem = f"it accepts more than our limit of {ours} bytes: add define(`confMAX_MESSAGE_SIZE', `{ours}')"
-        yield Finding("Sendmail MaxMessageSize", problem, match.group(1))
+        yield Finding.of_setting("Sendmail MaxMessageSize", match.group(1), problem)
 
 
 def _equate(line: str, key: str) -> str:

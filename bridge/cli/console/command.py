@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import config_option, fail_config
+from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import ask_secret, say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
@@ -61,7 +62,14 @@ def user() -> None:
 @user.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), required=True, help="What the user may do.")
-@click.option("--tenant", "tenants", multiple=True, metavar="UUID", help="Limit the user to this tenant; repeatable.")
+@click.option(
+    "--tenant",
+    "tenants",
+    type=Tenant(),
+    multiple=True,
+    metavar="UUID",
+    help="Limit the user to this tenant; repeatable.",
+)
 @config_option
 @click.pass_obj
 def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tuple[str, ...]) -> None:
@@ -69,7 +77,7 @@ def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tu
     from bridge.console.roles import Role
     from bridge.console.users import Users
 
-    limited = _tenants(tenants)
+    limited = frozenset(tenants) or None
     with _open(path or given) as (_, store):
         if Users(store).find(name) is not None:
             raise click.ClickException(f"user {name} already exists")
@@ -209,12 +217,3 @@ def _open(path: Path | None) -> Iterator[tuple[Config, ConsoleStore]]:
         raise click.ClickException(str(exc)) from exc
     finally:
         store.close()
-
-
-def _tenants(given: tuple[str, ...]) -> frozenset[str] | None:
-    from uuid import UUID
-
-    try:
-        return frozenset(str(UUID(text)) for text in given) if given else None
-    except ValueError:
-        raise click.UsageError("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.common import config_option, fail_config
+from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import BridgeError, ConfigError
@@ -38,12 +39,12 @@ def digest() -> None:
     type=click.Choice(("en", "de", "fr", "es")),
     help="Language of the digest. Default: the person's, or the first one configured.",
 )
-@click.option("--tenant", default="", metavar="UUID", help="Show a sample with this tenant's templates and sender.")
+@click.option("--tenant", type=Tenant(), metavar="UUID", help="Show a sample with this tenant's templates and sender.")
 @click.option("--html", "as_html", is_flag=True, help="Print only the HTML.")
 @click.option("--text", "as_text", is_flag=True, help="Print only the text.")
 @config_option
 def preview(
-    path: Path | None, person: str | None, language: str | None, tenant: str, as_html: bool, as_text: bool
+    path: Path | None, person: str | None, language: str | None, tenant: str | None, as_html: bool, as_text: bool
 ) -> None:
     """Print a digest as it would be sent. Nothing is sent or recorded; the links in a sample do not work."""
     from bridge.digests.message import JOINER
@@ -54,7 +55,7 @@ def preview(
         if tenant and tenant not in known:
             raise click.ClickException(f"no tenant has the uid {tenant}; see `tenants` in the configuration")
         if person is None:
-            content = sample(opened.maker, tenant, language)
+            content = sample(opened.maker, tenant or "", language)
         else:
             opened.refresh()
             found = upcoming(opened.maker, opened.items, opened.quarantine, opened.people, person, language)

@@ -11,6 +11,7 @@ import click
 
 from bridge.cli.common import config_option, configuration_used
 from bridge.cli.history.filters import with_filters
+from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
 
@@ -38,7 +39,7 @@ class _Cursor(click.ParamType[str]):
 @config_option
 @click.argument("what", required=False)
 @with_filters
-@click.option("--limit", type=click.IntRange(0), default=None, help="Mails per page (0 = no limit). Default: 100.")
+@click.option("--limit", type=Limit(), default=None, help="Mails per page (0 = no limit). Default: 100.")
 @click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that starts after this mail.")
 @click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
 @click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")

@@ -14,6 +14,7 @@ import click
 
 from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
+from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
 from bridge.history.lines import Line, cut, lines_of
@@ -38,7 +39,7 @@ _FULL = "\u2588"
 @with_filters
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=Limit(),
     default=None,
     help="Maximum number of lines (0 = no limit); the rest is combined into one line. "
     "Default: 20, but no limit for hours and days.",

@@ -6,21 +6,13 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import click
 
 from bridge.cli.common import config_option
+from bridge.cli.parameters import Tenant
 from bridge.cli.values import duration
 from bridge.lists.files import Format
-
-
-def _tenant(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    try:
-        return str(UUID(value)) if value is not None else None
-    except ValueError:
-        raise click.BadParameter("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
-
 
 _OPTIONS = (
     config_option,
@@ -30,7 +22,9 @@ _OPTIONS = (
         help="File with the API key, instead of lists.api_key_file.",
     ),
     click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
-    click.option("--tenant", callback=_tenant, help="Lists of this tenant (a UUID). Default: the deployment's lists."),
+    click.option(
+        "--tenant", type=Tenant(), metavar="UUID", help="Lists of this tenant. Default: the deployment's lists.",
+    ),
     click.option(
         "--patience", "patience_s", default="60s", show_default=True, callback=duration,
         help="How long to retry a failing request.",

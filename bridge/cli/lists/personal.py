@@ -28,13 +28,15 @@ def show(path: Path | None, recipient: str | None, as_json: bool) -> None:
     if as_json:
         for entry in found:
             shown = {"recipient": entry.recipient, "kind": entry.kind, "sender": entry.sender}
-            say_json(shown | {"time": _time(entry.at), "by": entry.by})
+            say_json(
+                shown | {"time": datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="seconds"), "by": entry.by}
+            )
         return
     if not found:
         say(f"no personal entries{f' for {recipient}' if recipient else ''}", err=True)
         return
     rows = [("RECIPIENT", "KIND", "SENDER", "SINCE", "BY")]
-    rows += [(each.recipient, each.kind, each.sender, _time(each.at), each.by) for each in found]
+    rows += [(each.recipient, each.kind, each.sender, _local(each.at), each.by) for each in found]
     rows = [tuple(map(visible, row)) for row in rows]  # type: ignore[misc]
     say_lines("\n".join(lines(rows, None, shared=("RECIPIENT", "SENDER"), least_important=("BY",))))
 
@@ -77,5 +79,5 @@ def _tenant(conf: Config, recipient: str) -> str | None:
     return wiring.tenants_by_domain(conf).get(domain_of(recipient), conf.scanner.tenant_uid)
 
 
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+def _local(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

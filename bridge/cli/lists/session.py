@@ -22,13 +22,12 @@ from bridge.cli.terminal import say, say_lines
 from bridge.config.fields import base_url
 from bridge.config.lists import Lists
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import list_wiring, wiring
 from bridge.daemon.config_file import load
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.errors import ListNotFound, ListsForbidden, ListsUnavailable, ListsUncertain, ListsUnreachable, clean
 from bridge.lists.files import InputError
-from bridge.lists.retry import RetrySettings
 from bridge.runtime import yaml_file
 from bridge.runtime.suggestion import did_you_mean
 
@@ -103,20 +102,17 @@ def open_session(
         elif path is not None:
             with suppress(ConfigError):  # it is only needed for the operator's domains
                 conf = load(path)
-        if url:
-            given["url"] = _given_url(url, configured is not None and configured.allow_plain_http)
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
-        elif not (url and key):
+        if url:  # this service, and no other
+            given["url"] = _given_url(url, configured is not None and configured.allow_plain_http)
+            given.pop("other_urls", None)
+        if configured is None and not (url and key):
             raise ConfigError(f"{not_configured(path)}; or use --url and --api-key-file")
         chosen = yaml_file.load(Path("lists"), Lists, yaml_file.dump(given))
-        key_file = resources.locate(chosen.api_key_file, directory)
-        secret = resources.read_secret(key_file, "lists.api_key_file")
-        encrypted = chosen.url.startswith("https:")
-        tls = resources.client_tls(chosen.ca_file, directory, "lists.ca_file") if encrypted else None
+        settings = list_wiring.settings_of(chosen, directory, patience_s)
     except ConfigError as exc:
         fail(exc)
-    settings = ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience_s), key_file=str(key_file))
     return Session(with_hint(settings, "--patience"), tenant, as_json, conf)
 
 
@@ -140,7 +136,7 @@ def not_configured(path: Path | None) -> str:
 def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
     """The same settings, with a message that says why the command waits. `option` is the one that sets how long."""
     hint = RetryHint(settings.retry.patience_s, f" ({option})" if option else "")
-    return replace(settings, on_retry=hint)
+    return replace(settings, on_retry=hint, on_fail_over=lambda exc, url: say(f"{exc}; using {url}", err=True))
 
 
 class RetryHint:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
-from bridge.cli.parameters import Moment
+from bridge.cli.parameters import Limit, MailAddress, Moment
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (
     Choice,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from bridge.relay.relay import Relay
 
 _NEXT_HOP = "; check relay.next_hop, then run the command again"
+_CLOSE_S = 1.0  # all answers have arrived, unless the command was interrupted twice
 _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
@@ -49,7 +51,7 @@ def quarantine() -> None:
 @quarantine.command("list")
 @config_option
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
+@click.option("--limit", type=Limit(), default=100, show_default=True, help="Maximum results (0 = no limit).")
 @click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -131,6 +133,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--to",
     "to",
+    type=MailAddress(),
     multiple=True,
     metavar="ADDRESS",
     help="Send to this address instead of the original recipients; repeatable.",
@@ -154,7 +157,6 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     from bridge.errors import ConfigError
     from bridge.quarantine.release import ReleaseRequest
 
-    addresses = tuple(map(_address, to))
     session = Session.open(path)
     selection = select(session, choice)
     mails = selection.mails
@@ -166,7 +168,7 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     if not mails:
         sys.exit(most_serious(selection.codes))
     try:
-        order = ReleaseRequest(login_name(), addresses, again, wiring.release_tokens(session.config, session.state))
+        order = ReleaseRequest(login_name(), to, again, wiring.release_tokens(session.config, session.state))
         relay = wiring.relay(session.config)
     except ConfigError as exc:
         fail_config(exc)
@@ -193,22 +195,27 @@ def _not_released(mails: list[MailRecord]) -> list[MailRecord]:
 async def _release_all(
     session: Session, mails: list[MailRecord], codes: list[int], relay: Relay, order: ReleaseRequest
 ) -> int:
+    import asyncio
+
     from bridge.cli.quarantine.bulk import Bulk
-    from bridge.cli.quarantine.releasing import release_one
+    from bridge.cli.quarantine.releasing import Released, release_all
     from bridge.cli.quarantine.session import exit_code
     from bridge.relay.handshake import CannotConnect
 
+    def report(mail: MailRecord, done: Released) -> None:
+        if done.problem is None:
+            bulk.succeeded(f"{mail.id}: {done.text}")
+        else:
+            step = _NEXT_HOP if isinstance(done.problem, CannotConnect) else ""
+            bulk.failed(f"{mail.id}: {done.text}{step}", exit_code(done.problem))
+
     try:
         with Bulk("released", len(mails), codes) as bulk:
-            for mail in mails:
-                done = await release_one(session, mail, relay, order)
-                if done.problem is None:
-                    bulk.succeeded(f"{mail.id}: {done.text}")
-                else:
-                    step = _NEXT_HOP if isinstance(done.problem, CannotConnect) else ""
-                    bulk.failed(f"{mail.id}: {done.text}{step}", exit_code(done.problem))
+            await release_all(session, mails, relay, order, report)
     finally:
-        await relay.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await relay.close()
     return bulk.code
 
 
@@ -235,7 +242,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     from bridge.cli.quarantine.session import exit_code
     from bridge.errors import BridgeError
 
-    with Bulk("deleted", len(mails), codes) as bulk:
+    with Bulk("deleted", len(mails), codes) as bulk, session.later.together():
         for mail in mails:
             try:
                 session.quarantine.remove(mail.id)
@@ -361,21 +368,6 @@ def _export_into(session: Session, mail_id: str, directory: Path) -> None:
 def _refuse_terminal() -> None:
     if sys.stdout.isatty():
         raise click.UsageError("a mail may contain terminal control sequences: redirect it to a file or a pager")
-
-
-def _address(text: str) -> str:
-    from bridge.intake.smtp.paths import parse_path
-    from bridge.mail.address import domain_of
-    from bridge.mail.reply import Reply
-
-    found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
-    if isinstance(found, Reply) or not found.address or found.params:
-        raise click.BadParameter("not a mail address", param_hint="--to")
-    if not domain_of(found.address) and found.address.lower() != "postmaster":
-        raise click.BadParameter(
-            f"{found.address!r} has no domain: write it as {found.address}@example.org", param_hint="--to"
-        )
-    return found.address
 
 
 from bridge.cli.quarantine.sender_lists import allow_sender, block_sender  # noqa: E402

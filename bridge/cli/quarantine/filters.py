@@ -78,6 +78,8 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
             if value == "" and (acts or name != "sender"):
                 hint = ": the null sender is '<>'" if name == "sender" else ""
                 raise click.UsageError(f"--{name} is empty{hint}")
+        if wanted.get("since", 0.0) > time.time():
+            raise click.UsageError("--since is in the future, so no mail can match: use a time before now")
         need_span(wanted)
         if acts:
             _refuse_what_excludes_nothing(wanted)

@@ -5,6 +5,9 @@ Used by `scanbridge quarantine release` and by the console.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bridge.cli.later_notes import RELEASE_FAILED, RELEASE_UNSURE, RELEASED
@@ -12,9 +15,11 @@ from bridge.cli.quarantine.session import Session
 from bridge.cli.terminal import say
 from bridge.errors import BridgeError
 from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.locks import MAX_HELD
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay
+from bridge.runtime.threads import to_the_end
 
 _UNSURE = "unsure: the whole mail was sent, but the next hop's answer was lost; check the next hop's log"
 
@@ -28,6 +33,40 @@ class Released:
     is_unsure: bool = False  # recipients may have it although it failed
 
 
+async def release_all(
+    session: Session,
+    mails: Sequence[MailRecord],
+    relay: Relay,
+    order: ReleaseRequest,
+    report: Callable[[MailRecord, Released], None],
+) -> None:
+    """A few at a time, over connections that are kept for the next mail. `report` is called as soon as one is done.
+
+    When cancelled, it begins no other, and finishes those that it has begun: their recipients may already have them.
+    """
+    waiting = deque(mails)
+
+    async def work() -> None:
+        while waiting:
+            mail = waiting.popleft()
+            report(mail, await release_one(session, mail, relay, order))
+
+    async def work_together() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(MAX_HELD):
+                tasks.create_task(work())
+
+    working = asyncio.create_task(work_together())
+    with session.later.together():
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            waiting.clear()
+            say("interrupted: finishing the mails that are being sent; press Ctrl-C again to give them up", err=True)
+            await working
+            raise
+
+
 async def release_one(session: Session, mail: MailRecord, relay: Relay, order: ReleaseRequest) -> Released:
     """Never raises a BridgeError: what happened is in the answer."""
     try:
@@ -35,14 +74,14 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
     except BridgeError as exc:
         is_partial = isinstance(exc, Mixed) and exc.accepted > 0
         if is_partial:
-            _tell_sinks(session, mail.id)
+            await to_the_end(_tell_sinks, session, mail.id)
         is_unsure = isinstance(exc, NextHopError) and exc.may_be_delivered
         if isinstance(exc, NextHopError):
             session.note_release(RELEASE_UNSURE if is_unsure else RELEASE_FAILED, mail, order.to, str(exc.reply))
         text = "released to only some of the recipients" if is_partial else "not released"
         return Released(f"{_UNSURE if is_unsure else text}: {exc}", exc, is_unsure or isinstance(exc, ReleaseUncertain))
     session.note_release(RELEASED, mail, order.to, str(delivered.reply))
-    _tell_sinks(session, mail.id)
+    await to_the_end(_tell_sinks, session, mail.id)
     return Released(f"released: {delivered.reply}")
 
 

@@ -26,7 +26,7 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
     found += [(str(name), _shown(value)) for name, value in mail.facts.items() if name not in _LATER]
     for attempt in mail.releases:
         answer = attempt.reply or "started, result unknown"
-        found.append(("release", f"{attempt.at} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
+        found.append(("release", f"{attempt.local_time} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
         found.append(("delivered", ", ".join(attempt.delivered)))
         if attempt.unsure:
             found.append(("unsure", f"the next hop did not answer; {', '.join(attempt.unsure)} may have it"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.parameters import Limit
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_json
@@ -91,7 +92,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--helo", metavar="NAME", help="Files: HELO or EHLO name of that host. Default: unknown.")
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Quarantine: only this mail; repeatable.")
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=click.IntRange(0), default=0, help="Quarantine: at most this many mails, newest first.")
+@click.option("--limit", type=Limit(), default=0, help="Quarantine: at most this many mails, newest first.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 64),

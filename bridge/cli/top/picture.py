@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli.terminal import visible_data
+from bridge.runtime.counted import spoken
 
 _BARS = {False: "▁▂▃▄▅▆▇█", True: "_.-:=+*#"}  # True: for terminals with ASCII only
 _NARROW = 60  # columns; narrower terminals get no sparklines
@@ -72,7 +73,7 @@ class Picture:
 def _head(seen: dict[str, Any]) -> Text:
     ready = ("ready", "green") if seen["ready"] else ("not ready", "bold red")
     workers = f"  {len(seen['workers'])} workers" if len(seen["workers"]) > 1 else ""
-    words = (f"scanbridge {seen['version']}", "bold"), f"  up {_span(seen['uptime_s'])}  ", ready, workers
+    words = (f"scanbridge {seen['version']}", "bold"), f"  up {spoken(seen['uptime_s'])}  ", ready, workers
     return Text.assemble(*words, no_wrap=True, overflow="ellipsis")
 
 
@@ -121,7 +122,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table = _table("worker", "", "connections", "up")
     for worker in workers:
         ready = Text("ready", "green") if worker["ready"] else Text("not ready", "red")
-        table.add_row(str(worker["pid"]), ready, str(worker["connections"]), _span(worker["uptime_s"]))
+        table.add_row(str(worker["pid"]), ready, str(worker["connections"]), spoken(worker["uptime_s"]))
     return table
 
 
@@ -134,7 +135,7 @@ def _stores(seen: dict[str, Any]) -> list[Text]:
             if store["disk_size_bytes"]
             else ""
         )
-        oldest = f", oldest {_span(store['oldest_age_s'])}" if store["mails"] else ""
+        oldest = f", oldest {spoken(store['oldest_age_s'])}" if store["mails"] else ""
         mails = f"{store['mails']} {'mail' if store['mails'] == 1 else 'mails'}"
         found.append(f"quarantine     {mails}, {_size(store['bytes'])}{oldest}{free}")
     if lists := seen["lists"]:
@@ -191,10 +192,3 @@ def _size(count: float) -> str:
             return f"{_number(round(count, 1))} {unit}"
         count /= 1024
     return f"{_number(round(count, 1))} GiB"
-
-
-def _span(seconds: float) -> str:
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {name}"
-    return f"{seconds:.0f} s"

@@ -15,7 +15,7 @@ from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists.copies import Copy, Wanted
 from bridge.mail.list_match import ListMatch
 from bridge.mail.session import Session
-from bridge.runtime.counted import counted
+from bridge.runtime.counted import counted, spoken
 
 Told = tuple[str, dict[str, Any]]
 
@@ -69,12 +69,7 @@ def _unreadable(setup: Setup, name: str, tenant: str | None) -> str:
 
 
 def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "local copy of unknown age"
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"local copy {seconds / size:.0f} {unit} old"
-    return f"local copy {seconds:.0f} seconds old"
+    return "local copy of unknown age" if seconds is None else f"local copy {spoken(seconds)} old"
 
 
 def _match(

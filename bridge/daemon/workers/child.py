@@ -27,7 +27,7 @@ from bridge.daemon.shutdown import Shutdown
 from bridge.daemon.workers.worker_context import SupervisedWorker
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe import log_writer
-from bridge.runtime.threads import use_own_threads
+from bridge.runtime.threads import use_daemon_threads
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def worker(conf: Config, context: SupervisedWorker) -> Work:
 
     async def work(writer: log_writer.LineWriter) -> None:
         loop, shutdown = asyncio.get_running_loop(), Shutdown()
-        use_own_threads()
+        use_daemon_threads()
         context.sockets.keep_only(addresses(conf))  # a reload may be about to close the others
 
         def retire() -> None:
