@@ -155,7 +155,7 @@ class LineWriter(logging.Handler):
 
 
 class DirectWriter(logging.Handler):
-    """Writes each line immediately, or drops it if the write would block."""
+    """Writes each line immediately, or drops it, or the rest of it, if the write would block."""
 
     def __init__(self, timestamp: bool = False) -> None:
         super().__init__()
@@ -165,9 +165,11 @@ class DirectWriter(logging.Handler):
         try:
             severity = f"<{_SEVERITIES.get(record.levelno, _INFO)}>" if is_journal(_STDERR) else ""
             time_ = f"time={log_format.now()} " if self._timestamp else ""
-            line = _encode(f"{severity}{time_}{self.format(record)}")
-            if select.select([], [_STDERR], [], 0)[1]:
-                os.write(_STDERR, line)
+            line = memoryview(_encode(f"{severity}{time_}{self.format(record)}"))
+            while line and select.select([], [_STDERR], [], 0)[1]:
+                line = line[
+                    os.write(_STDERR, line[: select.PIPE_BUF]) :
+                ]  # a pipe that is ready takes this much at once
         except (OSError, ValueError):
             pass
 

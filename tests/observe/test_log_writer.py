@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bridge.testing import SmtpClient, free_port
-from tests.daemon.process_kit import MAIL, get, json_lines, running, scanbridge, start, until, write_config
+from tests.daemon.process_kit import MAIL, ROOT, get, json_lines, running, scanbridge, start, until, write_config
 from tests.daemon.process_kit import parts as scripted
 
 
@@ -81,6 +83,30 @@ def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream:
         for fd in (reading, writing):
             if fd >= 0:
                 os.close(fd)
+
+
+def test_a_long_line_to_a_full_pipe_stopped_the_supervisor() -> None:
+    """There was room for a part of it, so it was written, and the writer waited for a reader."""
+    program = (
+        "import logging; from bridge.observe import log_writer\n"
+        "log_writer.set_up_without_thread('text', 'info')\n"
+        "for _ in range(20):\n"
+        "    try:\n"
+        "        raise ValueError(chr(0x20ac) * 4000)\n"
+        "    except ValueError:\n"
+        "        logging.exception('reload: unexpected error')\n"
+    )
+    reading, writing = os.pipe()  # nobody reads it
+    try:
+        process = subprocess.Popen([sys.executable, "-c", program], stderr=writing, cwd=ROOT)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_welcome_text_that_cannot_be_written_does_not_stop_the_daemon(tmp_path: Path) -> None:
