@@ -20,7 +20,7 @@ from bridge.daemon.reload import Reloader
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe.log_format import set_up_plain_log
+from bridge.observe.log_writer import set_up_plain_log
 from bridge.runtime.build import log_start
 from bridge.runtime.early_signals import EarlySignals
 from bridge.service.advice import advice

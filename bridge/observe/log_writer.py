@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from bridge.observe import log_format
-from bridge.observe.log_format import JsonFormatter, KeyValueFormatter
+from bridge.observe.log_format import JsonFormatter, KeyValueFormatter, VisibleFormatter
 from bridge.observe.log_throttle import LogThrottle
 from bridge.observe.redaction import FULL, Redaction
 
@@ -48,6 +48,19 @@ def set_up(
 def set_up_without_thread(format_: str, level: str, redaction: Redaction = FULL, timestamp: bool = False) -> None:
     """The same format without a thread, for a process that forks and logs little."""
     _install(DirectWriter(timestamp and format_ != "json"), format_, level, redaction)
+
+
+def set_up_plain_log(*, is_throttled: bool = False) -> None:
+    """Plain lines, for the processes that handle no mail: the service and the console.
+
+    `is_throttled`: strangers can cause lines, and no line is about one mail.
+    """
+    handler = DirectWriter()  # a log that blocks must not stop them, either: mail waits for the service
+    if is_throttled:
+        handler.addFilter(LogThrottle())
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_format.quiet_libraries()
 
 
 def _install(handler: logging.Handler, format_: str, level: str, redaction: Redaction) -> None:
