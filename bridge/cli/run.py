@@ -15,6 +15,7 @@ from bridge.cli.single_values import Command
 from bridge.cli.terminal import say_lines
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.build import log_start
+from bridge.runtime.early_signals import EarlySignals
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
@@ -31,6 +32,7 @@ The embedded default has fixed addresses. Stop the other program, or choose othe
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 def run(path: Path | None, demo: bool) -> None:
     """Run the daemon. Without a configuration, it includes the embedded scanning service."""
+    early = EarlySignals()
     import uvloop
 
     from bridge.daemon import config_file, state_lock, wiring
@@ -47,7 +49,7 @@ def run(path: Path | None, demo: bool) -> None:
     except ConfigError as exc:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, redaction, lambda: config_file.reload(path))
+        _supervise(conf, redaction, lambda: config_file.reload(path), early)
     from bridge.cli.console.beside import console_beside
 
     writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
@@ -61,7 +63,7 @@ def run(path: Path | None, demo: bool) -> None:
                 if path is None and conf.console is not None:
                     beside.start()
 
-            uvloop.run(run_daemon(conf, writer, lambda: config_file.reload(path), on_ready=on_ready))
+            uvloop.run(run_daemon(conf, writer, lambda: config_file.reload(path), early, on_ready))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)
@@ -72,7 +74,7 @@ def run(path: Path | None, demo: bool) -> None:
         writer.close()
 
 
-def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
+def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config], early: EarlySignals) -> NoReturn:
     """Run several workers. No thread may exist when they are forked, so log lines are written directly."""
     from bridge.daemon import config_file, state_lock
     from bridge.daemon.workers.supervisor import Supervisor
@@ -83,7 +85,7 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     config_file.log_warnings(conf)
     try:
         with state_lock.in_use(_state(conf)):
-            sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
+            sys.exit(Supervisor(conf, reread, early, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
         fail_config(exc)
     except BridgeError as exc:

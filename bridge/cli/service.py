@@ -18,6 +18,7 @@ from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.early_signals import EarlySignals
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: `token` needs none of it
     from bridge.daemon.service_process import Process
@@ -45,11 +46,11 @@ def service(context: click.Context, path: Path | None) -> None:
 
 
 def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
+    early = EarlySignals()
     import uvloop
 
     from bridge.daemon import service_process
 
-    early = service_process.EarlySignals()
     loaded = load_or_exit(path)
     try:
         uvloop.run(service_process.run(process(path, loaded), say, early))

@@ -45,6 +45,7 @@ from bridge.history.recorder import Recorder
 from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
+from bridge.runtime.early_signals import EarlySignals
 from bridge.runtime.http_server import HttpServer
 from bridge.runtime.threads import use_daemon_threads
 from bridge.scanner.client import Scanner
@@ -57,7 +58,11 @@ _LAST_ANSWERS_S = 1.0  # for answers of next hops, when all other time is over
 
 
 async def run(
-    conf: Config, writer: LineWriter, reread: Callable[[], Config], on_ready: Callable[[], None] = lambda: None
+    conf: Config,
+    writer: LineWriter,
+    reread: Callable[[], Config],
+    early: EarlySignals,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Run as a single process until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
     loop = asyncio.get_running_loop()
@@ -69,11 +74,15 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shutdown.request_or_hurry)
     loop.add_signal_handler(signal.SIGHUP, reloader.request)
+    if early.seen:
+        reloader.request()
     feeding = asyncio.create_task(feed_watchdog())  # to the very end: the last answers of next hops take time
     notify("READY=1")
     notify(f"STATUS={daemon.status.summary()}")
     on_ready()
     await daemon.wait_for_stop()
+    loop.remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the very end: otherwise the exit code would not be 0
     notify_stopping(wiring.longest_stop_s(daemon.config))
     await daemon.stop()
     feeding.cancel()

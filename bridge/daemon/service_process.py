@@ -20,25 +20,15 @@ from bridge.daemon.reload import Reloader
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe.log_format import set_up_plain_log
+from bridge.observe.log_writer import set_up_plain_log
 from bridge.runtime.build import log_start
+from bridge.runtime.early_signals import EarlySignals
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig
 
 log = logging.getLogger("bridge.service")
-
-
-class EarlySignals:
-    """Remembers a SIGHUP that arrives before the event loop handles signals; it would end the process."""
-
-    def __init__(self) -> None:
-        self.seen = False
-        signal.signal(signal.SIGHUP, self._remember)
-
-    def _remember(self, *_details: object) -> None:
-        self.seen = True
 
 
 async def run(process: Process, say: Callable[[str], None], early: EarlySignals) -> None:

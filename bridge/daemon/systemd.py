@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import os
 import socket
 
 _FOR_US_ALONE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_SEND_S = 0.2
 
 
 def notify(state: str) -> None:
@@ -16,11 +18,18 @@ def notify(state: str) -> None:
     if not path:
         return
     address = "\0" + path[1:] if path.startswith("@") else path
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.sendto(state.encode(), address)
-        except OSError:  # nothing to be done here: systemd notices a missing notification by its own timeout
-            pass
+    try:
+        _socket().sendto(state.encode(), address)
+    except OSError:  # nothing to be done here: systemd notices a missing notification by its own timeout
+        pass
+
+
+@functools.cache
+def _socket() -> socket.socket:
+    """Kept open: without it, a lack of descriptors would silence the watchdog, and systemd would kill the daemon."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    sock.settimeout(_SEND_S)  # a socket that nobody reads is full at some time, and mail must not wait for its reader
+    return sock
 
 
 def environment_for_child() -> dict[str, str]:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as _escape
 from typing import Any
 
-from bridge.observe.log_throttle import LogThrottle
 from bridge.observe.redaction import FULL, Redaction
 from bridge.runtime.visible_text import visible, visible_lines
 
@@ -92,19 +91,6 @@ class JsonFormatter(KeyValueFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return as_json(self._fields(record))
-
-
-def set_up_plain_log(*, is_throttled: bool = False) -> None:
-    """Lines on standard error, for the processes that handle no mail: the service and the console.
-
-    `is_throttled`: strangers can cause lines, and no line is about one mail.
-    """
-    handler = logging.StreamHandler()
-    if is_throttled:
-        handler.addFilter(LogThrottle())
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    quiet_libraries()
 
 
 def quiet_libraries() -> None:

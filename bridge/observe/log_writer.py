@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from bridge.observe import log_format
-from bridge.observe.log_format import JsonFormatter, KeyValueFormatter
+from bridge.observe.log_format import JsonFormatter, KeyValueFormatter, VisibleFormatter
 from bridge.observe.log_throttle import LogThrottle
 from bridge.observe.redaction import FULL, Redaction
 
@@ -48,6 +48,19 @@ def set_up(
 def set_up_without_thread(format_: str, level: str, redaction: Redaction = FULL, timestamp: bool = False) -> None:
     """The same format without a thread, for a process that forks and logs little."""
     _install(DirectWriter(timestamp and format_ != "json"), format_, level, redaction)
+
+
+def set_up_plain_log(*, is_throttled: bool = False) -> None:
+    """Plain lines, for the processes that handle no mail: the service and the console.
+
+    `is_throttled`: strangers can cause lines, and no line is about one mail.
+    """
+    handler = DirectWriter()  # a log that blocks must not stop them, either: mail waits for the service
+    if is_throttled:
+        handler.addFilter(LogThrottle())
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_format.quiet_libraries()
 
 
 def _install(handler: logging.Handler, format_: str, level: str, redaction: Redaction) -> None:
@@ -155,7 +168,7 @@ class LineWriter(logging.Handler):
 
 
 class DirectWriter(logging.Handler):
-    """Writes each line immediately, or drops it if the write would block."""
+    """Writes each line immediately, or drops it, or the rest of it, if the write would block."""
 
     def __init__(self, timestamp: bool = False) -> None:
         super().__init__()
@@ -165,9 +178,11 @@ class DirectWriter(logging.Handler):
         try:
             severity = f"<{_SEVERITIES.get(record.levelno, _INFO)}>" if is_journal(_STDERR) else ""
             time_ = f"time={log_format.now()} " if self._timestamp else ""
-            line = _encode(f"{severity}{time_}{self.format(record)}")
-            if select.select([], [_STDERR], [], 0)[1]:
-                os.write(_STDERR, line)
+            line = memoryview(_encode(f"{severity}{time_}{self.format(record)}"))
+            while line and select.select([], [_STDERR], [], 0)[1]:
+                line = line[
+                    os.write(_STDERR, line[: select.PIPE_BUF]) :
+                ]  # a pipe that is ready takes this much at once
         except (OSError, ValueError):
             pass
 

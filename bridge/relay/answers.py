@@ -72,6 +72,11 @@ class Lost:
     unasked: Reply | None = None  # a reply to no command, if that ended the connection
 
     @property
+    def is_goodbye(self) -> bool:
+        """The next hop closed the connection, or said something before we did, as some do instead of a 421."""
+        return self.end is End.LOST or self.unasked is not None
+
+    @property
     def reply(self) -> Reply:
         return self.error().reply
 
@@ -79,6 +84,10 @@ class Lost:
         if self.unasked is not None and self.unasked.code >= 400:  # a refusal in the middle of the content
             return NextHopError(replies.passed_on(self.unasked))
         return NextHopError(replies.LATE if self.end is End.LATE else replies.LOST, f"next hop: {self.end.value}")
+
+    def before_content(self) -> Lost:
+        """Before the content, a 5xx that answers no command says nothing about the mail: it must not be bounced."""
+        return Lost(self.end) if self.unasked is not None and self.unasked.code >= 500 else self
 
 
 @value
@@ -116,11 +125,13 @@ def after_envelope(
 ) -> EnvelopeDecision:
     """Decides on the content. `lost`: how the connection ended, None while it is open."""
     given = _by_command(commands, answers)
-    if is_reused and lost is not None and lost.end is End.LOST and (given.mail is None or given.mail.code == 421):
+    if is_reused and lost is not None and lost.is_goodbye and (given.mail is None or given.mail.code == 421):
         return Stale()
     refusal = _refusal(given)
     if refusal is None:
-        return SEND_TO_ALL if given.data is not None else lost or Lost()
+        return SEND_TO_ALL if given.data is not None else (lost or Lost()).before_content()
+    if _is_too_much(lost) and _is_any_permanent((refusal, *given.recipients)):
+        return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)
     # A next hop that waits for content cannot be stopped by a command, only by hanging up.
     must_hang_up = refusal.code < 400 or (given.data is not None and given.data.code < 400)
     each = _each_recipient(given) if is_per_recipient else None
@@ -128,7 +139,7 @@ def after_envelope(
         return RefusedForAll(replies.passed_on(refusal), must_hang_up)
     if given.data is not None and given.data.code == 354 and any(reply.is_success for reply in each):
         return SendContent({position: reply for position, reply in enumerate(each) if not reply.is_success})
-    not_sent = replies.passed_on(given.data) if given.data is not None else (lost or Lost()).reply
+    not_sent = replies.passed_on(given.data) if given.data is not None else (lost or Lost()).before_content().reply
     return AnsweredPerRecipient(tuple(not_sent if reply.is_success else reply for reply in each), must_hang_up)
 
 
@@ -218,6 +229,8 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     """Decides which recipients have the mail. `lost`: how the connection ended, None while it is open."""
     refusal = weightiest(answers)
     is_complete = len(answers) == expected.count
+    if is_complete and _is_too_much(lost) and (expected.count > 1 or _is_any_permanent(answers)):
+        return RefusedForAll(replies.OUT_OF_PLACE)
     if refusal is None and is_complete and not expected.refused:
         each = tuple(answers) if expected.is_lmtp else (answers[0],) * expected.recipients
         return Delivered(answers[0], replies.queue_id(answers[0]), each)
@@ -237,6 +250,15 @@ def _each_after_dot(expected: DotAnswers, answers: Sequence[Reply], lost: Lost) 
     after_dot += [lost.reply] * (expected.count - len(after_dot))
     remaining = iter(after_dot if expected.is_lmtp else after_dot * expected.recipients)
     return tuple(expected.refused.get(position) or next(remaining) for position in range(expected.recipients))
+
+
+def _is_too_much(lost: Lost | None) -> bool:
+    """More answers than commands: any of them may be about another command or recipient. Doubt is a 4xx."""
+    return lost is not None and lost.end is End.BROKEN and lost.unasked is not None
+
+
+def _is_any_permanent(answers: Sequence[Reply]) -> bool:
+    return any(reply.code >= 500 for reply in answers)
 
 
 def _for_client(reply: Reply) -> Reply:

@@ -22,7 +22,7 @@ from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
-from bridge.runtime.name_lookup import NameLookup, first_reached
+from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")
@@ -98,8 +98,12 @@ async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnect
     address = settings.next_hop.address
     if address.path:
         return (await loop.create_unix_connection(NextHopConnection, address.path))[1]
-    found = await names.addresses(address.host or "")
-    return (await first_reached(found, lambda ip: loop.create_connection(NextHopConnection, ip, address.port)))[1]
+    made = await names.connect(
+        address.host or "",
+        lambda ip: loop.create_connection(NextHopConnection, ip, address.port),
+        settings.connect_timeout_s,
+    )
+    return made[1]
 
 
 async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:

@@ -1,9 +1,12 @@
 """Replies of the next hop: parsed, and made safe for our own client.
 
 The next hop's answer becomes ours, so two things are decided here and nowhere else: what counts as a reply
-(bounded and well formed), and which replies may reach a client unchanged. A 421 or 521 would make the client
-disconnect over a problem of this mail alone, and a success that answers no command must never look like
-success: both become a 451.
+(bounded and well formed), and which replies may reach a client unchanged. These become a 451:
+
+- a 421 or 521, which would make the client disconnect over a problem of this mail alone;
+- a refusal of our connection because it is not encrypted or not authenticated, such as a 530: the mail is not to
+  blame, and with opportunistic TLS a single failed handshake is enough to cause it;
+- a success that answers no command, which must never look like success.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ UNTRUSTED = Reply(451, "4.7.5", "No trusted connection to the next mail server, 
 OUT_OF_PLACE = Reply(451, "4.5.0", "The next mail server gave an unexpected answer, try again later")
 NOT_CLEAN = Reply(550, "5.6.0", "A CR, LF or NUL outside a line end cannot be passed on")
 CLOSING = Reply(451, "4.3.2", "Shutting down, try again later")
+
+_DISCONNECTS = frozenset({421, 521})
+# RFC 3207 4, RFC 4954 6: encryption or authentication required, as a code or as an enhanced status.
+_ABOUT_US, _STATUS_ABOUT_US = frozenset({530, 538}), frozenset({"5.7.10", "5.7.11"})
 
 _LINE = re.compile(rb"([2-5][0-9]{2})(?:([ -])(.*))?", re.DOTALL)
 _QUEUE_ID = re.compile(
@@ -100,7 +107,8 @@ def passed_on(refusal: Reply) -> Reply:
     """The reply that our client receives if the next hop answers `refusal`."""
     if refusal.code < 400:
         return OUT_OF_PLACE
-    if refusal.code in (421, 521):
+    is_about_us = refusal.code in _ABOUT_US or refusal.status in _STATUS_ABOUT_US
+    if is_about_us or refusal.code in _DISCONNECTS:
         return replace(refusal, code=451, status="4" + refusal.status[1:] if refusal.status else "")
     return refusal
 

@@ -1,10 +1,13 @@
-"""The addresses behind a host name: one lookup at a time for each name.
+"""The addresses behind a host name: one lookup at a time for each name, and a connection to one that accepts.
 
 The event loop has four threads for all its lookups. A name server that does not answer holds a thread for ten seconds
 or more, and each mail for that name would take one: a broken name of one next hop would keep all others, and the
 scanner, from being found. So callers share the lookup that is running, and lookups have their own threads.
 
 A name is looked up for each new connection, so no connection is used for ever (MAX_CONNECTION_AGE_S).
+A machine that is switched off does not refuse a connection, it is silent. So each address has only its part of the time
+to connect, and one that did not accept is tried last for a while. Otherwise a dead machine would keep mail from the
+others of the same name.
 """
 
 from __future__ import annotations
@@ -12,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -26,16 +28,8 @@ T = TypeVar("T")
 # old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
 MAX_CONNECTION_AGE_S = 300.0
 
+_AVOID_S = 30.0
 _threads = Threads("names", 32)
-
-
-async def first_reached(addresses: Sequence[str], connect: Callable[[str], Awaitable[T]]) -> T:
-    """Connect to the first address that accepts. Raises the last one's OSError."""
-    *others, last = addresses
-    for address in others:
-        with suppress(OSError):
-            return await connect(address)
-    return await connect(last)
 
 
 class NameLookup:
@@ -43,6 +37,24 @@ class NameLookup:
 
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Future[list[str]]] = {}
+        self._avoided: dict[str, float] = {}  # addresses that did not accept, and until when they are tried last
+
+    async def connect(self, host: str, connect: Callable[[str], Awaitable[T]], limit_s: float) -> T:
+        """Connect to the first of its addresses that accepts. Raises the last one's OSError.
+
+        The caller ends it after `limit_s`, of which each address but the last has an equal part.
+        """
+        found = await self.addresses(host)
+        now = asyncio.get_running_loop().time()
+        self._avoided = {address: until for address, until in self._avoided.items() if until > now}
+        *others, last = sorted(found, key=lambda address: address in self._avoided)
+        for address in others:
+            try:
+                async with asyncio.timeout(limit_s / len(found)):
+                    return await connect(address)
+            except OSError:  # TimeoutError is one
+                self._avoided[address] = now + _AVOID_S
+        return await connect(last)
 
     async def addresses(self, host: str) -> list[str]:
         """In the order of preference; an address stands for itself. Raises OSError."""

@@ -15,7 +15,8 @@ from enum import Enum, auto
 from functools import cached_property, partial
 
 from bridge.api.scanning import QueueStatus
-from bridge.errors import ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.errors import Saturated, ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.runtime import shortage
 from bridge.runtime.reason import is_not_tls, reason
 from bridge.scanner.circuit import Event
 from bridge.scanner.host import Host
@@ -92,7 +93,7 @@ class Exchange:
         return asyncio.get_running_loop()
 
     async def ask(self, host: Host, request: Request, deadline: float, on_slow: OnSlow | None = None) -> Answer:
-        """Raises NotReached, DeadlinePassed, ScanError."""
+        """Raises NotReached, DeadlinePassed, ScanError, Saturated."""
         again = renewed = False
         try:
             while True:
@@ -155,10 +156,12 @@ class Exchange:
                 raise DeadlinePassed(None) from None
             raise NotReached("no connection in time") from None
         except (OSError, ssl.SSLError) as exc:
+            if shortage.is_ours(exc):  # the scanner is not to blame: mail must not pass as if it were down
+                raise Saturated(f"no descriptors, memory or threads to reach the scanner: {reason(exc)}") from exc
             raise NotReached(reason(exc) or type(exc).__name__, _obstacle(exc)) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
-        """Request the status of a host, and note whether it answers. Raises ScanError."""
+        """Request the status of a host, and note whether it answers. Raises ScanError, Saturated."""
         deadline = self._loop.time() + timeout_s
         try:
             async with host.asking(deadline):
@@ -176,7 +179,7 @@ class Exchange:
         return status
 
     async def _ask_status(self, host: Host, deadline: float) -> QueueStatus:
-        """Raises NotReached, DeadlinePassed, ScanError. The caller holds `host.asking`."""
+        """Raises NotReached, DeadlinePassed, ScanError, Saturated. The caller holds `host.asking`."""
         for _ in range(_MAX_STEPS):
             answer = await self.ask(host, STATUS, deadline)
             host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
-from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup, first_reached
+from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
@@ -240,14 +240,15 @@ class Host:
     async def connect(self, timeout_s: float) -> ScannerConnection:
         """To the first address that accepts; each gets its part of the time. Raises OSError, ssl.SSLError."""
         *others, last = sorted(self.place.addresses, key=lambda address: address != self._reached)
+        part_s = timeout_s / len(self.place.addresses)
         for address in others:
             with suppress(OSError):  # which includes SSLError and TimeoutError; the last one's error is reported
-                async with asyncio.timeout(timeout_s / len(self.place.addresses)):
-                    return await self._reach(address)
-        return await self._reach(last)
+                async with asyncio.timeout(part_s):
+                    return await self._reach(address, part_s)
+        return await self._reach(last, part_s)
 
-    async def _reach(self, address: str) -> ScannerConnection:
-        connection = await first_reached(await self._names.addresses(address), self._connect)
+    async def _reach(self, address: str, limit_s: float) -> ScannerConnection:
+        connection = await self._names.connect(address, self._connect, limit_s)
         self._reached = address  # the next time, this one is tried first
         return connection
 

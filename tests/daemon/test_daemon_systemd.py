@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.daemon.systemd import notify
 from bridge.testing import TOKEN
 from tests.daemon.process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
@@ -144,6 +146,42 @@ def test_a_blocked_event_loop_stops_the_watchdog_and_logs_its_stack(tmp_path: Pa
             assert "Fatal Python error: Aborted" in bridge.log and "reload.py" in bridge.log
         finally:
             bridge.end()
+
+
+def test_a_lack_of_descriptors_silenced_the_watchdog(tmp_path: Path) -> None:
+    """A connection too many, and systemd killed the daemon with all mail in processing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
+        notices.bind(str(tmp_path / "notify"))
+        notices.settimeout(15)
+        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url)
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        bridge = start(config, port, admin, environment(PYTHONPATH=str(ROOT), **env))
+        try:
+            limits = resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))  # all of them are in use
+            for _ in range(20):  # more than may have been sent before
+                until(lambda: notices.recv(1000) == b"WATCHDOG=1", "WATCHDOG=1")
+            resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE, limits)
+            assert bridge.send().startswith("250 ")
+        finally:
+            bridge.end()
+
+
+def test_a_notification_socket_that_nobody_reads_stopped_all_mail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it was full, the event loop waited for its reader."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler,
+    ):
+        unread.bind(str(tmp_path / "notify"))
+        filler.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                filler.sendto(b"WATCHDOG=1", str(tmp_path / "notify"))
+        notify("WATCHDOG=1")
 
 
 def test_a_stop_asks_systemd_for_the_configured_drain_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from bridge.filter.policy import Case
 from bridge.mail.action import Action
 from bridge.runtime.yaml_file import ConfigError, load
 from bridge.testing import answer, free_port, result, running_bridge
+from tests.daemon.process_kit import ROOT, environment, parts, start, write_config
 from tests.filter.smtp_kit import Client, Gate, mail_lines, say, send
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -261,3 +263,25 @@ def test_a_long_first_line_kept_a_forged_field(tmp_path: Path) -> None:
         assert reply.startswith("554 5.6.0 ") and not bridge.next_hop.mails
         reply = send(bridge, b"X-Other: " + b"a" * (3 << 19) + b"\r\nSubject: x\r\n\r\nx\r\n")
         assert reply.startswith("250 ")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_mail_passed_unscanned_because_our_own_descriptors_were_used_up(tmp_path: Path, host: str) -> None:
+    """The scanner could not be connected to, and was taken to be down. A lookup of its name even hid the reason."""
+    with parts() as (_, scanner, next_hop):
+        scanner.reply = answer(200, result(), "Connection: close")
+        scanner.status = answer(200, b'{"messageQueueStatus": "GREEN"}', "Connection: close")
+        url = scanner.url.replace("127.0.0.1", host)
+        config, port, admin = write_config(tmp_path, url, next_hop.url, policy={"unavailable": "relay"})
+        bridge = start(config, port, admin, environment(PYTHONPATH=str(ROOT)))
+        try:
+            with bridge.client() as client:
+                assert client.mail().startswith(b"250 ")
+                limits = resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))  # all of them are in use
+                assert client.mail().startswith(b"451 4.3.2 ")
+                resource.prlimit(bridge.process.pid, resource.RLIMIT_NOFILE, limits)
+                assert client.mail().startswith(b"250 ")
+        finally:
+            bridge.end()
+        assert len(next_hop.mails) == len(scanner.submissions) == 2

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bridge.testing import SmtpClient, free_port
-from tests.daemon.process_kit import MAIL, get, json_lines, running, scanbridge, start, until, write_config
+from tests.daemon.process_kit import (
+    MAIL,
+    ROOT,
+    environment,
+    get,
+    json_lines,
+    running,
+    scanbridge,
+    start,
+    until,
+    write_config,
+)
 from tests.daemon.process_kit import parts as scripted
 
 
@@ -81,6 +95,54 @@ def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream:
         for fd in (reading, writing):
             if fd >= 0:
                 os.close(fd)
+
+
+def test_a_long_line_to_a_full_pipe_stopped_the_supervisor() -> None:
+    """There was room for a part of it, so it was written, and the writer waited for a reader."""
+    program = (
+        "import logging; from bridge.observe import log_writer\n"
+        "log_writer.set_up_without_thread('text', 'info')\n"
+        "for _ in range(20):\n"
+        "    try:\n"
+        "        raise ValueError(chr(0x20ac) * 4000)\n"
+        "    except ValueError:\n"
+        "        logging.exception('reload: unexpected error')\n"
+    )
+    reading, writing = os.pipe()  # nobody reads it
+    try:
+        process = subprocess.Popen([sys.executable, "-c", program], stderr=writing, cwd=ROOT)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_log_that_nobody_reads_stopped_the_scanning_service(tmp_path: Path) -> None:
+    """It waited for the reader, and all mail waited for its decisions."""
+    (tmp_path / "service.yml").write_text("listen: 127.0.0.1:0\n")
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        os.write(writing, b"x" * 65536)
+        os.set_blocking(writing, True)
+        command = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=writing
+        )
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 60)[0], "the service did not start"
+            assert b"listening on" in process.stdout.readline()
+        finally:
+            process.kill()
+            process.communicate()
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_welcome_text_that_cannot_be_written_does_not_stop_the_daemon(tmp_path: Path) -> None:

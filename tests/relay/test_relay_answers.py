@@ -28,6 +28,7 @@ CLOSED = Lost(End.LOST)
 SILENT = Lost(End.SILENT)
 EXPIRED = Lost(End.LATE)
 MIDWAY = Lost(End.BROKEN, Reply(552, "5.3.4", "Too large"))
+GOODBYE = Lost(End.LOST, Reply(421, "4.3.2", "Bye"))
 MIDWAY_SUCCESS = Lost(End.BROKEN, Reply(250, "", "?"))
 
 
@@ -99,6 +100,20 @@ ENVELOPE: list[tuple[str, Lost | None, EnvelopeDecision, EnvelopeDecision | None
     ("250 250 421", CLOSED, RefusedForAll(reply(451)), None),
     ("250 250 550 250", CLOSED, RefusedForAll(reply(550)), AnsweredPerRecipient((LOST, reply(550), LOST))),
     ("250 250 550 250", EXPIRED, RefusedForAll(reply(550)), AnsweredPerRecipient((LATE, reply(550), LATE))),
+    # A 5xx that answers no command is not about this mail; a 4xx may be passed on.
+    ("", MIDWAY, Lost(End.BROKEN), None),
+    ("250 250", MIDWAY, Lost(End.BROKEN), None),
+    # With more answers than commands, nobody knows which answer belongs to what.
+    ("250 250 550 250", MIDWAY, hang_up(OUT_OF_PLACE), None),
+    ("250 250 550 250 354", MIDWAY, hang_up(OUT_OF_PLACE), None),
+    ("250 250 550 450 250", MIDWAY_SUCCESS, hang_up(OUT_OF_PLACE), None),
+    (
+        "250 250 550 250 503",
+        GOODBYE,
+        RefusedForAll(reply(550)),
+        AnsweredPerRecipient((reply(503), reply(550), reply(503))),
+    ),
+    ("250", Lost(End.BROKEN, reply(452)), Lost(End.BROKEN, reply(452)), None),
 ]  # fmt: skip
 
 
@@ -160,6 +175,8 @@ def test_answers_to_rset_and_xforward_are_not_taken_for_those_to_the_mail(
         ("", SILENT, SILENT),
         ("", EXPIRED, EXPIRED),
         ("", Lost(End.BROKEN), Lost(End.BROKEN)),
+        ("", MIDWAY, Stale()),
+        ("250 250 250", MIDWAY, Lost(End.BROKEN)),
     ],
 )
 def test_a_reused_connection_lost_before_mail_is_answered_is_stale(
@@ -236,6 +253,9 @@ SMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     ("", SILENT, SILENT, RefusedForAll(LOST)),
     ("", MIDWAY, MIDWAY, RefusedForAll(Reply(552, "5.3.4", "Too large"))),
     ("", MIDWAY_SUCCESS, MIDWAY_SUCCESS, RefusedForAll(LOST)),
+    # A second answer: the first one counts, unless it is a 5xx, which may then be about something else.
+    ("250", MIDWAY, delivered(250, 250, 250), None),
+    ("550", MIDWAY_SUCCESS, RefusedForAll(OUT_OF_PLACE), None),
 ]
 LMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]] = [
     ("250 251 252", None, delivered(250, 251, 252), None),
@@ -250,6 +270,10 @@ LMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     ("250 550", EXPIRED, EXPIRED, each(250, 550, LATE)),
     ("250 450", CLOSED, RefusedForAll(reply(450)), each(250, 450, LOST)),
     ("250 421", CLOSED, RefusedForAll(reply(451)), each(250, 451, LOST)),
+    # A fourth answer to three recipients: nobody knows whose answer is whose.
+    ("250 550 250", MIDWAY_SUCCESS, RefusedForAll(OUT_OF_PLACE), None),
+    ("250 250 250", MIDWAY, RefusedForAll(OUT_OF_PLACE), None),
+    ("", MIDWAY, MIDWAY, RefusedForAll(Reply(552, "5.3.4", "Too large"))),
 ]  # fmt: skip
 
 

@@ -70,3 +70,27 @@ async def test_an_unknown_name_is_an_error_for_all_who_wait(names: NameServer) -
 async def test_an_address_is_not_looked_up(names: NameServer, address: str) -> None:
     assert await NameLookup().addresses(address) == [address]
     assert not names.asked
+
+
+async def test_an_address_that_did_not_accept_is_tried_last_for_a_while(names: NameServer) -> None:
+    """Otherwise each new connection would first wait for a dead machine."""
+    lookup, tried = NameLookup(), []
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if address == "192.0.2.1":
+            await asyncio.Event().wait()
+        return address
+
+    for _ in range(2):
+        assert await lookup.connect("name.example", connect, 0.2) == "2001:db8::1"
+    assert tried == ["192.0.2.1", "2001:db8::1", "2001:db8::1"]
+
+
+async def test_the_last_address_has_the_rest_of_the_time_and_its_error_is_reported(names: NameServer) -> None:
+    async def connect(address: str) -> str:
+        await asyncio.sleep(0.3 if address == "2001:db8::1" else 0.0)
+        raise ConnectionRefusedError(address)
+
+    with pytest.raises(ConnectionRefusedError, match="2001:db8::1"):
+        await NameLookup().connect("name.example", connect, 0.2)

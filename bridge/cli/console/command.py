@@ -151,7 +151,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.console import process
     from bridge.daemon.sockets import Sockets
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
-    from bridge.observe.log_format import set_up_plain_log
+    from bridge.observe.log_writer import set_up_plain_log
     from bridge.runtime.build import log_start
 
     set_up_plain_log(is_throttled=True)

@@ -104,7 +104,7 @@ def serve(path: Path | None) -> None:
 
     from bridge.daemon.sockets import Sockets
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
-    from bridge.observe.log_format import set_up_plain_log
+    from bridge.observe.log_writer import set_up_plain_log
     from bridge.runtime.build import log_start
     from bridge.user_pages import process
 

@@ -24,6 +24,7 @@ from bridge.daemon.workers.processes import GRACE_S, Child, Processes
 from bridge.daemon.workers.rolling_reload import RollingReload
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.quarantine import Quarantine
+from bridge.runtime.early_signals import EarlySignals
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,13 @@ _SERVICE_GRACE_S = 5.0
 class Supervisor:
     """`run` returns the exit code. `reread` reads the configuration again, for SIGHUP."""
 
-    def __init__(self, conf: Config, reread: Callable[[], Config], on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        conf: Config,
+        reread: Callable[[], Config],
+        early: EarlySignals,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
         self._state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
         self._processes = Processes(conf, self._state)
         self._reread = reread
@@ -51,6 +58,7 @@ class Supervisor:
         self._started = time.monotonic()
         self._failures = 0  # processes that exited soon after their start, in a row
         self._next_start = 0.0
+        self._early = early
         self._reload_wanted = False
         self._reload: RollingReload | None = None  # the one in progress
         self._exit_code: int | None = None  # set once the supervisor stops
@@ -63,6 +71,7 @@ class Supervisor:
     def run(self) -> int:
         """Run until told to stop. Raises ConfigError, CannotListen."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._reload_wanted = self._early.seen
         self._prepare(self._processes.config)
         gc.collect()
         gc.freeze()  # so that memory shared with the children stays shared

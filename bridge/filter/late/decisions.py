@@ -145,7 +145,8 @@ class LateDecisions:
             return None
         if entry.result is not None:
             return entry.result
-        return LateStatus.RUNNING if _is_awaited(entry, now - self.settings.alive_s) else None
+        alive_since, latest = now - self.settings.alive_s, now + self.settings.scan_limit_s
+        return LateStatus.RUNNING if _is_awaited(entry, alive_since, latest) else None
 
     async def follow(
         self,
@@ -314,15 +315,18 @@ def _this_process() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
 
 
-def _is_awaited(entry: Entry, alive_since: float) -> bool:
-    """Whether the process that awaits the scan still exists; on another machine: whether it confirmed that recently."""
+def _is_awaited(entry: Entry, alive_since: float, latest: float) -> bool:
+    """Whether the process that awaits the scan still exists; on another machine: whether it confirmed that recently.
+
+    A time after `latest` comes from a clock that was wrong: it would be recent for as long as the clock was ahead.
+    """
     try:
         host, pid, started = entry.owner.rsplit("/", 2)
         if host == socket.gethostname():
             return _started(int(pid)) == started
     except ValueError:  # not written by us
         return False
-    return entry.changed_at > alive_since
+    return alive_since < entry.changed_at <= latest
 
 
 def _started(pid: int) -> str:

@@ -15,6 +15,7 @@ import mmap
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -164,7 +165,7 @@ class SqlStore:
         self._stamp_path = stamp
         self._is_ours = is_ours
         self._tables = Tables(place, _SCHEMA, wait_s=busy_s)
-        self._stamp: mmap.mmap | None = None  # None: the store is not open
+        self._stamp: _Stamp | None = None  # None: the store is not open
 
     @classmethod
     def in_file(cls, path: Path, busy_s: float = BUSY_S) -> SqlStore:
@@ -181,7 +182,7 @@ class SqlStore:
 
     def _open(self) -> None:
         with self._tables.reading():
-            self._stamp = _open_stamp(self._stamp_path)
+            self._stamp = _Stamp(self._stamp_path)
 
     def _set_aside(self, exc: DatabaseError) -> bool:
         """Rename a damaged file, or one that is not a database, so that it does not fail at every start."""
@@ -209,10 +210,11 @@ class SqlStore:
                 )
             )
         if self._stamp is not None:
-            self._stamp[:8] = time.monotonic_ns().to_bytes(8, "little")
+            with suppress(OSError):  # a full disk: the other processes learn of the entry a second later
+                self._stamp.renew()
 
     def stamp(self) -> int:
-        return int.from_bytes(self._stamp[:8], "little") if self._stamp is not None else 0
+        return self._stamp.read() if self._stamp is not None else 0
 
     def get(self, key: bytes) -> Entry | None:
         with self._opened().reading() as connection:
@@ -271,10 +273,32 @@ def _from_json(stored: str) -> AnalysisResult:
 _CHANGES = "changes"  # beside the fields of a MessageAnalysisResult
 
 
-def _open_stamp(path: Path) -> mmap.mmap:
-    fd = durable_files.open_own(path, os.O_RDWR)
-    try:
-        os.ftruncate(fd, 8)
-        return mmap.mmap(fd, 8)
-    finally:
-        os.close(fd)
+class _Stamp:
+    """A number in a file, which all processes of this machine share. Raises OSError.
+
+    It is read in memory, without a system call, and written to the file. Memory that has no place on a full disk could
+    be neither read nor written: the kernel would end the process (SIGBUS). So its place is taken when it is opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = durable_files.open_own(path, os.O_RDWR)
+        try:
+            self.renew()
+            os.ftruncate(self._fd, _STAMP_BYTES)
+            self._memory = mmap.mmap(self._fd, _STAMP_BYTES, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def renew(self) -> None:
+        os.pwrite(self._fd, time.monotonic_ns().to_bytes(_STAMP_BYTES, "little"), 0)
+
+    def read(self) -> int:
+        return int.from_bytes(self._memory[:_STAMP_BYTES], "little")
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._fd)
+
+
+_STAMP_BYTES = 8

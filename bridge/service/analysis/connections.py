@@ -16,10 +16,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.name_lookup import NameLookup, first_reached
+from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
+_CONNECT_S = 5.0  # shared by the addresses of a name; the last one has all the time that the pipeline gives
 
 T = TypeVar("T")
 
@@ -130,8 +131,9 @@ async def connect(address: Endpoint, names: NameLookup, opening: Opening = as_it
     """To the first address that accepts. Raises OSError."""
     if address.path:
         return await _connected(socket.AF_UNIX, address.path, opening)
-    found = await names.addresses(address.host or "")
-    return await first_reached(found, lambda ip: _connected(_family(ip), (ip, address.port), opening))
+    return await names.connect(
+        address.host or "", lambda ip: _connected(_family(ip), (ip, address.port), opening), _CONNECT_S
+    )
 
 
 def _family(ip: str) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -17,7 +19,18 @@ import trustme
 
 from bridge.runtime import yaml_file
 from bridge.testing import SmtpClient, answer, free_port, result
-from tests.daemon.process_kit import Bridge, Gate, busy, running, scanbridge, until
+from tests.daemon.process_kit import (
+    ROOT,
+    Bridge,
+    Gate,
+    busy,
+    environment,
+    parts,
+    running,
+    scanbridge,
+    until,
+    write_config,
+)
 from tests.daemon.workers.workers_kit import clients_of_all, number, send, state, workers
 from tests.processes import is_running
 
@@ -62,6 +75,32 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
         assert number(bridge, "scanbridge_config_reload_time_seconds") > began
         with SmtpClient(bridge.port) as client:
             assert client.reply().startswith(b"220 renamed.example ")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reload_during_the_start_ended_the_daemon(tmp_path: Path, count: int) -> None:
+    """systemd takes an end by SIGHUP for an ordinary one, and did not start it again: mail stopped."""
+    with parts() as (_, scanner, next_hop):
+        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, workers=count)
+        text = config.read_text()
+        config.unlink()
+        os.mkfifo(config)
+        command = [sys.executable, "-m", "bridge", "run", "-c", str(config)]
+        bridge = Bridge(tmp_path, port, admin, command, environment(PYTHONPATH=str(ROOT)))
+        try:
+            with config.open("w") as file:  # waits until the daemon reads it
+                bridge.signal(signal.SIGHUP)
+                config.unlink()
+                config.write_text(text)
+                file.write(text)
+            bridge.wait_ready()
+            until(lambda: state(bridge)["reload"]["count"] == 1, "the reload that was asked for")
+            assert bridge.send().startswith("250 ")
+            bridge.signal()
+            bridge.signal(signal.SIGHUP)
+            assert bridge.wait() == 0
+        finally:
+            bridge.end()
 
 
 @pytest.mark.parametrize("count", [1, 2])

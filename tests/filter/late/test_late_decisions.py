@@ -198,6 +198,19 @@ async def test_a_scan_of_a_dead_process_is_not_awaited(tmp_path: Path) -> None:
     store.close()
 
 
+async def test_a_clock_that_was_ahead_had_a_mail_deferred_until_that_time(tmp_path: Path) -> None:
+    """Another machine died during a scan, and its entry seemed recent for as long as its clock had been ahead."""
+    key = await fingerprint(None, ENVELOPE, message())
+    owner = f"not-{os.uname().nodename}/1/2"
+    store = SqlStore.in_file(tmp_path / "late.sqlite")
+    store.open()
+    for ahead_s, expected in ((600.0, LateStatus.RUNNING), (86_400.0, None)):
+        store.put(Entry(key, envelope_hash(None, ENVELOPE), time.time() + ahead_s, owner))
+        async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
+            assert await case.look() is expected
+    store.close()
+
+
 async def test_workers_learn_of_each_others_mail(tmp_path: Path) -> None:
     """The retry may immediately reach another process than the first attempt."""
     async with (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +15,9 @@ import pytest
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
 from bridge.runtime.database import Database
+from tests.quarantine.small_disk import small_disk
+
+ROOT = Path(__file__).parents[3]
 
 RESULT = AnalysisResult(Decision.BOUNCE, "ggrid", "verdict \u2603", ("a:b", "c"), "2026-01-01T00:00:00Z", "later")
 
@@ -152,6 +157,32 @@ def test_a_missing_directory_raises_our_own_error(tmp_path: Path) -> None:
         SqlStore.in_file(tmp_path / "nowhere/late.sqlite").open()
     with pytest.raises(LateStoreError, match="not open"):
         SqlStore.in_file(tmp_path / "late.sqlite").get(b"x")
+
+
+def test_a_full_disk_ended_the_process_with_the_first_late_decision(tmp_path: Path) -> None:
+    """With PostgreSQL, the entry itself needs no local disk; the memory of its stamp did (SIGBUS)."""
+    program = """
+import sys
+from pathlib import Path
+from bridge.filter.late.store import Entry, SqlStore
+from bridge.runtime.database import Database
+
+full, elsewhere = map(Path, sys.argv[1:])
+store = SqlStore(Database.file(elsewhere / "entries.sqlite"), full / "stamp")
+store.open()
+try:
+    with (full / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(512))
+except OSError:
+    pass
+assert store.stamp() == store.stamp()
+store.put(Entry(bytes(32), bytes(8), 1000.0, "here/1/2"))
+assert store.get(bytes(32)) is not None
+"""
+    with small_disk(tmp_path / "full") as full:
+        process = subprocess.run([sys.executable, "-c", program, full, tmp_path], cwd=ROOT, check=False)
+    assert process.returncode == 0
 
 
 def test_a_locked_database_is_an_error_in_time(tmp_path: Path) -> None:
