@@ -93,7 +93,7 @@ class ClusterWorld:
             text = text.replace("https://192.0.2.31:9081, https://192.0.2.32:9081", urls)
             for kind in ("bridge", "worker"):
                 text = _shortened(text, kind, self._counts[kind])
-            text = text.replace("relay:\n", "relay:\n  connect_timeout: 2s\n  timeout: 5s\n")
+            text = text.replace("relay:\n", "relay:\n  connect_timeout: 2s\n  timeout: 8s\n")
             text += "log: {format: json}\ndrain_timeout: 8s\nspool: {memory_per_mail: 64KiB}\n"
         if name == "service.yml":
             text += _ENGINE.format(seen=self.seen)
