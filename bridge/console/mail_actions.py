@@ -50,8 +50,10 @@ class MailActions(Protocol):
     `by` is the person, as the audit trail names them.
     """
 
-    def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
-        """To these recipients alone, or to all who do not have it."""
+    def release(
+        self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = (), *, even_if_unsure: bool = False
+    ) -> list[Result]:
+        """To these recipients alone, or to all who do not have it; to those who may have it only if told so."""
 
     def delete(self, mails: Sequence[MailRecord], by: str) -> list[Result]: ...
 

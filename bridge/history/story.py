@@ -457,7 +457,10 @@ def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
         case "kept":
             return f"{there}{end}; it has not been released."
         case "interrupted":
-            return f"{there}{end}; a release was interrupted, and its result is unknown."
+            return (
+                f"{there}{end}; a release was interrupted, and its result is unknown. "
+                "Look for it in the next hop's log before you release it again."
+            )
         case "unsure":
             return (
                 f"{there}{end}; the next hop did not answer a release, so recipients may have it. "

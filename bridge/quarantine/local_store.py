@@ -98,7 +98,7 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def write_releases(self, mail_id: str, releases: bytes) -> None:
+    def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
         path = self._file(mail_id, ".releases")
         temporary = path.with_name(TEMPORARY + path.name)
         try:

@@ -243,9 +243,13 @@ class Quarantine:
         """Exclusive access to the mail. Raises MailNotFound, MailLocked or StoreError."""
         return self._store.lock(mail_id)
 
-    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...]) -> None:
-        """Durably record the attempts to release the mail. The caller holds the lock. Raises StoreError."""
-        self._store.write_releases(mail_id, record.write_releases(releases))
+    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...], replaces: str | None = None) -> None:
+        """Durably record the attempts to release the mail. The caller holds the lock. Raises StoreError.
+
+        `replaces` is the version of the record that was read. Raises RecordChanged if another process, which got the
+        lock after we had lost it, has written since; not every store can tell.
+        """
+        self._store.write_releases(mail_id, record.write_releases(releases), replaces)
         self._refresh_index(mail_id)
 
     def remove(self, mail_id: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,8 @@ ID = re.compile(r"[0-9A-Za-z]{1,64}")  # a mail's id; cannot form a path
 KEPT, INTERRUPTED, UNSURE, RELEASED = "kept", "interrupted", "unsure", "released"
 STATES = (KEPT, INTERRUPTED, UNSURE, RELEASED)
 
+MAX_ATTEMPTS = 100  # recorded per mail
+
 _SUBJECT = re.compile(rb"^subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,99})", re.IGNORECASE | re.MULTILINE)
 
 # The link of the users' own digests: if one is held, no other digest lists it (`bridge.digests.listing`).
@@ -40,6 +42,7 @@ class StoredRecord:
     metadata: bytes  # the .json
     releases: bytes
     kept_at: float  # Unix time of the .json, used if its content is damaged
+    version: str | None = None  # of the releases: changes with each write; "": there are none; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,10 @@ class ReleaseAttempt:
         """For people."""
         return self.at if self.time is None else self.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
-    def is_within(self, seconds: float, now: datetime) -> bool:
-        """Whether it was made less than this long ago. Another machine made it, whose clock may be ahead."""
-        return self.time is not None and abs((now - self.time).total_seconds()) < seconds
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The recipients for whom its result is unknown."""
+        return self.unsure if self.reply else self.to
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,7 @@ class MailRecord:
     @property
     def delivered(self) -> frozenset[str]:
         """Everyone to whom the mail was released, original recipient or not."""
-        return frozenset(
-            address
-            for attempt in self.releases
-            for address in (*attempt.delivered, *(attempt.to if attempt.is_done else ()))
-        )
+        return delivered(self.releases)
 
     def lacking(self, recipients: tuple[Recipient, ...]) -> tuple[Recipient, ...]:
         """Those who do not have the mail. A local part may depend on letter case, a domain does not."""
@@ -130,16 +130,15 @@ class MailRecord:
         have = set(map(_person, self.delivered))
         return tuple(recipient for recipient in recipients if _person(recipient.address) not in have)
 
-    def may_have(self, addresses: Iterable[str]) -> bool:
-        """Whether one of them was in a release that a crash interrupted, or whose answer was lost."""
-        unknown = {_person(to) for each in self.releases for to in (each.unsure if each.reply else each.to)}
-        return not unknown.isdisjoint(map(_person, addresses))
+    def uncertain(self, addresses: Iterable[str]) -> ReleaseAttempt | None:
+        """The last attempt after which one of these may have the mail: it was cut off, or its answer was lost.
 
-    def unanswered(self, addresses: Iterable[str]) -> ReleaseAttempt | None:
-        """The last attempt whose answer was lost for one of these."""
+        A damaged record does not say whom an attempt was for: it may be anyone.
+        """
         people = set(map(_person, addresses))
         for attempt in reversed(self.releases):
-            if not people.isdisjoint(map(_person, attempt.unsure)):
+            is_lost = not attempt.reply and not attempt.to
+            if is_lost or not people.isdisjoint(map(_person, attempt.unknown)):
                 return attempt
         return None
 
@@ -154,13 +153,16 @@ class MailRecord:
             return RELEASED
         if self.releases and not self.releases[-1].reply:
             return INTERRUPTED
-        return UNSURE if self._is_unsure() else KEPT
+        last = self._last_uncertain()
+        if last is None:
+            return KEPT
+        return UNSURE if last.reply else INTERRUPTED
 
-    def _is_unsure(self) -> bool:
+    def _last_uncertain(self) -> ReleaseAttempt | None:
         if not self.envelope.recipients:
-            return any(attempt.unsure for attempt in self.releases)
+            return self.uncertain(address for attempt in self.releases for address in attempt.unknown)
         lacking = self.lacking(self.envelope.recipients)
-        return self.unanswered(recipient.address for recipient in lacking) is not None
+        return self.uncertain(recipient.address for recipient in lacking)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: the keys of the .json, the state and the releases."""
@@ -277,6 +279,40 @@ def _read_attempt(entry: dict[str, Any]) -> ReleaseAttempt:
         delivered=tuple(map(str, entry.get("delivered") or ())),
         unsure=tuple(map(str, entry.get("unsure") or ())),
     )
+
+
+def delivered(releases: Iterable[ReleaseAttempt]) -> frozenset[str]:
+    """Everyone who has the mail after these attempts."""
+    return frozenset(
+        address
+        for attempt in releases
+        for address in (*attempt.delivered, *(attempt.to if attempt.is_done else ()))
+    )  # fmt: skip
+
+
+def begun(releases: tuple[ReleaseAttempt, ...], attempt: ReleaseAttempt) -> tuple[ReleaseAttempt, ...]:
+    """With an attempt whose result is unknown as yet."""
+    return _bounded((*releases, attempt))
+
+
+def answered(
+    releases: tuple[ReleaseAttempt, ...], attempt: ReleaseAttempt, result: ReleaseAttempt
+) -> tuple[ReleaseAttempt, ...]:
+    """With the result of an attempt in its place, or at the end if another process has overwritten it."""
+    result = replace(result, delivered=tuple(sorted(delivered(releases) | set(result.delivered))))
+    if attempt not in releases:
+        return _bounded((*releases, result))
+    return tuple(result if each == attempt else each for each in releases)
+
+
+def _bounded(releases: tuple[ReleaseAttempt, ...]) -> tuple[ReleaseAttempt, ...]:
+    """Leaves out the oldest. Those whose result is unknown stay: they keep the mail from being sent twice."""
+    surplus = len(releases) - MAX_ATTEMPTS
+    if surplus <= 0:
+        return releases
+    clear = [number for number, each in enumerate(releases) if each.reply and not each.unsure]
+    left_out = set(clear[:-1][:surplus])  # the last one names everyone who has the mail
+    return tuple(each for number, each in enumerate(releases) if number not in left_out)[-MAX_ATTEMPTS:]
 
 
 def write_releases(releases: Iterable[ReleaseAttempt]) -> bytes:

@@ -9,16 +9,18 @@ report on a released mail, because a report returns the header section, and with
 A mail is released to each recipient only once. The releasing process locks it, and records the attempt before the
 first byte is sent and the answer afterwards, for each recipient separately: if some were refused or not named,
 another release goes only to those, and the mail stays `kept` until every original recipient has it. A recipient who
-has it gets it once more only with `again`. A crash in between leaves an attempt
-without an answer, shown as `interrupted`: the mail may or may not have arrived, and can be released again.
-That can cause a duplicate but never a loss, because the mail stays in the quarantine until it expires.
+has it gets it once more only with `again`.
 
-If the next hop does not answer the final dot, the mail is `unsure`: its recipients may have it. For some minutes it is
-released to them only with `again`, so that no script repeats it before somebody could look.
+Nobody can record that the next hop has accepted a mail at the very moment when it does. A crash in between leaves an
+attempt without an answer (`interrupted`), and if the next hop does not answer the final dot, the mail is `unsure`:
+either way its recipients may have it. Then it is not sent to them until somebody who has looked orders it, with `again`
+or `even_if_unsure`: a duplicate cannot be taken back, but the mail stays in the quarantine until it expires.
 
-A lock that is shared through a database may be lost with the connection (`locks`). It is checked before the attempt is
-recorded, and again before the mail is sent. If only the second check fails, the attempt remains as `interrupted`,
-because another process may be writing the record now.
+A lock that is shared through a database may be lost with the connection (`locks`), at worst while the next hop is
+receiving the mail. Whoever gets the lock then finds the attempt without an answer, as after a crash. The lock is
+checked before the attempt is recorded, and again before the mail is sent. If only the second check fails, the attempt
+remains as `interrupted`, because another process may be writing the record now. If there are two primaries for a
+moment, both sides may hold the lock: the store refuses the second record (`RecordChanged`), if it can compare versions.
 
 Several mails may be released at a time. Disks, databases and object storage are used in threads; a cancelled release
 waits for what is running there, because it holds the lock.
@@ -48,19 +50,19 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction
-from bridge.quarantine.quarantine import MailLocked, Quarantine
+from bridge.quarantine import record
+from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
-from bridge.quarantine.store import HeldLock
+from bridge.quarantine.store import HeldLock, LockLost
 from bridge.runtime import durable_files
 from bridge.runtime.threads import to_the_end
 
 log = logging.getLogger("scanbridge.quarantine")
 
-MAX_ATTEMPTS = 100  # recorded per mail
 _ACTIONS = "actions.log"
 _LOCK_PAUSE_S = 0.1
-_UNSURE_S = 900.0  # RFC 5321 4.5.3.2.6: a server may need 10 minutes after the dot; its log then shows the mail
+_RECORD_PAUSE_S = 0.5
 _NAMED = 10  # recipients named in one message
 
 
@@ -70,6 +72,15 @@ class AlreadyReleased(StoreError):
 
 class ReleaseUncertain(StoreError):
     """An earlier release to this recipient was interrupted, or not answered: they may have the mail."""
+
+
+class NotRecorded(StoreError):
+    """The next hop has answered, but the answer is not in the record: the mail counts as `interrupted`."""
+
+    def __init__(self, text: str, reply: Reply, *, may_be_delivered: bool) -> None:
+        super().__init__(text)
+        self.reply = reply
+        self.may_be_delivered = may_be_delivered
 
 
 class Delivery(Protocol):
@@ -92,19 +103,21 @@ class ReleaseRequest:
 
     by: str  # login name
     to: tuple[str, ...] = ()  # instead of the original recipients
-    again: bool = False  # even if it was released before
+    again: bool = False  # also to those who have it, or may have it
     tokens: ReleaseTokens | None = None  # None: without a token
     timeout_s: float = 300.0
+    record_s: float = 20.0  # for the answer, if the store is away when it comes; restarting a store takes seconds
     wait_s: float = 0.0  # for another release of the same mail, which may be to somebody else
-    only_certain: bool = False  # never to those who may have it: raises ReleaseUncertain
+    even_if_unsure: bool = False  # also to those who may have it
 
 
 async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, request: ReleaseRequest) -> Delivery:
-    """Send the mail on. Raises StoreError (MailNotFound, MailLocked, LockLost, AlreadyReleased, ReleaseUncertain) or
-    NextHopError.
+    """Send the mail on. Raises NextHopError or StoreError: MailNotFound, MailLocked, LockLost, RecordChanged,
+    AlreadyReleased, ReleaseUncertain, NotRecorded.
     """
     async with _locked(quarantine, mail_id, request.wait_s) as held:
-        mail = await to_the_end(quarantine.read, mail_id)
+        stored = await to_the_end(quarantine.read_stored, mail_id)
+        mail = record.read(stored)
         if mail.state == RELEASED and not request.again:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = _envelope(mail, request)
@@ -112,7 +125,12 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
             await to_the_end(_fetch, quarantine, mail_id, message)
             if message.begins_with_space():
                 raise StoreError("it starts with white space, which would continue our header field; export it instead")
-            return await _send(quarantine, mail, envelope, message, held, next_hop, request)
+            now = datetime.now(UTC)
+            attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
+            head = await to_the_end(_token, message, envelope, request, now)
+            await to_the_end(_begin, quarantine, mail, attempt, stored.version, held)
+            tx = _transaction(mail, envelope, message, request)
+            return await _send(tx, head, next_hop, _Recorded(quarantine, mail.id, attempt, request.record_s))
 
 
 @asynccontextmanager
@@ -139,57 +157,78 @@ def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
         raise StoreError(f"it cannot be read: {exc}") from exc
 
 
-async def _send(
-    quarantine: Quarantine,
-    mail: MailRecord,
-    envelope: Envelope,
-    message: Message,
-    held: HeldLock,
-    next_hop: NextHop,
-    request: ReleaseRequest,
-) -> Delivery:
-    """Record the attempt, send, and record the answer."""
-    now = datetime.now(UTC)
-    attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
-    earlier = mail.releases[1 - MAX_ATTEMPTS :]
+def _token(message: Message, envelope: Envelope, request: ReleaseRequest, now: datetime) -> bytes:
+    """The field in front of the mail."""
+    tokens = request.tokens
+    return b"" if tokens is None else tokens.field(message, envelope.sender, envelope.addresses, now)
 
-    def begin() -> bytes:
-        held.check()
-        quarantine.write_releases(mail.id, (*earlier, attempt))
-        tokens = request.tokens
-        head = tokens.field(message, envelope.sender, envelope.addresses, now) if tokens is not None else b""
-        held.check()
-        return head
 
-    head = await to_the_end(begin)
+def _begin(
+    quarantine: Quarantine, mail: MailRecord, attempt: ReleaseAttempt, version: str | None, held: HeldLock
+) -> None:
+    """Record the attempt. Whatever can fail before the mail is sent has failed by then, except the lock."""
+    held.check()
+    quarantine.write_releases(mail.id, record.begun(mail.releases, attempt), version)
+    try:
+        held.check()
+    except LockLost as exc:
+        raise LockLost(f"{exc}, but the attempt is recorded: to release the mail, add --again") from exc
+
+
+def _transaction(mail: MailRecord, envelope: Envelope, message: Message, request: ReleaseRequest) -> Transaction:
     session = Session(mail.session, mail.listener, "quarantine", mail.client)
     sent = _unreported(envelope) if request.tokens is not None else envelope
     began = asyncio.get_running_loop().time()
-    tx = Transaction(mail.id, session, sent, message, began, began + request.timeout_s, is_per_recipient=True)
+    return Transaction(mail.id, session, sent, message, began, began + request.timeout_s, is_per_recipient=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """An attempt that is in the mail's record."""
+
+    quarantine: Quarantine
+    mail_id: str
+    attempt: ReleaseAttempt
+    patience_s: float
+
+    async def answer(self, reply: Reply, delivered: tuple[str, ...], unsure: tuple[str, ...] = ()) -> None:
+        """Durably add the next hop's answer. Raises NotRecorded."""
+        until = time.monotonic() + self.patience_s
+        while True:
+            try:
+                result = replace(self.attempt, reply=str(reply), delivered=delivered, unsure=unsure)
+                return await to_the_end(self._write, result)
+            except MailNotFound:  # removed by somebody who got the lock after we had lost it
+                return
+            except StoreError as exc:
+                if time.monotonic() >= until:
+                    what = "delivered" if reply.is_success else "sent"
+                    text = f"it was {what} ({reply}), but that could not be recorded: {exc}"
+                    raise NotRecorded(text, reply, may_be_delivered=bool(delivered or unsure)) from exc
+            await asyncio.sleep(_RECORD_PAUSE_S)
+
+    def _write(self, result: ReleaseAttempt) -> None:
+        """If the lock was lost, others may have recorded their attempts: read the record again."""
+        stored = self.quarantine.read_stored(self.mail_id)
+        releases = record.answered(record.read_releases(stored.releases), self.attempt, result)
+        self.quarantine.write_releases(self.mail_id, releases, stored.version)
+
+
+async def _send(tx: Transaction, head: bytes, next_hop: NextHop, recorded: _Recorded) -> Delivery:
     try:
         delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
-        failed = _answered(attempt, exc.reply, mail, _delivered(envelope, exc))
-        failed = replace(failed, unsure=_unsure(envelope, exc))
-        await to_the_end(quarantine.write_releases, mail.id, (*earlier, failed))
+        await recorded.answer(exc.reply, _delivered(tx.envelope, exc), _unsure(tx.envelope, exc))
         raise
-    try:
-        done = _answered(attempt, delivery.reply, mail, set(envelope.addresses))
-        await to_the_end(quarantine.write_releases, mail.id, (*earlier, done))
-    except StoreError as exc:
-        raise StoreError(f"it was delivered ({delivery.reply}), but that could not be recorded: {exc}") from exc
+    await recorded.answer(delivery.reply, tx.envelope.addresses)
     return delivery
 
 
-def _answered(attempt: ReleaseAttempt, reply: Reply, mail: MailRecord, delivered: set[str]) -> ReleaseAttempt:
-    return replace(attempt, reply=str(reply), delivered=tuple(sorted(mail.delivered | delivered)))
-
-
-def _delivered(envelope: Envelope, exc: NextHopError) -> set[str]:
+def _delivered(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
     """The recipients who have the mail although others were refused."""
     if not exc.replies:
-        return set()
-    return {address for address, reply in zip(envelope.addresses, exc.replies, strict=True) if reply.is_success}
+        return ()
+    return tuple(address for address, reply in zip(envelope.addresses, exc.replies, strict=True) if reply.is_success)
 
 
 def _unsure(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
@@ -223,21 +262,23 @@ def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
         if not remaining:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = replace(envelope, recipients=remaining)
-        _refuse_unsure(mail, envelope)
-    if request.only_certain and mail.may_have(envelope.addresses):
-        raise ReleaseUncertain("the result of an earlier release is unknown, so it may have been delivered")
+        if not request.even_if_unsure:
+            _refuse_uncertain(mail, envelope)
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope
 
 
-def _refuse_unsure(mail: MailRecord, envelope: Envelope) -> None:
-    last = mail.unanswered(envelope.addresses)
-    if last is not None and last.is_within(_UNSURE_S, datetime.now(UTC)):
-        raise ReleaseUncertain(
-            f"it may have been delivered: the next hop did not answer its release by {last.by} at {last.local_time}. "
-            f"Look for it in the next hop's log; to send it within {_UNSURE_S / 60:.0f} minutes of that, add --again"
-        )
+def _refuse_uncertain(mail: MailRecord, envelope: Envelope) -> None:
+    last = mail.uncertain(envelope.addresses)
+    if last is None:
+        return
+    which = f"release by {last.by} at {last.local_time}"
+    why = f"the next hop did not answer its {which}" if last.reply else f"its {which} was cut off, or is still running"
+    raise ReleaseUncertain(
+        f"it may have been delivered: {why}. Look for it in the next hop's log; to send it anyway, add --again, or "
+        "tick the box on its page in the console"
+    )
 
 
 def _earlier_release(mail: MailRecord) -> str:

@@ -6,7 +6,8 @@ the mail's deadline; the transfer runs on obstore's own threads, not on the even
 or timed out is removed in the background. If that fails as well, its `.json` or `.eml` is missing, and
 `clean` finds it a day later; earlier it could be a mail that another machine is still writing.
 
-Has no locks except `Locks`. Never logs a secret: of an error response only the status and the error code
+Has no locks except `Locks`; because they can be lost, the record of releases is replaced only if it is the one that was
+read (`If-Match`, `If-None-Match`). Never logs a secret: of an error response only the status and the error code
 are repeated. obstore starts threads, which do not survive a fork, so it is imported on first use.
 """
 
@@ -28,11 +29,12 @@ from bridge.errors import StoreError, StoreFull
 from bridge.mail.message import BLOCK
 from bridge.quarantine.locks import Locks
 from bridge.quarantine.record import StoredRecord
-from bridge.quarantine.store import Content, HeldLock, ListedMail, MailNotFound, is_id, leftovers
+from bridge.quarantine.store import Content, HeldLock, ListedMail, MailNotFound, RecordChanged, is_id, leftovers
 from bridge.quarantine.usage import Usage
 from bridge.runtime import durable_files
 
 if TYPE_CHECKING:
+    from obstore import PutMode
     from obstore.store import S3Store as ObstoreS3
 
 log = logging.getLogger("bridge.quarantine")
@@ -42,6 +44,7 @@ _CLEAN_UP_S = 10.0  # for removing a failed mail in the background
 _CONNECT_S = 5
 _REQUEST_S = 60  # for the largest mail, if the deadline is not earlier
 _STATUS = re.compile(r"status code: (\d{3})")
+_REFUSED = re.compile(r"status code: (?:400|501)")  # by servers that do not know conditional writes
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _FULL = re.compile(r"StorageFull|InsufficientStorage|QuotaExceeded|InsufficientCapacity", re.IGNORECASE)
 
@@ -127,10 +130,11 @@ class S3Store:
             metadata, kept_at = bytes(answer.bytes()), answer.meta["last_modified"].timestamp()
         try:
             with _translated():
-                releases = bytes(obstore.get(self._bucket, _name(mail_id, ".releases")).bytes())
+                answer = obstore.get(self._bucket, _name(mail_id, ".releases"))
+                releases, version = bytes(answer.bytes()), answer.meta["e_tag"]
         except MailNotFound:
-            releases = b""
-        return StoredRecord(mail_id, metadata, releases, kept_at)
+            releases, version = b"", ""
+        return StoredRecord(mail_id, metadata, releases, kept_at, version)
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
         import obstore
@@ -154,11 +158,29 @@ class S3Store:
                 obstore.head(self._bucket, name)
             yield held
 
-    def write_releases(self, mail_id: str, releases: bytes) -> None:
+    def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
+        """The server compares the versions, unless it ignores or refuses conditions: then the lock must do."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        name, mode = _name(mail_id, ".releases"), _condition(replaces)
+        with _translated():
+            try:
+                self._put(name, releases, mode)
+                return
+            except (AlreadyExistsError, PreconditionError):
+                pass
+            except BaseError as exc:
+                if mode == "overwrite" or not _REFUSED.search(str(exc)):
+                    raise
+                self._put(name, releases, "overwrite")
+                return
+        if self.read(mail_id).releases != releases:  # else obstore has tried again after an answer was lost
+            raise RecordChanged
+
+    def _put(self, name: str, content: bytes, mode: PutMode) -> None:
         import obstore
 
-        with _translated():
-            obstore.put(self._bucket, _name(mail_id, ".releases"), releases, use_multipart=False)
+        obstore.put(self._bucket, name, content, mode=mode, use_multipart=False)
 
     def remove(self, mail_id: str) -> None:
         import obstore
@@ -217,17 +239,37 @@ class S3Store:
         task.add_done_callback(self._cleaning_up.discard)
 
 
-def probe(settings: S3Settings) -> None:
-    """Write and remove an object, to check keys, bucket and permissions. Raises StoreError."""
+def probe(settings: S3Settings) -> bool:
+    """Write and remove an object, to check keys, bucket and permissions. Raises StoreError.
+
+    Returns whether the server knows conditional writes.
+    """
     import obstore
 
     bucket, name = _open(settings), f"probe-{secrets.token_hex(8)}"
     try:
         with _translated():
             obstore.put(bucket, name, b"x", use_multipart=False)
+            is_conditional = _knows_conditions(bucket, name)
             obstore.delete(bucket, name)
     except MailNotFound:
         raise StoreError("quarantine: object storage: an object that was just written is missing") from None
+    return is_conditional
+
+
+def _knows_conditions(bucket: ObstoreS3, name: str) -> bool:
+    """Whether the server refuses to create an object that it has, and not just the condition."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+    try:
+        obstore.put(bucket, name, b"x", mode="create", use_multipart=False)
+    except (AlreadyExistsError, PreconditionError):
+        return True
+    except BaseError as exc:
+        if not _REFUSED.search(str(exc)):
+            raise
+    return False
 
 
 def _open(settings: S3Settings) -> ObstoreS3:
@@ -276,6 +318,13 @@ def _join(content: Content) -> bytearray:
     if at != len(data):
         raise StoreError("quarantine: the spooled mail has the wrong size")
     return data
+
+
+def _condition(version: str | None) -> PutMode:
+    """The mode of a write that replaces this version. RFC 9110 13.1.1: a weak tag never matches."""
+    if version is None or version.startswith("W/"):
+        return "overwrite"
+    return {"e_tag": version} if version else "create"
 
 
 def _name(mail_id: str, suffix: str) -> str:

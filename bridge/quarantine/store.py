@@ -43,6 +43,13 @@ class LockLost(StoreError):
         super().__init__(text)
 
 
+class RecordChanged(MailLocked):
+    """Another process has recorded a release meanwhile, because a lock was lost: ours is not recorded."""
+
+    def __init__(self, text: str = "another process has begun to release it; nothing was sent") -> None:
+        super().__init__(text)
+
+
 class HeldLock:
     """A lock on one mail. This one is the kernel's, which no process can lose while it runs."""
 
@@ -98,8 +105,12 @@ class Store(Protocol):
     def lock(self, mail_id: str) -> AbstractContextManager[HeldLock]:
         """Exclusive access to the mail until the block, or our process, ends. Raises MailLocked."""
 
-    def write_releases(self, mail_id: str, releases: bytes) -> None:
-        """Durably replace the `.releases`. The caller holds the lock."""
+    def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
+        """Durably replace the `.releases`. The caller holds the lock.
+
+        `replaces` is the version that was read. If locks can be lost, and the store can compare: raises RecordChanged
+        if that is not the version that is there.
+        """
 
     def remove(self, mail_id: str) -> None:
         """Durably remove the mail. The caller holds the lock."""

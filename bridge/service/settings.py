@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import (
     Field,
@@ -32,6 +33,7 @@ from bridge.service.analyzer_settings import Analyzers
 from bridge.service.decision_settings import Decisions
 from bridge.service.engine_settings import AddressField
 from bridge.service.section import Section
+from bridge.service.token_files import password_in
 
 REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
 
@@ -100,6 +102,7 @@ class Guard(Section):
 
 
 _DATABASE_HOST = re.compile(r"postgresql[^:]*://(?:[^:/]*(?::[^@]*)?@)?([^/?]*)")  # as SQLAlchemy finds it
+_DATABASE_USER = re.compile(r"postgresql[^:]*://[^:/@]+(?P<password>:[^@]*)?(?=@)")
 LIST_NAME = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 
@@ -136,6 +139,11 @@ class ServiceConfig(Section):
     guard: Guard = Guard()
     abby: Abby = Abby()
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
+    database_password_file: str | None = Field(
+        None,
+        description="File with the password of a PostgreSQL database, if the URL has none. In $CREDENTIALS_DIRECTORY "
+        "if it exists there, else relative to this file.",
+    )
     lists: list[ListDefinition] = Field([])
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Field(Decisions(), validate_default=True)
@@ -148,6 +156,7 @@ class ServiceConfig(Section):
         "without a dot and this machine's name.",
     )
     _directory: Path = PrivateAttr(default=Path())
+    _database_password: SecretStr | None = PrivateAttr(default=None)
 
     @property
     def metrics_host_names(self) -> list[str]:
@@ -170,6 +179,17 @@ class ServiceConfig(Section):
         if host is not None and "@" in host[1]:  # a part of the password, which an error would quote as the host
             raise ValueError("write %40 for each @ in the user name or the password")
         return url
+
+    @field_validator("database_password_file")
+    @classmethod
+    def _password_of_a_server(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and (url := info.data.get("database")) is not None:
+            user = _DATABASE_USER.match(url.get_secret_value())
+            if user is None:
+                raise ValueError("only a PostgreSQL database with a user (postgresql://user@host/name) has a password")
+            if user["password"] is not None:
+                raise ValueError("the URL in `database` has a password already")
+        return name
 
     @field_validator("lists")
     @classmethod
@@ -198,6 +218,8 @@ class ServiceConfig(Section):
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> ServiceConfig:
         self._directory = (info.context or {}).get("directory", Path())
+        if self.database_password_file is not None:
+            self._database_password = SecretStr(password_in(self.database_password_file, self._directory))
         return self
 
     @property
@@ -216,6 +238,8 @@ class ServiceConfig(Section):
         if url.startswith("sqlite:///") and not url.startswith("sqlite:////") and url != "sqlite:///:memory:":
             state = Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or self.directory).absolute()
             return f"sqlite:///{state / url.removeprefix('sqlite:///')}"
+        if self._database_password is not None and (user := _DATABASE_USER.match(url)) is not None:
+            return f"{user[0]}:{quote(self._database_password.get_secret_value(), safe='')}{url[user.end() :]}"
         return url
 
 

@@ -16,13 +16,30 @@ def token_path(name: str, directory: Path) -> Path:
 def tokens_in(name: str, directory: Path) -> list[str]:
     """One per line. Raises ValueError."""
     try:
-        text = token_path(name, directory).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        text = _text(name, directory)
+    except ValueError as exc:
         raise ValueError(
-            f"cannot read token_file {name}: {reason}; create one with `scanbridge service token > {name}`"
+            f"cannot read token_file {name}: {exc}; create one with `scanbridge service token > {name}`"
         ) from exc
     found = [line.strip() for line in text.splitlines() if line.strip()]
     if not found:
         raise ValueError(f"token_file {name} is empty; create a token with `scanbridge service token`")
     return found
+
+
+def password_in(name: str, directory: Path) -> str:
+    """The first line. Raises ValueError."""
+    try:
+        lines = _text(name, directory).splitlines()
+    except ValueError as exc:
+        raise ValueError(f"cannot read {name}: {exc}") from exc
+    if not lines or not lines[0].strip():
+        raise ValueError(f"{name} is empty")
+    return lines[0].strip()
+
+
+def _text(name: str, directory: Path) -> str:
+    try:
+        return token_path(name, directory).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError((exc.strerror or "") if isinstance(exc, OSError) else "not UTF-8 text") from exc

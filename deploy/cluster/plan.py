@@ -120,9 +120,6 @@ class Plan:
         key.unlink(missing_ok=True)
         key.touch(mode=0o600)
         certificate.private_key_and_cert_chain_pem.write_to_path(str(key))
-        passfile = directory / "pgpass"
-        passfile.touch(mode=0o600)
-        passfile.write_text(f"*:*:*:scanbridge:{self.secret('database-password')}\n")
 
     # Each kind: its command, how to see that it is ready, its environment
 

@@ -58,7 +58,7 @@ def run(
     began = time.monotonic()
     with ClusterWorld(directory, counts, namespaces) as world:
         senders = Senders(world.doors, seed, rate, late_s)
-        monkey, releases = Monkey(world, seed, longest_s), Releases(world)
+        monkey, releases = Monkey(world, seed, longest_s), Releases(world, seed)
         senders.start()
         releases.start()
         if troubles is None:

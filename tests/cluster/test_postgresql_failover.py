@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import selectors
 import socket
 import threading
@@ -16,10 +17,16 @@ from bridge.history.postgresql import PostgresHistory
 from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError
 from bridge.quarantine.locks import PostgresLocks
-from bridge.quarantine.store import LockLost
+from bridge.quarantine.quarantine import QuarantineSettings
+from bridge.quarantine.release import AlreadyReleased, ReleaseRequest, release
+from bridge.quarantine.store import LockLost, RecordChanged
+from bridge.relay.relay import SmtpRelay
 from bridge.runtime.database import Database
-from bridge.testing import RunningBridge, answer, result, running_bridge, until
+from bridge.testing import Background, RunningBridge, answer, result, running_bridge, until
 from tests.postgresql import PostgreSql, fresh_database
+from tests.quarantine.quarantine_kit import HEAD, SOON_S, Overtaken, desk, let_go, make_tx, waiting_hop
+from tests.quarantine.s3_kit import ObjectServer, faulty_server, s3_config, s3_settings, write_keys
+from tests.relay.scripted_hop import ScriptedHop
 
 _BLOCK = 65536
 _CLIENTS = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -97,13 +104,22 @@ class Pair:
         """Replication is asynchronous: what the standby does not have yet would be lost, so it gets the time."""
         self.address.point_to("")
         until(lambda: self._ask(self._primary, f"SELECT count(*) = 0 {_CLIENTS}"), "the last transaction to end")
-        written = self._ask(self._primary, "SELECT pg_current_wal_lsn()")
-        until(lambda: self._ask(self._standby, f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby")
+        self._replicate()
         self._primary.stop()
 
     def promote_the_standby(self) -> None:
         self._standby.promote()
         self.address.point_to(self._standby.socket)
+
+    def split(self) -> tuple[Database, Database]:
+        """The standby takes writes, and nobody has stopped the primary: both, for those who still reach them."""
+        self._replicate()
+        self._standby.promote()
+        return self._direct[self._primary], self._direct[self._standby]
+
+    def _replicate(self) -> None:
+        written = self._ask(self._primary, "SELECT pg_current_wal_lsn()")
+        until(lambda: self._ask(self._standby, f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby")
 
     def _ask(self, server: PostgreSql, question: str) -> object:
         engine = self._direct[server].engine(connections=1)
@@ -197,6 +213,74 @@ def test_a_failover_costs_no_mail_and_no_row(pair: Pair, tmp_path: Path) -> None
     history.close()
     with locks.hold("mail 1") as held:
         held.check()
+
+
+def test_a_failover_while_the_next_hop_received_a_mail_let_another_machine_release_it_too(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """The lock was gone with the connection, and an attempt without an answer was no reason not to send the mail."""
+    write_keys(tmp_path)
+    storage = ObjectServer(tmp_path / "s3")
+    shared = {"quarantine": s3_config(storage.port), "state_database": pair.url}
+    try:
+        with desk(tmp_path, shared) as first, waiting_hop(first.bridge) as hop:
+            mail_id = first.send()
+            first.use(hop.url)
+            second = first.elsewhere(tmp_path / "second.yml")
+            running = first.start("release", mail_id)
+            assert hop.heard.acquire(timeout=SOON_S)
+            pair.lose_the_primary()
+            assert second.call("release", mail_id).exit_code == 1, "without a lock, nothing is released"
+            pair.promote_the_standby()
+            refused = second.call("release", mail_id)
+            assert refused.exit_code == 75 and "was cut off, or is still running" in refused.stderr
+            assert [mail["state"] for mail in second.listed()] == ["interrupted"]
+            let_go(first.bridge, hop)
+            output, problems = running.communicate(timeout=SOON_S)
+            assert (running.returncode, problems) == (0, b""), output
+            for machine in (first, second):
+                assert machine.call("release", mail_id).exit_code == 4
+                assert [mail["state"] for mail in machine.listed()] == ["released"]
+            assert len(hop.mails) == 1
+    finally:
+        storage.stop()
+
+
+def test_two_primaries_let_two_machines_release_a_mail(pair: Pair, tmp_path: Path) -> None:
+    """Each held the lock, at its own server. Storage that compares versions lets one of them send the mail."""
+    background, request = Background(), ReleaseRequest("anna")
+    hop, tx = ScriptedHop(), make_tx()
+    background.run(hop.__aenter__())
+    try:
+        with faulty_server() as storage:
+            first, second = (
+                Overtaken(QuarantineSettings(tmp_path, place, s3=s3_settings(storage.port, "x")))
+                for place in pair.split()
+            )
+
+            async def release_elsewhere() -> None:
+                relay = SmtpRelay(hop.settings())
+                await release(second, tx.id, relay, request)
+                await relay.close()
+
+            async def work() -> None:
+                await first.keep(tx, HEAD, {})
+                first.meanwhile = lambda: background.run(release_elsewhere())
+                relay = SmtpRelay(hop.settings())
+                with pytest.raises(RecordChanged, match="nothing was sent"):
+                    await release(first, tx.id, relay, request)
+                with pytest.raises(AlreadyReleased):
+                    await release(first, tx.id, relay, request)
+                await relay.close()
+                for each in (first, second):
+                    await each.close()
+
+            asyncio.run(work())
+        assert len(hop.contents) == 1
+    finally:
+        tx.message.close()
+        background.run(hop.__aexit__())
+        background.close()
 
 
 def _subjects(history: PostgresHistory) -> list[str]:

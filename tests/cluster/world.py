@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from deploy.cluster.network import Loopback, Namespaces
 from deploy.cluster.node import Node
 from deploy.cluster.up import Cluster
 from tests.chain import Destination, Postfix
-from tests.daemon.process_kit import environment, scanbridge
+from tests.daemon.process_kit import ROOT, environment, scanbridge
 from tests.faults.world import HURRIED, Disk
 
 DEADLINE_S = 20.0  # of the bridges' listener: longer than a worker's job needs to reach another one
@@ -91,7 +93,7 @@ class ClusterWorld:
             text = text.replace("https://192.0.2.31:9081, https://192.0.2.32:9081", urls)
             for kind in ("bridge", "worker"):
                 text = _shortened(text, kind, self._counts[kind])
-            text = text.replace("relay:\n", "relay:\n  connect_timeout: 2s\n  timeout: 5s\n")
+            text = text.replace("relay:\n", "relay:\n  connect_timeout: 2s\n  timeout: 8s\n")
             text += "log: {format: json}\ndrain_timeout: 8s\nspool: {memory_per_mail: 64KiB}\n"
         if name == "service.yml":
             text += _ENGINE.format(seen=self.seen)
@@ -121,6 +123,14 @@ class ClusterWorld:
         state.mkdir(exist_ok=True)
         done = scanbridge(*words, "-c", self.config(number), env=environment(STATE_DIRECTORY=str(state)))
         return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+
+    def start_command(self, *words: str, number: int = 1) -> subprocess.Popen[bytes]:
+        """The same, but nobody waits for it."""
+        state = self.directory / f"commands{number}"
+        state.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "bridge", *words, "-c", str(self.config(number))]
+        nowhere = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(command, env=environment(STATE_DIRECTORY=str(state)), cwd=ROOT, **nowhere)
 
     def rows(self, *words: str) -> list[dict[str, Any]]:
         code, text = self.command(*words, "--json", "--limit", "0")

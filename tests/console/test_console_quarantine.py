@@ -16,6 +16,7 @@ from bridge.console.audit import Audit
 from bridge.console.jobs import Action, Job, Jobs
 from bridge.console.pages.quarantine import MAX_CHOSEN, PER_PAGE
 from bridge.console.roles import Role
+from bridge.quarantine.record import ReleaseAttempt
 from bridge.testing import eventually, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World
 from tests.console.held_kit import CONTENT, held_ids, hold, quarantine
@@ -83,6 +84,25 @@ def test_people_see_the_mail_of_their_tenants_alone(shared: World) -> None:
     """Neither in the table nor in its number."""
     found = shared.console.signed_in(Role.RELEASER, frozenset({TENANT_B})).get("/quarantine")
     assert ids_on(found.text) == ["MAILB"] and "1 mail is here" in found.text
+
+
+def test_a_mail_whose_recipients_may_have_it_is_released_only_on_request(shared: World) -> None:
+    """A release was interrupted; pressing the button sent the mail once more, without a word about it."""
+    hold(shared.console.directory, "CUTOFF", "cut@a.example")
+    attempt = ReleaseAttempt("2026-11-16T10:00:00.000+00:00", "rita", ("cut@a.example",))
+    with quarantine(shared.console.directory) as opened, opened.lock("CUTOFF"):
+        opened.write_releases("CUTOFF", (attempt,))
+    browser = shared.console.signed_in(Role.RELEASER, OWN, name="ursula")
+    assert 'name="unsure" value="yes"' in browser.get("/quarantine/CUTOFF").text
+    browser.post("/quarantine/actions/release", {"mail": "CUTOFF"})
+    assert "it may have been delivered: its release by rita" in html.unescape(wait_for_jobs(browser))
+    with quarantine(shared.console.directory) as opened:
+        assert opened.read("CUTOFF").state == "interrupted"
+    browser.post("/quarantine/actions/release", {"mail": "CUTOFF", "unsure": "yes"})
+    wait_for_jobs(browser)
+    with quarantine(shared.console.directory) as opened:
+        assert opened.read("CUTOFF").state == "released"
+    assert 'name="unsure"' not in browser.get("/quarantine/CUTOFF").text
 
 
 def test_a_second_report_changes_nothing(shared: World) -> None:

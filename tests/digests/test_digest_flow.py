@@ -185,7 +185,9 @@ def test_a_release_that_a_crash_interrupted_is_not_repeated_by_users(shared: Use
     answer = shared.served.browser().press(release)
     assert answer.status == 409 and "may already have been delivered" in answer.text
     assert released(shared, "crash") == []
-    assert shared.command("quarantine", "release", "CRASH1").returncode == 0
+    assert shared.command("quarantine", "release", "CRASH1").returncode == 75
+    assert released(shared, "crash") == []
+    assert shared.command("quarantine", "release", "--again", "CRASH1").returncode == 0
     assert [recipients for recipients, _ in released(shared, "crash")] == [["crash@a.example"]]
 
 

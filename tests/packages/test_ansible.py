@@ -58,12 +58,13 @@ def test_the_configurations_of_a_cluster_are_correct(copy: Path, tmp_path: Path,
         found = yaml_file.load(tmp_path / "bridge.yml", Config, text)
         assert str(found.listeners[0].address) == "192.0.2.21:10025" and found.quarantine.s3 is not None
         return
-    for secret in ("service-token", "metrics-token", "nats.creds"):
+    for secret in ("service-token", "metrics-token", "nats.creds", "database-password"):
         (tmp_path / secret).write_text(f"0123456789abcdef0123456789abcdef-{secret}\n")
     (tmp_path / "service.yml").write_text(text)
-    database = config_files.load(tmp_path / "service.yml").config.database
+    config = config_files.load(tmp_path / "service.yml").config
     unit = "scanbridge-scanner" if host == "api2" else "scanbridge-worker"
-    assert f"passfile=/run/credentials/{unit}.service/pgpass" in database.get_secret_value()
+    assert config.tls is not None and config.tls.cert_file == f"/run/credentials/{unit}.service/node.pem"
+    assert config.database_url.startswith("postgresql://scanbridge:0123456789abcdef0123456789abcdef-database-password@")
 
 
 def test_example_and_documented_variables_are_correct(tmp_path: Path) -> None:

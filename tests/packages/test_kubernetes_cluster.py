@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,20 @@ def test_every_part_can_lose_a_pod_and_finishes_its_mail() -> None:
     for spec in DEPLOYMENTS.values():
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
-        assert spec["replicas"] > 1 and pod["terminationGracePeriodSeconds"] > drain_s + 5
+        assert pod["terminationGracePeriodSeconds"] > drain_s + 5
         assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
         assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
         assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+
+
+def test_an_update_does_not_undo_what_the_autoscaler_did() -> None:
+    """Each `kubectl apply` set the number of pods back to three, while mail was waiting for the others."""
+    least = {
+        item["spec"]["scaleTargetRef"]["name"]: item["spec"]["minReplicas"] for item in of("HorizontalPodAutoscaler")
+    }
+    for name, spec in DEPLOYMENTS.items():
+        assert ("replicas" in spec) is (name not in least)
+        assert least.get(name, spec.get("replicas", 1)) > 1
 
 
 def test_references_resolve() -> None:
@@ -72,7 +83,7 @@ def test_references_resolve() -> None:
         known = ports[policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]]
         assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == known
     for scaler in of("HorizontalPodAutoscaler"):
-        assert scaler["spec"]["minReplicas"] == DEPLOYMENTS[scaler["spec"]["scaleTargetRef"]["name"]]["replicas"]
+        assert scaler["spec"]["scaleTargetRef"]["name"] in DEPLOYMENTS
     config = yaml_file.load(BASE / "bridge.yml", Config)
     services = {service["metadata"]["name"] for service in of("Service")}
     assert {str(node.host) for node in (*config.cluster.bridges, *config.cluster.workers)} <= services
@@ -80,7 +91,18 @@ def test_references_resolve() -> None:
 
 def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
     text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge", str(tmp_path))
-    for number, name in enumerate(("api-token", "metrics-token")):
+    for number, name in enumerate(("api-token", "metrics-token", "database-password")):
         (tmp_path / name).write_text(f"{number}5ca11ab1e5ca11ab1e5ca11ab1e\n")
     (tmp_path / "service.yml").write_text(text)
-    assert config_files.load(tmp_path / "service.yml")
+    assert config_files.load(tmp_path / "service.yml").config.database_url.startswith(
+        "postgresql://scanbridge:25ca11ab1e"
+    )
+
+
+def test_the_secret_has_the_files_that_the_configurations_name() -> None:
+    """A volume's group can read them, so libpq ignored the file with the service's password (`passfile`)."""
+    texts = [(BASE / name).read_text() for name in ("bridge.yml", "service.yml")]
+    named = {name for text in texts for name in re.findall(r"/run/secrets/scanbridge/([\w.-]+)", text)}
+    listed = re.search(r"files: \[(api-token[^]]*)\]", (BASE / "README.md").read_text())
+    assert listed is not None and set(listed[1].split(", ")) == named
+    assert not any("passfile" in text for text in texts)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,7 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
+from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.answers import Delivered
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, WaitingHop, answer, result, running_bridge
@@ -101,6 +102,12 @@ class Desk:
         """Change the next hop of releases; the daemon keeps its own."""
         self.config.write_text(yaml_file.dump({**_config(self.bridge, next_hop), **self.more}))
 
+    def elsewhere(self, config: Path) -> Desk:
+        """An operator on another machine, which shares the storage and the database, if this one has them."""
+        state = str(self.bridge.directory / "state")
+        config.write_text(self.config.read_text().replace(state, state + "-second"))
+        return replace(self, config=config)
+
 
 @contextmanager
 def desk(directory: Path, config: dict[str, Any] | None = None, **listener: Any) -> Iterator[Desk]:
@@ -153,6 +160,18 @@ class Taker:
 
     async def close(self) -> None:
         pass
+
+
+class Overtaken(Quarantine):
+    """Something happens once, when a mail has been read to be released."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def chunks(self, mail_id: str) -> Iterator[bytes]:
+        yield from super().chunks(mail_id)
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            meanwhile()
 
 
 made: list[Message] = []  # closed after each test

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -88,10 +91,13 @@ def s3_settings(port: int, prefix: str) -> S3Settings:
 
 
 class FaultyServer:
-    """Keeps objects in memory; `fault` decides how each request fails, if at all."""
+    """Keeps objects in memory, and knows conditional writes; `fault` decides how each request fails, if at all."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.refuses_conditions = 0  # the status for a conditional write
+        self.loses_answers = 0  # so many writes take effect, and their client is told that they failed
+        self._writing = threading.Lock()
         self.fault: Callable[[str, str], int | str] = lambda method, name: 0  # a status, "hang" or "cut"
         self.go_on = threading.Event()  # ends what hangs
         self.heard = threading.Semaphore(0)
@@ -134,21 +140,44 @@ class FaultyServer:
             self._say(request, fault, b"<Error><Code>%b</Code><Message>%b</Message></Error>" % (
                 CODES.get(fault, b"InternalError"), SECRET.encode()))  # fmt: skip
         elif request.command == "PUT":
-            self.objects[name] = body
-            self._say(request, 200)
+            self._say(request, self._put(name, body, request.headers), etag=_etag(body))
         elif request.command == "DELETE":
             self.objects.pop(name, None)
             self._say(request, 204)
+        elif name in self.objects:
+            self._say(request, 200, self.objects[name], _etag(self.objects[name]))
         else:
             self._say(request, 404, b"<Error><Code>NoSuchKey</Code></Error>")
 
+    def _put(self, name: str, body: bytes, headers: Message) -> int:
+        with self._writing:
+            there = self.objects.get(name)
+            expected = headers.get("If-Match")
+            if self.refuses_conditions and (expected or headers.get("If-None-Match")):
+                return self.refuses_conditions
+            if expected is not None and there is None:
+                return 404
+            if expected not in (None, _etag(there or b"")) or (headers.get("If-None-Match") and there is not None):
+                return 412
+            self.objects[name] = body
+            if self.loses_answers:
+                self.loses_answers -= 1
+                return 503
+            return 200
+
     @staticmethod
-    def _say(request: BaseHTTPRequestHandler, status: int, body: bytes = b"") -> None:
+    def _say(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", etag: str = '"x"') -> None:
         request.send_response(status)
-        request.send_header("ETag", '"x"')
+        request.send_header("ETag", etag)
+        request.send_header("Last-Modified", formatdate(usegmt=True))
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        request.wfile.write(body)
+        if request.command != "HEAD":
+            request.wfile.write(body)
+
+
+def _etag(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()}"'
 
 
 CODES = {403: b"SignatureDoesNotMatch", 507: b"XMinioStorageFull", 400: b"QuotaExceeded"}

@@ -16,7 +16,7 @@ from bridge.errors import StoreError, StoreFull
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.quarantine import MailLocked, Quarantine, QuarantineSettings
-from bridge.quarantine.release import ReleaseRequest, log_action, release
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, log_action, release
 from bridge.quarantine.usage import Quota
 from bridge.runtime.database import Database
 from bridge.testing import eventually
@@ -83,7 +83,9 @@ async def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_i
         await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     assert states(quarantine) == ["interrupted"]
     hop.before.clear()
-    await release(quarantine, mail_id, hop, ReleaseRequest("me"))
+    with pytest.raises(ReleaseUncertain):
+        await release(quarantine, mail_id, hop, ReleaseRequest("me"))
+    await release(quarantine, mail_id, hop, ReleaseRequest("me", even_if_unsure=True))
     assert states(quarantine) == ["released"]
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from bridge.quarantine.locks import MAX_HELD, PostgresLocks
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.quarantine.record import ReleaseAttempt
-from bridge.quarantine.release import ReleaseRequest, release
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.quarantine.store import LockLost, MailLocked
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database
@@ -83,8 +83,8 @@ class Interrupted(Quarantine):
         if self.when_read is not None:
             self.when_read()
 
-    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...]) -> None:
-        super().write_releases(mail_id, releases)
+    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...], replaces: str | None = None) -> None:
+        super().write_releases(mail_id, releases, replaces)
         if self.when_recorded is not None:
             self.when_recorded()
 
@@ -103,6 +103,9 @@ async def test_a_release_that_lost_its_lock_sends_nothing(
         await release(quarantine, tx.id, hop, ReleaseRequest("me"))
     assert not hop.taken and quarantine.read(tx.id).state == state
     setattr(quarantine, point, None)
-    await release(quarantine, tx.id, hop, ReleaseRequest("me"))
+    if state == "interrupted":  # whoever has the lock now cannot know that nothing was sent
+        with pytest.raises(ReleaseUncertain):
+            await release(quarantine, tx.id, hop, ReleaseRequest("me"))
+    await release(quarantine, tx.id, hop, ReleaseRequest("me", even_if_unsure=state == "interrupted"))
     assert len(hop.taken) == 1 and quarantine.read(tx.id).state == "released"
     await quarantine.close()

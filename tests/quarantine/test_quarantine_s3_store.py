@@ -85,7 +85,8 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         first.communicate(timeout=SOON_S)
         let_go(here.bridge, hop)
         assert [mail["state"] for mail in here.listed()] == ["interrupted"]
-        assert here.call("release", mail_id).exit_code == 0
+        assert here.call("release", mail_id).exit_code == 75 and len(hop.mails) == 1
+        assert here.call("release", "--again", mail_id).exit_code == 0
 
 
 async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Path, object_server: ObjectServer) -> None:

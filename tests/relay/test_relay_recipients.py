@@ -214,7 +214,7 @@ async def test_a_lost_answer_of_one_route_counted_as_a_refusal_and_the_next_rele
     await quarantine.keep(kept, b"", {})
     async with ScriptedHop(dict(script)) as default, ScriptedHop() as routed:
         relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
-        request = ReleaseRequest("anna", only_certain=True)
+        request = ReleaseRequest("anna")
         with pytest.raises(Mixed) as failed:
             await release(quarantine, kept.id, relay, request)
         assert failed.value.may_be_delivered is bool(unsure)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from bridge.errors import ConfigError
 from bridge.service.advice import advice
@@ -414,3 +415,40 @@ def test_several_tokens_of_one_name(tmp_path):
     )
     assert "a and b have the same token" in mistakes(tmp_path / "service.yml")
     assert new not in mistakes(tmp_path / "service.yml")
+
+
+def with_password(directory: Path, database: str, password: bytes | None = b"secret\n") -> Path:
+    if password is not None:
+        (directory / "database-password").write_bytes(password)
+    path = directory / "service.yml"
+    path.write_text(f"guard: {{}}\ndatabase: {database}\ndatabase_password_file: database-password\n")
+    return path
+
+
+def test_the_databases_password_is_read_from_a_file(tmp_path: Path) -> None:
+    """libpq ignores a password file that a group can read, as secrets of Kubernetes and credentials of systemd are."""
+    path = with_password(tmp_path, "postgresql://scan@db.example.org/scan?sslmode=require", b"a@b:c/%d \xc3\xbc\n")
+    (tmp_path / "database-password").chmod(0o440)
+    config = load(path).config
+    url = make_url(config.database_url)
+    assert (url.password, url.host, url.query) == ("a@b:c/%d \u00fc", "db.example.org", {"sslmode": "require"})
+    assert "a@b" not in repr(config) and "a@b" not in config.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("database", "password", "says"),
+    [
+        ("postgresql://scan@db.example.org/scan", None, "cannot read database-password: No such file"),
+        ("postgresql://scan@db.example.org/scan", b"\n", "database-password is empty"),
+        ("postgresql://scan@db.example.org/scan", b"\xff", "not UTF-8 text"),
+        ("postgresql://scan:x@db.example.org/scan", b"secret", "has a password already"),
+        ("postgresql://db.example.org/scan", b"secret", "only a PostgreSQL database with a user"),
+        ("sqlite:///service.sqlite", b"secret", "only a PostgreSQL database with a user"),
+    ],
+)
+def test_a_password_that_cannot_be_used_is_a_mistake(
+    tmp_path: Path, database: str, password: bytes | None, says: str
+) -> None:
+    """Not a failure to connect, later."""
+    said = mistakes(with_password(tmp_path, database, password))
+    assert says in said and "secret" not in said

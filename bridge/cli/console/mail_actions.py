@@ -34,10 +34,12 @@ _WAIT_S = 10.0  # for a release of the same mail by somebody else
 class ConsoleMailActions:
     session: Session
 
-    def release(self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = ()) -> list[Result]:
+    def release(
+        self, mails: Sequence[MailRecord], by: str, to: tuple[str, ...] = (), *, even_if_unsure: bool = False
+    ) -> list[Result]:
         session = self._of(by)
         tokens = wiring.release_tokens(session.config, session.state)
-        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S)
+        order = ReleaseRequest(session.by, to=to, even_if_unsure=even_if_unsure, tokens=tokens, wait_s=_WAIT_S)
 
         async def work() -> list[Result]:
             relay = self._relay()

@@ -23,7 +23,7 @@ class CommandUserActions:
     def release(self, mail: MailRecord, to: tuple[str, ...], by: str) -> ActionResult:
         session = replace(self.session, operator=f"user {by}")
         tokens = wiring.release_tokens(session.config, session.state)
-        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S, only_certain=True)
+        order = ReleaseRequest(session.by, to=to, tokens=tokens, wait_s=_WAIT_S)
 
         async def work() -> ActionResult:
             relay = wiring.relay(session.config)

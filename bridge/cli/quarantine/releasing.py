@@ -17,7 +17,7 @@ from bridge.errors import BridgeError
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.locks import MAX_HELD
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
+from bridge.quarantine.release import NotRecorded, ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay
 from bridge.runtime.threads import to_the_end
 
@@ -75,6 +75,8 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
         is_partial = isinstance(exc, Mixed) and exc.accepted > 0
         if is_partial:
             await to_the_end(_tell_sinks, session, mail.id)
+        if isinstance(exc, NotRecorded):
+            return _not_recorded(session, mail, order, exc)
         is_unsure = isinstance(exc, NextHopError) and exc.may_be_delivered
         if isinstance(exc, NextHopError):
             session.note_release(RELEASE_UNSURE if is_unsure else RELEASE_FAILED, mail, order.to, str(exc.reply))
@@ -83,6 +85,13 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
     session.note_release(RELEASED, mail, order.to, str(delivered.reply))
     await to_the_end(_tell_sinks, session, mail.id)
     return Released(f"released: {delivered.reply}")
+
+
+def _not_recorded(session: Session, mail: MailRecord, order: ReleaseRequest, exc: NotRecorded) -> Released:
+    """The store does not know it, so the audit trail and the history have to."""
+    failure = RELEASE_UNSURE if exc.may_be_delivered else RELEASE_FAILED
+    session.note_release(RELEASED if exc.reply.is_success else failure, mail, order.to, str(exc.reply))
+    return Released(f"unsure: {exc}; it is `interrupted` now", exc, is_unsure=True)
 
 
 def _tell_sinks(session: Session, mail_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -131,7 +132,9 @@ async def _grouped(call: Call, asked: HeldSearch) -> Response:
 
 
 async def release(call: Call) -> Response:
-    return await _begin(call, ("Release", DONE_WORDS[0]), call.sources.mail_actions.release)
+    """To recipients who may have it, after a release whose result is unknown, only if the person says so."""
+    work = partial(call.sources.mail_actions.release, even_if_unsure=call.form.get("unsure") == "yes")
+    return await _begin(call, ("Release", DONE_WORDS[0]), work)
 
 
 async def delete(call: Call) -> Response:
@@ -275,7 +278,7 @@ def _confirmation(call: Call, verb: str, mails: Sequence[MailRecord]) -> Respons
 
 def _fields(call: Call, mails: Sequence[MailRecord]) -> list[tuple[str, str]]:
     """What a form must send again, so that it is about the same mails."""
-    given = [(name, call.form[name]) for name in ("back", "domain") if call.form.get(name)]
+    given = [(name, call.form[name]) for name in ("back", "domain", "unsure") if call.form.get(name)]
     if call.form.get("all") != "yes":
         return [*given, *(("mail", mail.id) for mail in mails)]
     newest = f"{mails[0].time.timestamp()!r}:{mails[0].id}"
