@@ -14,7 +14,7 @@ from bridge.testing import Background, NextHop, Received, free_port, until  # no
 from tests import postfix_kit
 from tests.warm_commands import WarmProcess, warm_commands
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def is_listening(port: int) -> bool:

@@ -27,7 +27,7 @@ PACKAGES = {
     "package": "python3.11,systemd-standalone-sysusers,systemd-standalone-tmpfiles",  # for our own package
     "sendmail": "sendmail-bin,sendmail-base,sensible-mda,m4,make",
 }
-_DEADLINE_S = 60.0
+_DEADLINE_S = 120.0
 
 
 def cached_root(name: str) -> Path:

@@ -46,7 +46,7 @@ class NatsServer:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def freeze(self) -> None:
@@ -74,7 +74,7 @@ class ClusteredServer(NatsServer):
     def leader(self, stream: str) -> str | None:
         """The name of the server that leads this stream, as far as this one knows."""
         page = f"http://127.0.0.1:{self._pages}/jsz?streams=true"
-        with urllib.request.urlopen(page, timeout=5) as answer:
+        with urllib.request.urlopen(page, timeout=60) as answer:
             accounts = json.load(answer).get("account_details") or []
         details = [detail for account in accounts for detail in account.get("stream_detail") or []]
         return next((d["cluster"].get("leader") for d in details if d["name"] == stream), None)

@@ -1,7 +1,8 @@
 """Cleans up after a test run, however it ends: processes, mounts and directories.
 
-Each run has a directory that is TMPDIR for everything in it. This program waits until the run has ended or
-was killed, then kills every process that still uses the directory. Fixtures are not enough: Postfix and
+Each run has a directory that is TMPDIR for everything in it, in memory if there is enough: databases and mail servers
+wait for the disk hundreds of thousands of times. TMPDIR=/tmp uses the disk. This program waits until the run has ended
+or was killed, then kills every process that still uses the directory. Fixtures are not enough: Postfix and
 PostgreSQL detach from the process that started them, and a killed run tears down no fixture.
 `tests/conftest.py` starts it.
 """
@@ -17,13 +18,18 @@ import tempfile
 import time
 from pathlib import Path
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
+MEMORY = "/dev/shm"
+_GIB = 1 << 30
+_NEEDED = 4 * _GIB  # the largest tests write some hundred megabytes each
 
 
 class Sweeper:
     """The directory of this run, and the process that cleans it up."""
 
     def __init__(self) -> None:
+        if "TMPDIR" not in os.environ and has_room_in_memory():
+            tempfile.tempdir = MEMORY
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # keep the directories of failed tests
         self.directory = Path(tempfile.mkdtemp(prefix="scanbridge-tests-"))
         self.directory.chmod(0o755)  # readable for the users that Postfix and PostgreSQL run as
@@ -33,6 +39,31 @@ class Sweeper:
 
     def sweep(self) -> None:
         self._process.communicate(timeout=3 * LIMIT_S)
+
+
+def has_room_in_memory() -> bool:
+    """Whether files in memory cost nobody else theirs, and may be executed."""
+    try:
+        place = os.statvfs(MEMORY)
+        if place.f_flag & os.ST_NOEXEC or place.f_bavail * place.f_frsize < _NEEDED or not os.access(MEMORY, os.W_OK):
+            return False
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return min([available, *_limits()]) >= 2 * _NEEDED
+    except OSError:
+        return False
+
+
+def _limits() -> list[int]:
+    """Of the control groups of this process, in either version, as far as they are mounted here."""
+    found = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kinds, group = line.split(":", 2)
+        place = "/sys/fs/cgroup/memory" if "memory" in kinds.split(",") else "/sys/fs/cgroup"
+        for file in (f"{place}{group}/memory.limit_in_bytes", f"{place}{group}/memory.max", f"{place}/memory.max"):
+            text = Path(file).read_text().strip() if Path(file).exists() else ""
+            found += [int(text)] if text.isdigit() else []
+    return found
 
 
 def sweep(directory: str) -> None:

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parent.parent
 BUILT = ("build", "dist")  # and directories that begin with a dot
 PAGES = sorted(
     path
-    for path in ROOT.rglob("*.md")
+    for top in ROOT.iterdir()  # a virtual environment has thousands of directories
+    if not top.name.startswith(".") and top.name not in BUILT
+    for path in (top.rglob("*.md") if top.is_dir() else [top] if top.suffix == ".md" else [])
     if not any(part.startswith(".") or part in BUILT for part in path.relative_to(ROOT).parts)
 )
 MENTIONED = re.compile(r"(?:^|[`/ ])scanbridge ([a-z]+)(?: ([a-z]+))?(?: ([a-z]+))?(?=[` \n])", re.MULTILINE)

@@ -6,9 +6,7 @@ import pytest
 
 from tools import simulate
 from tools.queueing import Cell
-from tools.queueing_points import Point, points
-
-POINTS = list(points(simulate.options([]).before))
+from tools.queueing_points import points
 
 
 def test_the_page_has_the_tables_that_the_program_prints() -> None:
@@ -16,9 +14,10 @@ def test_the_page_has_the_tables_that_the_program_prints() -> None:
     assert page == simulate.page_with(simulate.tables(simulate.options([])), page), "python -m tools.simulate --write"
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.what)
-def test_the_simulation_repeats_what_was_measured(point: Point) -> None:
-    assert abs(point.difference) <= point.tolerance
+def test_the_simulation_repeats_what_was_measured() -> None:
+    found = list(points(simulate.options([]).before))
+    assert len(found) > 20
+    assert [point for point in found if abs(point.difference) > point.tolerance] == []
 
 
 def test_ten_times_more_mail_needs_as_many_times_more_cores_but_listing_the_quarantine_grows_faster() -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -28,6 +28,7 @@ _SERVER = Path(__file__).parent / "documents" / "warm.py"
 _ROOT = Path(__file__).parents[1]
 _LIMIT_S = 90.0
 _READ_AT_START = ("PYTHON", "LC_", "LANG")
+_READ_BY_EACH = {"PYTHONIOENCODING"}  # documents/warm.py does what Python does with it
 
 
 def python_path() -> str:
@@ -47,13 +48,22 @@ class WarmCommands:
         until(lambda: os.path.exists(self.place) or self._process.poll() is not None, "the commands to be imported")
         assert self._process.poll() is None, f"{command} has ended"
 
-    def run(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
-        done = self.run_bytes(words, env, cwd)
+    def run(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """`given`: its standard input."""
+        done = self.run_bytes(words, env, cwd, given.encode())
         return subprocess.CompletedProcess(words, done.returncode, _text(done.stdout), _text(done.stderr))
 
-    def run_bytes(self, words: list[str], env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[bytes]:
-        with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            self._ask(server, words, env, cwd, out.fileno(), err.fileno(), is_daemon=False)
+    def run_bytes(
+        self, words: list[str], env: dict[str, str], cwd: Path | str, given: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        with ExitStack() as stack:
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            typed, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            typed.write(given)
+            typed.seek(0)
+            self._ask(server, words, env, cwd, out.fileno(), err.fileno(), False, typed.fileno() if given else -1)
             code = server.recv(1)
             assert code, f"{words} was killed: {_whole(err)!r}"
             return subprocess.CompletedProcess(words, code[0], _whole(out), _whole(err))
@@ -140,6 +150,6 @@ def warm_commands(pid: int) -> WarmCommands:
 
 def can_be_warm(env: dict[str, str]) -> bool:
     """Whether nothing is set that Python reads only when it starts, other than what the server was started with."""
-    names = {name for name in env.keys() | os.environ.keys() if name.startswith(_READ_AT_START)}
+    names = {name for name in env.keys() | os.environ.keys() if name.startswith(_READ_AT_START)} - _READ_BY_EACH
     own = {**os.environ, "PYTHONPATH": python_path()}
     return all(env.get(name) in (os.environ.get(name), own.get(name)) for name in names)

@@ -20,13 +20,13 @@ class Background:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
         self.run(_end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self.loop.close()
 
 

@@ -39,7 +39,7 @@ class RunningBridge:
     def quarantined(self) -> list[Path]:
         return sorted((self.directory / "state" / "quarantine").glob("*.eml"))
 
-    def connect(self, timeout_s: float = 10.0) -> socket.socket:
+    def connect(self, timeout_s: float = 60.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
     def client(self, source: str = "127.0.0.1") -> SmtpClient:

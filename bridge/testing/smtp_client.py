@@ -9,7 +9,7 @@ class SmtpClient:
     """Sends exactly the given bytes and reads whole replies. A context manager."""
 
     def __init__(
-        self, port: int, source: str = "127.0.0.1", timeout_s: float = 30.0, host: str = "127.0.0.1"
+        self, port: int, source: str = "127.0.0.1", timeout_s: float = 60.0, host: str = "127.0.0.1"
     ) -> None:  # fmt: skip
         """`source` is "" for a host that is not on loopback."""
         self.sock = socket.create_connection((host, port), timeout_s, (source, 0))

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
+def until(condition: Callable[[], T], what: str, limit_s: float = 120.0) -> T:
     """Wait until `condition` returns something true, and return it: for what another thread or process does.
 
     It looks less often the longer it takes: a condition that asks a server keeps that server from its work.
@@ -30,7 +30,7 @@ def whole_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-async def eventually(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
+async def eventually(condition: Callable[[], T], what: str, limit_s: float = 120.0) -> T:
     """The same in a coroutine: other tasks of the event loop run while it waits."""
     end = time.monotonic() + limit_s
     while not (found := condition()):

@@ -33,15 +33,21 @@ class Postfix:
         self.place.mkdir()
         (self.place / "main.cf").write_text(MAIN + main_cf)
         (self.place / "master.cf").write_text(master_cf + OTHERS)
+        self.look_old()
         self._programs = directory / "programs"
         self._programs.mkdir()
-        wrapper = self._programs / "postconf"  # Postfix waits two seconds for a file that has just changed
+        wrapper = self._programs / "postconf"  # after which the files look old again
         wrapper.write_text(f'#!/bin/sh\n{find("postconf")} "$@" || exit\ntouch -d @0 "$MAIL_CONFIG"/*.cf\n')
         wrapper.chmod(0o755)
         self._environment = {"MAIL_CONFIG": str(self.place), "PATH": f"{self._programs}:{os.environ['PATH']}"}
         self._mode = mode
         self.file = directory / "bridge.yml"
         self.listen(mode)
+
+    def look_old(self) -> None:
+        """Postfix waits two seconds for a file that has just changed."""
+        for file in self.place.glob("*.cf"):
+            os.utime(file, (0, 0))
 
     def listen(self, mode: str, **sections: object) -> None:
         """From now on, use this mode."""
@@ -241,8 +247,10 @@ def test_an_unclear_service_is_an_error(tmp_path: Path, options: list[str]) -> N
     master = postfix.place / "master.cf"
     kept = master.read_text()
     master.write_text(FRONT)
+    postfix.look_old()
     script = postfix.setup("--commands").stdout
     master.write_text(kept)
+    postfix.look_old()
     done = postfix.shell(script)
     assert done.returncode == 78 and "submission/inet" in done.stderr and "--service NAME" in done.stderr
     assert postfix.settings() == before
@@ -269,6 +277,7 @@ def test_a_filter_that_was_set_by_hand_is_removed_everywhere(tmp_path: Path) -> 
     (postfix.place / "master.cf").write_text(
         postfix.setup("--file", "master.cf").stdout + f"{SUBMISSION}  -o smtpd_proxy_filter=localhost:10025\n" + OTHERS
     )
+    postfix.look_old()
     assert "a filter still uses" in postfix.run("--undo")
     after = postfix.settings()
     assert "smtp/inet/smtpd_proxy_filter" not in after[2] and "127.0.0.1:10026" in after[1]

@@ -22,6 +22,7 @@ from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, free_port, result, running_bridge
 from tests.terminal_kit import on_terminal
+from tests.warm_commands import warm_commands
 
 # Markup that breaks and markup that works, a title, a link, a cleared screen, C1, direction overrides, zero width,
 # several line ends, and an emoji code.
@@ -274,19 +275,17 @@ def test_a_crash_quotes_its_cause_as_text() -> None:
     assert b"ValueError" in done.stderr and b"\x1b" not in done.stderr
 
 
-@pytest.mark.parametrize("share", [slice(None, None, 2), pytest.param(slice(None), marks=pytest.mark.long)])
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
-def test_an_old_terminal_breaks_no_command(place: Place, encoding: str, share: slice) -> None:
+def test_an_old_terminal_breaks_no_command(place: Place, encoding: str) -> None:
     """A subject in Chinese on a terminal without Chinese."""
     place.daemon.scanner.reply = answer(200, result("quarantine", verdict="\u4f60\u597d \u20ac"))
     eml = place.directory / "plain.eml"
     eml.write_bytes(b"Subject: x\r\n\r\nx\r\n")
     commands = [["scan", str(eml)], ["quarantine", "list"], ["lists", "show"], ["scan", "\u4f60"]]
-    for words in commands[encoding == "latin-1" :][share]:
-        done = subprocess.run(
-            [sys.executable, "-m", "bridge", *place.command(*words)],
-            env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False,
-        )  # fmt: skip
+    for words in commands[encoding == "latin-1" :]:
+        done = warm_commands(os.getpid()).run_bytes(
+            place.command(*words), {**os.environ, "PYTHONIOENCODING": encoding}, Path.cwd()
+        )
         assert b"Traceback" not in done.stderr, done.stderr
 
 

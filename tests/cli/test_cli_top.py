@@ -71,7 +71,7 @@ class Terminal:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         os.close(self._master)
         os.close(self._slave)
 
@@ -102,7 +102,7 @@ def flowing(bridge: Bridge) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(15)
+        thread.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def check_pipes(bridge: Bridge, config: Path) -> None:
             lines = map(json.loads, islice(process.stdout, 50))
             found = [next(line for line in lines if line["mails_per_s"] > 0) for _ in range(2)]
             process.stdout.close()  # the command then exits without a traceback
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
     assert all(line["up"] and line["scan_s"]["p50"] > 0 for line in found), found
     assert found[0]["next_hops"][0]["mails_per_s"]["taken"] > 0 and found[0]["scanner"][0]["status"] == "GREEN"
     once = CliRunner().invoke(main, ["top", "--once", "--interval", "0.1", "-c", str(config)], env={"COLUMNS": "80"})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,17 @@ LOOKS: dict[str, dict[str, Any]] = {
     for theme in ("light", "dark")
     for name, size in (("wide", WIDE), ("narrow", NARROW))
 }
-# Each width and each theme once; the other combinations are for `make test-long`.
-EACH_LOOK = [
-    pytest.param(look, marks=[] if look in ("light-wide", "dark-narrow") else pytest.mark.long, id=look)
-    for look in LOOKS
-]
+QUICK_LOOKS = ("light-wide", "dark-narrow")  # each width and each theme once; the others are for `make test-long`
+EACH_LOOK = [pytest.param(look, marks=[] if look == "light-wide" else pytest.mark.long, id=look) for look in LOOKS]
+
+
+def each_page(names: Iterable[str]) -> list[Any]:
+    """Every page in every look. `make test` has each of them in one, by turns, and `overflows` tries both widths."""
+    return [
+        pytest.param(name, look, marks=[] if look == quick else pytest.mark.long, id=f"{name}-{look}")
+        for name, quick in zip(names, cycle(QUICK_LOOKS), strict=False)
+        for look in LOOKS
+    ]
 
 
 @contextmanager
@@ -135,5 +142,9 @@ _VIOLATIONS = """async tags => {
 
 
 def overflows(page: Any) -> bool:
-    """Whether the page must be scrolled sideways."""
-    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+    """Whether the page must be scrolled sideways, in a wide window or on a telephone."""
+    own, found = page.viewport_size, False
+    for size in (NARROW, WIDE, own):
+        page.set_viewport_size(size)
+        found |= page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    return found

@@ -9,7 +9,7 @@ import pytest
 
 from tests.console.browser_kit import chromium
 from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
-from tests.console.held_kit import hold
+from tests.console.held_kit import holding
 from tests.requirements import unavailable
 
 
@@ -31,10 +31,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         history = made.console.history
         remember(history, ("MAILA", TENANT_A), ("MAILB", TENANT_B), ("MAILNONE", ""))
         history.close()
-        for mail_id, recipient in (
-            ("MAILA", "jane@a.example"),
-            ("MAILB", "jim@b.example"),
-            ("MAILNONE", "x@c.example"),
-        ):
-            hold(made.console.directory, mail_id, recipient)
+        with holding(made.console.directory) as put:
+            put("MAILA", "jane@a.example")
+            put("MAILB", "jim@b.example")
+            put("MAILNONE", "x@c.example")
         yield made

@@ -221,10 +221,10 @@ def page_process(config: Path, words: list[str], log_name: str, ready: str) -> I
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,25 @@ def quarantine(directory: Path) -> Iterator[Quarantine]:
         run(opened.close())
 
 
-def hold(
-    directory: Path, mail_id: str, recipient: str = "jane@a.example", content: bytes = CONTENT,
+def hold(directory: Path, mail_id: str, *about: Any, **facts: Any) -> str:
+    """Put a mail into the quarantine, as `holding` does."""
+    with holding(directory) as put:
+        return put(mail_id, *about, **facts)
+
+
+@contextmanager
+def holding(directory: Path) -> Iterator[Callable[..., str]]:
+    """What puts a mail into the quarantine and returns its id, for many: opening it takes longer than that."""
+    with quarantine(directory) as opened:
+        yield partial(_put, opened)
+
+
+def _put(
+    opened: Quarantine, mail_id: str, recipient: str = "jane@a.example", content: bytes = CONTENT,
     sender: str = "john@client.example", **facts: Any,
 ) -> str:  # fmt: skip
-    """Put a mail into the quarantine; returns its id."""
     known = {"decision": "quarantine", "verdict": "spam", "tags": ["spam:bulk"], "reason": "quarantine", **facts}
-    with quarantine(directory) as opened, closing(Message(Spool(1 << 30))) as message:
+    with closing(Message(Spool(1 << 30))) as message:
         message.write(content)
         now = time.monotonic()
         client = Client("192.0.2.7", "client.example")

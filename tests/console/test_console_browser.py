@@ -15,7 +15,17 @@ from bridge.console.audit import Audit
 from bridge.console.roles import Person, Role
 from bridge.console.sessions import SignInLinks
 from bridge.testing import until
-from tests.console.browser_kit import EACH_LOOK, LOOKS, NARROW, WIDE, Windows, overflows, window, wrong_for_readers
+from tests.console.browser_kit import (
+    EACH_LOOK,
+    LOOKS,
+    NARROW,
+    WIDE,
+    Windows,
+    each_page,
+    overflows,
+    window,
+    wrong_for_readers,
+)
 from tests.console.console_kit import PASSWORD, TENANT_A, World, remember
 from tests.console.held_kit import hold
 
@@ -112,8 +122,7 @@ def _send_some(page: Any, world: World) -> None:
     page.locator(".plot").wait_for()
 
 
-@pytest.mark.parametrize("look", EACH_LOOK)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "look"), each_page(PAGES))
 def test_every_page_reads_well_and_fits(windows: Windows, filled: World, name: str, look: str) -> None:
     """axe finds nothing, nothing runs or is asked for elsewhere, and nothing must be scrolled sideways."""
     with windows.look(look) as page:
@@ -127,7 +136,7 @@ def test_every_page_reads_well_and_fits(windows: Windows, filled: World, name: s
         photographed(page, f"{name}-{look.removesuffix('-wide')}")
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", [pytest.param(WIDE, marks=pytest.mark.long), NARROW], ids=["wide", "narrow"])
 def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: World, size: dict[str, int]) -> None:
     """With the keyboard alone."""
     name = f"kim{size['width']}"

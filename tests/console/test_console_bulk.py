@@ -14,7 +14,7 @@ from bridge.console.roles import Role
 from bridge.testing import until
 from tests.console.browser_kit import EACH_LOOK, LOOKS, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import World, world
-from tests.console.held_kit import held_ids, hold
+from tests.console.held_kit import held_ids, holding
 from tests.lists.lists_kit import Service, running_service
 
 
@@ -29,9 +29,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
     pytest.importorskip("nh3")
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
-        for number in range(PER_PAGE + 5):
-            hold(made.console.directory, f"BULK{number:03d}", sender=f"news-{number}@mailing.example")
-        hold(made.console.directory, "OTHER", sender="jo@partner.example")
+        with holding(made.console.directory) as put:
+            for number in range(PER_PAGE + 5):
+                put(f"BULK{number:03d}", sender=f"news-{number}@mailing.example")
+            put("OTHER", sender="jo@partner.example")
         yield made
 
 

@@ -12,10 +12,10 @@ import pytest
 from bridge.console.preview import document, sanitised
 from tests.console.browser_kit import EACH_LOOK, Windows, overflows
 from tests.console.console_kit import World
-from tests.console.held_kit import hold
+from tests.console.held_kit import holding
 from tests.console.hostile_mails import MARK, Hostile, corpus, deepest
 from tests.console.test_console_quarantine import ids_on
-from tests.processor_time import cpu_s
+from tests.processor_time import fair_cpu_s
 
 MAILS = {mail.name: mail for mail in corpus()}
 ALLOWED = re.compile(r"</?([a-z0-9]+)((?: [a-z]+=\"[^\"]*\")*)>")
@@ -24,8 +24,9 @@ ATTRIBUTES = {"class", "alt", "colspan", "rowspan"}
 
 @pytest.fixture(scope="module")
 def besieged(shared: World) -> World:
-    for number, mail in enumerate(MAILS.values()):
-        hold(shared.console.directory, f"EVIL{number:03d}", content=mail.content, sender=mail.sender, tags=mail.tags)
+    with holding(shared.console.directory) as put:
+        for number, mail in enumerate(MAILS.values()):
+            put(f"EVIL{number:03d}", content=mail.content, sender=mail.sender, tags=mail.tags)
     return shared
 
 
@@ -143,7 +144,7 @@ def test_the_address_of_a_link_cannot_be_reversed(mark: str) -> None:
 def shown_within(limit_s: float, html: str) -> str:
     """What is shown of it; making that takes less processor time than the limit."""
     shown: list[str] = []
-    assert cpu_s(lambda: shown.append(document(html)), attempts=1) < limit_s
+    assert fair_cpu_s(lambda: shown.append(document(html))) < limit_s
     return shown[0]
 
 

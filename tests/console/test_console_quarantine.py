@@ -19,7 +19,7 @@ from bridge.console.roles import Role
 from bridge.quarantine.record import ReleaseAttempt
 from bridge.testing import eventually, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World
-from tests.console.held_kit import CONTENT, held_ids, hold, quarantine
+from tests.console.held_kit import CONTENT, held_ids, hold, holding, quarantine
 
 OWN = frozenset({TENANT_A})
 
@@ -44,7 +44,8 @@ def wait_for_jobs(browser: Browser, limit_s: float = 60.0) -> str:
 def test_a_page_of_the_quarantine_follows_the_other(shared: World) -> None:
     """Every mail is on exactly one page, the newest first."""
     directory = shared.console.directory
-    made = [hold(directory, f"PAGE{number:04d}", sender="pages@client.example") for number in range(PER_PAGE + 20)]
+    with holding(directory) as put:
+        made = [put(f"PAGE{number:04d}", sender="pages@client.example") for number in range(PER_PAGE + 20)]
     browser = shared.console.signed_in()
     first = browser.get("/quarantine?sender=pages@client.example")
     following = re.search(r'<a href="([^"]+)" rel="next">', first.text)
@@ -185,8 +186,9 @@ def confirmed(text: str) -> dict[str, str]:
 def test_all_mails_that_match_are_counted_and_confirmed_first(shared: World) -> None:
     """Not only those of the page; but neither mail that arrives later, nor mail of others."""
     directory, sender = shared.console.directory, "all@client.example"
-    made = {hold(directory, f"ALL{number:04d}", sender=sender) for number in range(PER_PAGE + 3)}
-    hold(directory, "ALLOTHER", "jim@b.example", sender=sender)
+    with holding(directory) as put:
+        made = {put(f"ALL{number:04d}", sender=sender) for number in range(PER_PAGE + 3)}
+        put("ALLOTHER", "jim@b.example", sender=sender)
     browser = shared.console.signed_in(Role.RELEASER, OWN, name="alma")
     page = browser.get(f"/quarantine?sender={sender}").text
     matching = re.search(r'name="matching" value="([^"]+)"', page)
@@ -318,8 +320,9 @@ def test_the_table_weighs_little(shared: World) -> None:
     """Also with long and hostile texts in every field."""
     long = "<b>&" * 200
     content = f"Subject: {long}\r\n\r\nx\r\n".encode()
-    for number in range(PER_PAGE):
-        hold(shared.console.directory, f"WIDE{number}", "wide@a.example", content, tags=[f"tag:{long}"] * 10)
+    with holding(shared.console.directory) as put:
+        for number in range(PER_PAGE):
+            put(f"WIDE{number}", "wide@a.example", content, tags=[f"tag:{long}"] * 10)
     answer = shared.console.signed_in().get("/quarantine?recipient=wide@a.example")
     assert len(ids_on(answer.text)) == PER_PAGE and len(answer.body) < 200_000 and "<b>&<b>" not in answer.text
 

@@ -20,7 +20,7 @@ from bridge.console.render import show_browser
 from bridge.console.roles import Role
 from tests.console.browser_kit import NARROW, WIDE, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
-from tests.console.held_kit import CONTENT, held_ids, hold, run
+from tests.console.held_kit import CONTENT, held_ids, hold, holding, run
 from tests.console.test_console_quarantine import audited, ids_on, wait_for_jobs
 from tests.lists.lists_kit import Service, running_service
 
@@ -49,13 +49,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     directory = tmp_path_factory.mktemp("console")
     with world(directory, {"report_to": "not-spam@lab.example"}, lists=lists) as made:
-        for number in range(8):
-            tags = ["spam:phishing", "url:mismatch"]
-            hold(directory, f"PHISH{number}", f"user{number}@a.example", GROUPED, PHISHER, tags=tags)
-        for number in range(4):
-            hold(directory, f"NEWS{number}", content=GROUPED, sender=f"news{number}@shop.example", tags=["spam:bulk"])
-        for number in range(2):
-            hold(directory, f"THEIRS{number}", f"jim{number or ''}@b.example", GROUPED, "partner@client.example")
+        with holding(directory) as put:
+            for number in range(8):
+                tags = ["spam:phishing", "url:mismatch"]
+                put(f"PHISH{number}", f"user{number}@a.example", GROUPED, PHISHER, tags=tags)
+            for number in range(4):
+                put(f"NEWS{number}", content=GROUPED, sender=f"news{number}@shop.example", tags=["spam:bulk"])
+            for number in range(2):
+                put(f"THEIRS{number}", f"jim{number or ''}@b.example", GROUPED, "partner@client.example")
         history = made.console.history
         remember(history, ("MAILA", TENANT_A))
         history.close()

@@ -46,7 +46,7 @@ def test_the_first_start_says_how_to_make_a_user(own: World, guesses: list[tuple
 
 def test_a_user_signs_in_and_out(own: World) -> None:
     """The command adds the user; the session ends with the sign-out, also on the server."""
-    done = own.console.command("user", "add", "ann", "--role", "admin", input=f"{PASSWORD}\n", stdin=None)
+    done = own.console.command("user", "add", "ann", "--role", "admin", input=f"{PASSWORD}\n")
     assert done.returncode == 0 and PASSWORD not in done.stdout + done.stderr
     browser = own.console.browser()
     assert browser.get("/mail?what=x").target == "/sign-in?next=%2Fmail%3Fwhat%3Dx"
@@ -170,7 +170,7 @@ def test_changing_or_removing_a_user_ends_their_sessions(own: World) -> None:
         browser = own.console.browser()
         password = PASSWORD if words[1] == "password" else "another long one"
         assert browser.sign_in("ann", password).status == 303
-        done = own.console.command(*words, input="another long one\n", stdin=None)
+        done = own.console.command(*words, input="another long one\n")
         assert done.returncode == 0, done.stderr
         assert browser.get("/sessions").status == 303
     assert own.console.browser().sign_in("ann", "another long one").status == 403
@@ -218,5 +218,5 @@ def test_users_are_listed_with_role_and_tenants(own: World) -> None:
 )
 def test_mistakes_are_explained(own: World, words: tuple[str, ...], typed: str, said: str) -> None:
     """Nothing is changed."""
-    done = own.console.command(*words, input=typed, stdin=None)
+    done = own.console.command(*words, input=typed)
     assert done.returncode in (1, 2) and said in done.stderr

@@ -14,9 +14,9 @@ import pytest
 from bridge.console.roles import Role
 from bridge.history.entry import Kind, Row
 from bridge.testing import answer, result, until
-from tests.console.browser_kit import EACH_LOOK, LOOKS, Windows, overflows, window, wrong_for_readers
+from tests.console.browser_kit import EACH_LOOK, LOOKS, Windows, each_page, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, World, remember, world
-from tests.console.held_kit import held_ids, hold
+from tests.console.held_kit import held_ids, hold, holding
 from tests.history.history_kit import mail
 from tests.lists.lists_kit import Service, running_service
 
@@ -70,11 +70,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
         directory = made.console.directory
-        for number in range(30):
-            content = f"Subject: Offer {number}: cheap watches for everybody who acts today\r\n\r\nx\r\n".encode()
-            hold(directory, f"OFFER{number:03d}", content=content, sender=f"bounce-{number}@mailing.example")
-        tags = ["malware:eicar", "mime:executable", "url:mismatch", "auth:spf-fail"]
-        hold(directory, "INVOICE", content=INVOICE, sender="billing@partner.example", tags=tags, verdict="malware")
+        with holding(directory) as put:
+            for number in range(30):
+                subject = f"Subject: Offer {number}: cheap watches for everybody who acts today\r\n\r\nx\r\n"
+                put(f"OFFER{number:03d}", content=subject.encode(), sender=f"bounce-{number}@mailing.example")
+            tags = ["malware:eicar", "mime:executable", "url:mismatch", "auth:spf-fail"]
+            put("INVOICE", content=INVOICE, sender="billing@partner.example", tags=tags, verdict="malware")
         history = made.console.history
         history.append(list(_yesterday()))
         for number, (action, decision) in enumerate([("relay", "deliver")] * 6 + [("quarantine", "quarantine")] * 3):
@@ -113,8 +114,7 @@ def picture(page: Any, name: str, look: str) -> None:
         page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", full_page=False)
 
 
-@pytest.mark.parametrize("look", EACH_LOOK)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "look"), each_page(PAGES))
 def test_each_page_reads_well_and_fits(windows: Windows, name: str, look: str) -> None:
     """For readers of the screen, at both widths and in both themes."""
     with windows.look(look) as page:

@@ -74,6 +74,6 @@ def silent_server() -> Iterator[int]:
         yield server.getsockname()[1]
         ended.set()
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(60)
         for connection in held:
             connection.close()

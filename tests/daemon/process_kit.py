@@ -47,10 +47,12 @@ def environment(**more: str) -> dict[str, str]:
 def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run one command and wait until it exits."""
     words = list(map(str, arguments))
-    if options.keys() <= {"env", "cwd"} and can_be_warm(env := options.get("env", environment())):
-        return warm_commands(os.getpid()).run(words, env, options.get("cwd", ROOT))
+    if options.keys() <= {"env", "cwd", "input"} and can_be_warm(env := options.get("env", environment())):
+        return warm_commands(os.getpid()).run(words, env, options.get("cwd", ROOT), options.get("input", ""))
     command = [sys.executable, "-m", "bridge", *words]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if "input" not in options:
+        streams["stdin"] = subprocess.DEVNULL
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
     return subprocess.run(command, text=True, check=False, **{**defaults, **options})
 
@@ -58,7 +60,7 @@ def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
 def get(port: int, path: str) -> tuple[int, str]:
     """Status and text of an admin page; 0 if there is no answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=15) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as exc:
         with exc:
@@ -137,7 +139,7 @@ class Bridge:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 class Gate:

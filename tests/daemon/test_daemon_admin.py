@@ -47,7 +47,7 @@ def test_metrics_are_valid_and_start_at_zero(tmp_path: Path) -> None:
             f"http://127.0.0.1:{bridge.admin}/metrics",
             headers={"Accept": "application/openmetrics-text; version=1.0.0"},
         )
-        with urllib.request.urlopen(request, timeout=5) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             assert list(read_openmetrics(reply.read().decode()))
     assert mails(found) == 0
     assert found["scanbridge_in_processing_limit", frozenset()] == 20

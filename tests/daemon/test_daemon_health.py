@@ -326,7 +326,7 @@ def test_the_page_at_the_root_is_safe_and_leads_to_the_others(tmp_path: Path) ->
     evil = answer(403, b'{"error": "<script>alert(1)</script>"}')
     with scanner_that(evil) as url, bridge_with(tmp_path, url) as bridge:
         until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
-        with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin}/", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin}/", timeout=60) as reply:
             text, headers = reply.read().decode(), reply.headers
         assert "Mail is being accepted, scanned and delivered." in text
         assert all(f'href="{path}"' in text for path in ("/metrics", "/healthz", "/readyz", "/status"))

@@ -25,7 +25,7 @@ def test_systemd_passes_sockets_and_credentials_and_gets_notifications(tmp_path:
     credentials.mkdir()
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notices.bind(str(tmp_path / "notify"))
-    notices.settimeout(15)
+    notices.settimeout(60)
     listening = socket.create_server(("127.0.0.1", 0))
     with notices, listening, parts() as (_, scanner, next_hop):
         config, _, admin = write_config(
@@ -99,7 +99,7 @@ def test_a_listener_uses_the_socket_that_systemd_opened_at_its_address(tmp_path:
                 bridge.signal(signal.SIGHUP)
                 until(lambda c=count: json.loads(get(admin, "/status")[1])["reload"]["count"] > c, "the reload")
             with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(10)
+                client.settimeout(60)
                 client.connect(str(tmp_path / "milter"))
                 client.sendall(b"\x00\x00\x00\x0dO" + bytes([0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0]))
                 assert client.recv(100)[4:5] == b"O"
@@ -127,7 +127,7 @@ def test_a_blocked_event_loop_stops_the_watchdog_and_logs_its_stack(tmp_path: Pa
     """A reload blocks on a pipe: no more WATCHDOG=1 is sent, and systemd's SIGABRT logs the stack."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
         notices.bind(str(tmp_path / "notify"))
-        notices.settimeout(15)
+        notices.settimeout(60)
         config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, drain_timeout="40s")
         env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         bridge = start(config, port, admin, environment(PYTHONPATH=str(ROOT), **env))
@@ -188,7 +188,7 @@ def test_a_stop_asks_systemd_for_the_configured_drain_time(tmp_path: Path) -> No
     """The drain time and a little more; the unit's TimeoutStopSec need not match."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
         notices.bind(str(tmp_path / "notify"))
-        notices.settimeout(15)
+        notices.settimeout(60)
         config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, drain_timeout="400s")
         env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"))
         bridge = start(config, port, admin, env)

@@ -24,7 +24,7 @@ from bridge.user_pages.app import ROUTES
 from bridge.user_pages.cookies import SESSION_COOKIE
 from bridge.user_pages.sessions import UserSessions
 from tests.console.browser_kit import chromium
-from tests.console.held_kit import CONTENT, held_ids, hold
+from tests.console.held_kit import CONTENT, held_ids, hold, holding
 from tests.console.hostile_mails import MARK, corpus
 from tests.digests.digest_kit import Browser, Users, links, parsed, users
 
@@ -231,8 +231,9 @@ def test_signing_out_ends_the_session(pages: Users) -> None:
 def test_hostile_mail_is_harmless_on_every_page(pages: Users) -> None:
     """In a real browser: nothing runs, and nothing is asked for elsewhere."""
     mails = {f"HOSTILE{number}": mail for number, mail in enumerate(corpus())}
-    for mail_id, mail in mails.items():
-        hold(pages.directory, mail_id, "hostile@a.example", mail.content, sender=mail.sender, tags=mail.tags)
+    with holding(pages.directory) as put:
+        for mail_id, mail in mails.items():
+            put(mail_id, "hostile@a.example", mail.content, sender=mail.sender, tags=mail.tags)
     token = signed_in(pages, "hostile@a.example").cookies[SESSION_COOKIE]
     own, problems = f"http://127.0.0.1:{pages.served.port}/", []
     with chromium() as browser:

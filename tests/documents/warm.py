@@ -84,10 +84,12 @@ def _answer(client: socket.socket) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "").partition(":")
     for number, name in enumerate(("stdin", "stdout", "stderr")):  # the server's own do not know what they are now
         old, mode = getattr(sys, name), "r" if number == 0 else "w"
         buffering = 1 if name == "stderr" or os.isatty(number) else -1  # as Python's
-        new = open(number, mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115
+        handler = (errors or "strict") if encoding and name != "stderr" else old.errors
+        new = open(number, mode, buffering, encoding or old.encoding, handler, closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
     os.chdir(directory)
     os.environ.clear()

@@ -235,7 +235,7 @@ class Rsyslog:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def received(self, count: int) -> list[tuple[str, dict[str, Any]]]:

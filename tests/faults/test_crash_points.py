@@ -209,7 +209,7 @@ def kill_before_our_250(rig: CrashRig) -> None:
     rig.scanner.reply = gate
     with rig.bridge.client() as client:
         begun(client)
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         with kill_at(rig.bridge.process.pid, "write,writev,sendto,sendmsg", 1, threads=False):
             rig.background.loop.call_soon_threadsafe(go_on.set)
             assert client.reply() == b""

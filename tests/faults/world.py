@@ -187,7 +187,7 @@ class Scanner:
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 class Behind(Postfix):

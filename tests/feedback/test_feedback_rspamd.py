@@ -38,7 +38,7 @@ def rspamd() -> Iterator[LearningRspamd]:
 
 
 def page(bridge: RunningBridge, name: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/{name}", timeout=10) as answered:
+    with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/{name}", timeout=60) as answered:
         text: str = answered.read().decode()
         return text
 

@@ -20,7 +20,7 @@ class Client:
     """`bridge.testing.SmtpClient` for dialogues that stop at the first refusal: one command, one reply, as text."""
 
     def __init__(self, port: int | RunningBridge) -> None:
-        self._client = SmtpClient(port if isinstance(port, int) else port.port, timeout_s=10)
+        self._client = SmtpClient(port if isinstance(port, int) else port.port, timeout_s=60)
         self.greeting = self.read()
 
     def __enter__(self) -> Self:

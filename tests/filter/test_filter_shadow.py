@@ -32,7 +32,7 @@ WORDS: dict[str, tuple[Any, str]] = {
 
 def test_shadow_mode_relays_whatever_the_scanner_says(tmp_path: Path) -> None:
     """Log and metrics show what would have been done; nothing is stored or refused."""
-    with running_bridge(tmp_path, mode="shadow", deadline="1s") as bridge, mail_lines() as lines:
+    with running_bridge(tmp_path, mode="shadow", deadline="3s") as bridge, mail_lines() as lines:
         for word, (reply, would) in WORDS.items():
             bridge.scanner.reply = reply
             before = counted(bridge, "shadow_mails_total", listener="test", would=would)

@@ -16,7 +16,7 @@ def test_no_seed_or_mutation_breaks_a_promise(name: str, inputs: int) -> None:
     """The seed is fixed, so a failure is reproducible."""
     run = Run(name, Random(1))
     try:
-        run.replay()
+        run.replay(watch_each=4 if inputs == 60 else 1)
         run.mutate(inputs=inputs // 5 if name == "configuration" else inputs)
     except Broken as broken:
         pytest.fail(f"{broken}: {smaller(broken, 2.0)!r}")

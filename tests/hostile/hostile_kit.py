@@ -17,6 +17,7 @@ from typing import Any
 
 from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, configuration, result, until
+from tests.warm_commands import WarmProcess, warm_commands
 
 MiB = 1024 * 1024
 
@@ -56,7 +57,7 @@ class Hanging:
 class Process:
     """A daemon started the way an operator starts it, with a scripted scanner and next hop."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     port: int
     log: Path
     scanner: FakeScanner
@@ -104,17 +105,21 @@ def bridge_process(
     log = directory / "log"
 
     def limit() -> None:
-        if open_files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
+    words = ["run", "-c", str(directory / "bridge.yml")]
+    process: subprocess.Popen[bytes] | WarmProcess
     with open(log, "wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bridge", "run", "-c", str(directory / "bridge.yml")],
-            stdout=file,
-            stderr=file,
-            preexec_fn=limit,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        if open_files is None:
+            process = warm_commands(os.getpid()).start(words, dict(os.environ), directory, file.fileno(), file.fileno())
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bridge", *words],
+                stdout=file,
+                stderr=file,
+                preexec_fn=limit,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
     try:
         port = int(data["listeners"][0]["address"].rpartition(":")[2])
         until(lambda: process.poll() is not None or can_connect(port), "the bridge to start", 90)
@@ -124,7 +129,7 @@ def bridge_process(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

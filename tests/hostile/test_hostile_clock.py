@@ -46,4 +46,4 @@ def test_deadlines_survive_a_jump_of_the_wall_clock(
         bridge.scanner.reply = never
         began = time.monotonic()
         assert idle.mail(b"Subject: other\r\n\r\nx\r\n").startswith(b"451 4.4.7 ")
-        assert 1 < time.monotonic() - began < 20
+        assert 1 < time.monotonic() - began < 50

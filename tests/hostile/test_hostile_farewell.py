@@ -259,7 +259,7 @@ def test_idle_sessions_get_421_at_shutdown(tmp_path: Path) -> None:
         for client in (first, second):
             assert client.reply() == b"421 4.3.2 Service shutting down"
             assert client.is_cut()
-        thread.join(10)
+        thread.join(60)
         with pytest.raises(OSError):
             bridge.client()
 
@@ -277,7 +277,7 @@ def test_mail_being_scanned_is_finished_before_shutdown(tmp_path: Path) -> None:
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert client.reply() == b"421 4.3.2 Service shutting down"
         assert client.is_cut()
-        thread.join(10)
+        thread.join(60)
         assert len(bridge.next_hop.mails) == 1
 
 
@@ -292,7 +292,7 @@ def test_mail_in_data_is_finished_before_shutdown(tmp_path: Path) -> None:
         client.send(b"\r\nx\r\n.\r\n")
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert client.reply() == b"421 4.3.2 Service shutting down"
-        thread.join(10)
+        thread.join(60)
         assert len(bridge.next_hop.mails) == 1
 
 
@@ -321,7 +321,7 @@ def test_sigterm_in_the_middle_of_data_ends_in_time(tmp_path: Path) -> None:
         until(lambda: not_listening(bridge.port), "the listener to close")
         assert client.say(b"x\r\n.")[0].startswith(b"250 ")
         assert client.reply().startswith(b"421 4.3.2 ")
-        assert bridge.wait(10) == 0
+        assert bridge.wait(60) == 0
 
 
 def not_listening(port: int) -> bool:

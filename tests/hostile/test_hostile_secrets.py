@@ -168,7 +168,7 @@ def world(tmp_path: Path) -> Iterator[tuple[World, FakeScanner, Background]]:
             yield daemon, scanner, background
         finally:
             daemon.process.kill()
-            daemon.process.wait(10)
+            daemon.process.wait(60)
             for part in (scanner, next_hop):
                 background.run(part.stop())
             background.close()

@@ -18,7 +18,7 @@ class Unix(SmtpClient):
 
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         self.sock.connect(str(path))
         self._read = b""
 

@@ -330,7 +330,7 @@ def test_saturated_bridge_refuses_before_the_content_travels(scripted, ports, po
 
 
 def refused_at_mail(admin_port: int) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=60) as page:
         text = page.read().decode()
     found = re.search(r'^scanbridge_saturated_replies_total\{listener="proxy",stage="mail"\} (\S+)', text, re.M)
     assert found, text
@@ -339,7 +339,7 @@ def refused_at_mail(admin_port: int) -> float:
 
 def test_client_that_disconnects_in_the_middle_leaves_no_mail(scripted, ports, postfix, destination, marker):
     """No final dot, no mail."""
-    with socket.create_connection(("127.0.0.1", ports.scripted_front), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", ports.scripted_front), timeout=60) as client:
         client.sendall(b"EHLO x\r\n")
         client.sendall(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n")
         until(lambda: b"354" in client.recv(4096), "354")

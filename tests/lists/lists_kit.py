@@ -28,7 +28,7 @@ from bridge.service.store import Store, list_entry, list_state
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 OTHER = "00000000-0000-4000-8000-000000000001"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SECRET = "5ecretkey" * 6
 
 CONFIG = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 
 import authres
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.mail.authentication_results import OwnResults
-from tests.processor_time import cpu_s
+from tests.processor_time import fair_cpu_s
 from tests.requirements import need, unavailable
 
 OURS = OwnResults("mx.example.org")
@@ -110,9 +109,7 @@ def test_exactly_ours_are_removed(values: list[bytes]) -> None:
 )
 def test_hostile_fields_take_linear_time(head: bytes) -> None:
     """Half a megabyte is looked at in less than a second, which quadratic time would exceed by far."""
-    start = time.thread_time()
-    OURS.remove(head)
-    assert time.thread_time() - start < 1.0
+    assert fair_cpu_s(lambda: OURS.remove(head)) < 1.0
 
 
 @pytest.mark.parametrize("rest", [";dmarc=pass", " dmarc=pass", "\xe9", "\r\nX: y", ".a"])
@@ -186,7 +183,7 @@ def test_a_header_section_of_short_fields_took_a_second(value: str) -> None:
     """All other mail of the worker waited. Beyond a hundred, odd fields are removed without being read."""
     field = f"Authentication-Results:{value}\r\n".encode()
     head = field * ((1 << 20) // len(field))
-    assert cpu_s(lambda: OURS.remove(head)) < 0.5
+    assert fair_cpu_s(lambda: OURS.remove(head)) < 0.5
     other = b"Authentication-Results: other.example; none\r\n"
     assert OURS.remove(field * 100 + other * 9 + field * 9) == field * 100 + other * 9
     assert list(OURS.own_of(other * 101 + field * 101)) == [False] * 201 + [True]

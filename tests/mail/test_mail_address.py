@@ -15,7 +15,7 @@ from bridge.mail.address import (
     has_certain_domain,
     split_address,
 )
-from tests.processor_time import cpu_s
+from tests.processor_time import fair_cpu_s
 
 # Spellings of one domain, each with the form in which it is compared.
 SPELLINGS = [
@@ -165,7 +165,7 @@ def test_punycode_agrees_with_the_codec(label: str) -> None:
 )
 def test_no_domain_takes_long(domain: str) -> None:
     """A few milliseconds for the worst of them, also for a name far longer than any address."""
-    assert cpu_s(lambda: domain_of("user@" + domain), attempts=1) < 0.1
+    assert fair_cpu_s(lambda: domain_of("user@" + domain), attempts=1) < 0.1
 
 
 def test_a_name_of_more_than_the_limit_is_only_lowered() -> None:
@@ -198,4 +198,4 @@ def test_a_thousand_recipients_in_long_domains_are_converted_once() -> None:
     addresses += [f"({'(' * 200}{')' * 200})u{number}@(x) b.example" for number in range(500)]
     found = list(map(domain_of, addresses))
     assert list(map(domain_of, addresses)) == found
-    assert cpu_s(lambda: list(map(domain_of, addresses))) < 0.1
+    assert fair_cpu_s(lambda: list(map(domain_of, addresses)), attempts=3) < 0.1

@@ -8,7 +8,6 @@ import bz2
 import gzip
 import lzma
 import struct
-import time
 import zlib
 
 import pytest
@@ -20,6 +19,7 @@ from bridge.service.analysis.content import archives, tnef
 from bridge.service.analysis.decision import TAG_SCORES
 from bridge.service.analysis.inspection import NeedsProcess, inspect
 from bridge.service.analysis.limits import Limits
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import EICAR, attached, mail, zipped
 
 ZIP = zipped(("eicar.com", EICAR))
@@ -360,10 +360,10 @@ def test_archives_that_other_programs_open_are_opened(content):
 @pytest.mark.parametrize(("kind", "pack", "count"), [("gzip", gzip.compress, 150_000), ("xz", lzma.compress, 60_000)])
 def test_concatenated_streams_cost_no_more_than_their_bytes(kind, pack, count):
     """The rest of the file was copied for each stream: these three megabytes took minutes, now half a second."""
-    start = time.process_time()
-    [member] = archives.members(pack(b"hello") * count, kind, "a", archives.Budget())
+    packed, found = pack(b"hello") * count, []
+    assert fair_cpu_s(lambda: found.extend(archives.members(packed, kind, "a", archives.Budget()))) < 20
+    [member] = found
     assert member.content == b"hello" * count
-    assert time.process_time() - start < 20
 
 
 def test_a_file_in_lzma_is_opened():
@@ -436,9 +436,9 @@ def test_a_sender_beyond_the_bound_of_a_field_is_not_ignored(field):
 def test_many_parts_do_not_search_the_same_lines_without_end():
     """Each of five thousand delimiters searched all lines behind it: 260 kB took more than a minute."""
     data = b"Content-Type: x\r\n\r\n" + b"--a: b\n" * 4900 + b"c: d\n" * 45_000
-    start = time.process_time()
-    assert inspect(data, Limits()).limits == {"readings"}
-    assert time.process_time() - start < 20
+    found = []
+    assert fair_cpu_s(lambda: found.append(inspect(data, Limits()))) < 20
+    assert found[0].limits == {"readings"}
 
 
 def test_many_unlisted_members_cost_no_more_than_their_bytes():

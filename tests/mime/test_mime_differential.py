@@ -20,7 +20,7 @@ from tests.mime.servers import Clamav
 from tests.requirements import unavailable
 
 RANDOM_MAILS = 300
-SHARE = 8  # `make test` reads one mail in eight with each reader, every mail with some; `make test-long` reads all
+SHARE = 16  # `make test` reads one mail in 16 with each reader, every mail with some; `make test-long` reads all
 SHOWN = 3  # findings in one failure, each minimised
 
 
@@ -30,7 +30,7 @@ def cases() -> list[Case]:
 
 
 def share(reader: Reader) -> list[Case]:
-    """Another eighth for each of eight readers that follow each other."""
+    """Another sixteenth for each of 16 readers that follow each other."""
     return cases()[READERS.index(type(reader)) % SHARE :: SHARE]
 
 

@@ -64,7 +64,7 @@ class Prometheus:
     def ask(self, path: str, **parameters: str) -> Any:
         """The data that the HTTP API returns."""
         address = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(address, timeout=10) as reply:
+        with urllib.request.urlopen(address, timeout=60) as reply:
             return json.load(reply)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class Prometheus:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Scene:
         finally:
             over.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(60)
 
     def kill_scanner(self) -> None:
         """Close the port and break open connections."""

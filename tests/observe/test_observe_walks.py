@@ -91,7 +91,7 @@ def test_saturation_is_reported_with_its_cause(tmp_path: Path) -> None:
             client.open()
             client.begin()
             client.send(b"Subject: x\r\n\r\nx\r\n.\r\n")
-            assert bridge.scanner.arrived.acquire(timeout=20)
+            assert bridge.scanner.arrived.acquire(timeout=60)
         assert number(bridge, "scanbridge_saturated", cause="limit") == 1
         assert number(bridge, "scanbridge_saturated", cause="scanner") == 0
         for client in clients:

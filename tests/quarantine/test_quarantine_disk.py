@@ -181,7 +181,7 @@ def test_the_event_loop_waited_for_the_count_of_another_mail(tmp_path: Path) -> 
 
     def count() -> int:
         counting.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return 10
 
     quota = Quota(count, 100, 60.0)
@@ -192,10 +192,10 @@ def test_the_event_loop_waited_for_the_count_of_another_mail(tmp_path: Path) -> 
     go_on.clear()
     with ThreadPoolExecutor(1) as threads:
         second = threads.submit(quota.reserve, 40)
-        assert counting.wait(10)
+        assert counting.wait(60)
         quota.settle(40, is_stored=True)  # meanwhile: the count may have missed it
         go_on.set()
-        second.result(10)
+        second.result(60)
     quota.reserve(10)
     with pytest.raises(StoreFull, match="50 of 100"):
         quota.reserve(1)

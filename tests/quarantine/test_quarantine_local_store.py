@@ -25,15 +25,14 @@ from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from bridge.testing import eventually
+from tests.event_loops import EACH_LOOP
 from tests.quarantine.small_disk import files, small_disk
 from tests.relay.scripted_hop import HEAD, make_tx
 
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
 
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+@pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     """Async tests here run on both event loops."""
     backend: tuple[str, dict[str, bool]] = request.param

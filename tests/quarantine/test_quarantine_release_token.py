@@ -22,7 +22,7 @@ from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from tests.filter.smtp_kit import mail_lines
 from tests.postfix_kit import Postfix
-from tests.processor_time import cpu_s
+from tests.processor_time import fair_cpu_s
 from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made, thread_is_in
 from tests.requirements import need
 
@@ -215,7 +215,7 @@ def test_a_forged_mark_above_a_body_of_empty_lines_was_quadratic() -> None:
         mail.write(b"\r\n" * (1 << 19))
     tokens = ReleaseTokens(KEY, "X-Scan-")
     assert tokens.find(mail.head(), SENDER, TO, time.time()) is None
-    assert cpu_s(lambda: tokens.find(mail.head(), SENDER, TO, time.time())) < 0.1
+    assert fair_cpu_s(lambda: tokens.find(mail.head(), SENDER, TO, time.time()), attempts=3) < 0.1
 
 
 def test_a_true_mark_above_another_body_of_empty_lines_costs_one_pass() -> None:
@@ -227,7 +227,7 @@ def test_a_true_mark_above_another_body_of_empty_lines_costs_one_pass() -> None:
         mail.write(b"\r\n" * (1 << 19))
     tokens = ReleaseTokens(KEY, "X-Scan-")
     assert tokens.field(mail, SENDER, TO, datetime.now(UTC))
-    assert cpu_s(lambda: tokens.field(mail, SENDER, TO, datetime.now(UTC))) < 2.0
+    assert fair_cpu_s(lambda: tokens.field(mail, SENDER, TO, datetime.now(UTC))) < 2.0
 
 
 def test_a_header_section_full_of_marks_is_cheap() -> None:
@@ -242,7 +242,7 @@ def test_a_header_section_full_of_marks_is_cheap() -> None:
         b"X-Scan-Released:" + b"\t" * (1 << 20),
     ):
         assert tokens.find(head, SENDER, to, time.time()) is None
-        assert cpu_s(lambda head=head: tokens.find(head, SENDER, to, time.time())) < 0.2
+        assert fair_cpu_s(lambda head=head: tokens.find(head, SENDER, to, time.time()), attempts=3) < 0.2
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ class Service:
         head += "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
         with ExitStack() as stack:
             for _ in range(self._SLOTS):
-                request = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=10))
+                request = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=60))
                 request.sendall(head.encode())
             yield
 
@@ -185,7 +185,7 @@ class Setting:
 
     def status(self) -> str:
         """The bridge's status page."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/status", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/status", timeout=60) as page:
             return str(page.read().decode())
 
     def problems(self, check: Callable[[Config, Path], Iterable[Finding]], place: Path) -> list[Finding]:

@@ -38,7 +38,7 @@ def haproxy(directory: Path, front: int, *bridges: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 class Behind(Setting):
@@ -108,6 +108,6 @@ def test_mail_goes_on_while_one_bridge_is_up_and_ends_when_none_is(tmp_path: Pat
         bridges[0].background.run(bridges[0].daemon.stop(1.0))
         assert send(4) == [0, 4]
         bridges[1].background.run(bridges[1].daemon.stop(1.0))
-        with socket.create_connection(("127.0.0.1", front), timeout=10) as sock, pytest.raises(ConnectionError):
+        with socket.create_connection(("127.0.0.1", front), timeout=60) as sock, pytest.raises(ConnectionError):
             if not sock.recv(100):
                 raise ConnectionResetError

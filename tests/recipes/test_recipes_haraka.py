@@ -54,7 +54,7 @@ class Haraka:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
 
     def senders(self) -> dict[str, str]:
         """It forwards while the client waits, and queues nothing."""

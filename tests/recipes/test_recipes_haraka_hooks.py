@@ -90,7 +90,7 @@ def _forged_fields(setting: Setting) -> None:
 
 def _two_tenants(setting: Setting) -> None:
     """A recipient who cannot share the mail is deferred at RCPT; the others get it."""
-    with smtplib.SMTP("127.0.0.1", setting.front, timeout=10) as client:
+    with smtplib.SMTP("127.0.0.1", setting.front, timeout=60) as client:
         refused = client.sendmail(
             "a@example.org", ["b@example.net", "b@other.example.net"], mail(Case.DELIVER, "X-Two: y")
         )

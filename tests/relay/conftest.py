@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.event_loops import EACH_LOOP
 from tests.relay.scripted_hop import made
 
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+@pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     """Async tests run on both event loops."""
     backend: tuple[str, dict[str, bool]] = request.param

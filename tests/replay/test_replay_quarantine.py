@@ -31,6 +31,15 @@ def at(tmp_path: Path) -> Iterator[Replays]:
         yield Replays(made)
 
 
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replays]:
+    """The same, for tests in which nothing is sent."""
+    with desk(tmp_path_factory.mktemp("untouched")) as made:
+        for mail in MAILS:
+            made.send(mail, b"b@example.org", b"c@example.org")
+        yield Replays(made)
+
+
 def forget(at: Replays) -> None:
     at.desk.bridge.scanner.submissions.clear()
 
@@ -162,15 +171,15 @@ def test_no_mail_is_no_success(at: Replays, args: tuple[str, ...]) -> None:
     ids=" ".join,
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(
-    at: Replays, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    untouched: Replays, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2, and no mail leaves; above all, our token is not sent to another scanner."""
-    forget(at)
-    monkeypatch.chdir(at.desk.config.parent)
+    forget(untouched)
+    monkeypatch.chdir(untouched.desk.config.parent)
     Path("x.yml").touch()
-    done = at.run(*args)
+    done = untouched.run(*args)
     assert done.returncode == 2, done.stderr
-    assert at.desk.bridge.scanner.submissions == []
+    assert untouched.desk.bridge.scanner.submissions == []
 
 
 def test_a_saved_result_is_what_later_ones_are_compared_with(at: Replays, tmp_path: Path) -> None:
@@ -211,12 +220,13 @@ def test_a_name_alone_does_not_make_it_the_same_mail(at: Replays, tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"mails": 1}', '{"mails": [{"mail": "x"}]}', "[" * 100_000])
-def test_a_file_that_is_no_result_is_65(at: Replays, tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_result_is_65(untouched: Replays, tmp_path: Path, text: str) -> None:
     """Nothing is sent for a comparison that cannot be made."""
-    forget(at)
+    forget(untouched)
     (tmp_path / "bad.json").write_text(text)
-    done = at.run("--expect", tmp_path / "bad.json")
-    assert done.returncode == 65 and "was not written by" in done.stderr and at.desk.bridge.scanner.submissions == []
+    done = untouched.run("--expect", tmp_path / "bad.json")
+    assert done.returncode == 65 and "was not written by" in done.stderr
+    assert untouched.desk.bridge.scanner.submissions == []
 
 
 def test_mail_without_an_earlier_decision_is_not_a_change(tmp_path: Path) -> None:

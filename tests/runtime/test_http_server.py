@@ -82,7 +82,7 @@ async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
 
     Half a head gets 408. A connection opened in advance gets no answer to a request that it has not sent.
     """
-    async with serving(head_timeout_s=0.2) as server:
+    async with serving(head_timeout_s=0.5) as server:
         patient_reader, patient = await connect(server, REQUEST)
         assert (await patient_reader.readline()).startswith(b"HTTP/1.1 204 ")
         for start, answer in ((b"", b""), (REQUEST[:10], b"HTTP/1.1 408 ")):
@@ -110,7 +110,7 @@ async def test_a_target_that_is_no_url_got_no_answer(
     """As the first request of a connection or a later one; it left a traceback in the log."""
     async with serving() as server:
         reader, writer = await connect(server, REQUEST * earlier + REQUEST.replace(b" / ", b" " + target + b" "))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answers = await reader.read()
         writer.close()
     assert [line.split()[1] for line in answers.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [
@@ -130,7 +130,7 @@ async def test_a_client_that_does_not_read_is_not_waited_for(requests: int, capl
         received = 0
         while chunk := await reader.read(1 << 20):
             received += len(chunk)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.005)
         assert received > 1000 * 64 * 1024
         await eventually(lambda: server.connections == 0, "the silent one to be cut")
         slow.close()

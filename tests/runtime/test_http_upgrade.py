@@ -61,7 +61,7 @@ async def talk(server: HttpServer, data: bytes, step: int = 0) -> bytes:
             await writer.drain()
             if step:
                 await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         try:
             found = await reader.read()
         except ConnectionError:

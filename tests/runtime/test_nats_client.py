@@ -31,8 +31,8 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_is_cancelled(tmp_path):
         client = NatsClient()
         await client.connect(url, allow_reconnect=False)
         await client.subscribe("question", cb=answer)
-        assert (await client.request("question", timeout=5)).data == b"here"
-        asking = asyncio.create_task(client.request("question", timeout=5))
+        assert (await client.request("question", timeout=60)).data == b"here"
+        asking = asyncio.create_task(client.request("question", timeout=60))
         client._resp_map = _CancelledFirst(asking)
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -56,7 +56,7 @@ def test_subscriptions_outlived_a_close_that_was_cancelled(tmp_path):
         await asyncio.sleep(0)  # it has begun, and waits for the last bytes to be sent
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        await asyncio.wait([subscription._wait_for_msgs_task], timeout=5)
+        await asyncio.wait([subscription._wait_for_msgs_task], timeout=60)
         assert subscription._wait_for_msgs_task.done() and client._transport._io_writer.is_closing()
 
     with nats_server(tmp_path) as server:

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,13 +15,12 @@ import trustme
 
 from bridge.runtime.tls_acceptor import TlsAcceptor
 from bridge.testing import eventually
+from tests.event_loops import EACH_LOOP
 
 AUTHORITY = trustme.CA()
 
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+@pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
@@ -58,9 +58,16 @@ async def accepting(max_handshakes: int = 3, *, is_ahead: bool | None = None) ->
             await asyncio.open_connection("127.0.0.1", port)
 
 
-async def echoed(port: int) -> bytes:
-    context = ssl.create_default_context()
+@cache
+def trusting() -> ssl.SSLContext:
+    """Without the system's certificates, which take long to read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     AUTHORITY.configure_trust(context)
+    return context
+
+
+async def echoed(port: int) -> bytes:
+    context = trusting()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(b"hello")
     try:

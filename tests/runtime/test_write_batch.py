@@ -9,11 +9,10 @@ import pytest
 
 from bridge.runtime.write_batch import WriteBatch
 from bridge.scanner.http import ScannerConnection
+from tests.event_loops import EACH_LOOP
 
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+@pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 

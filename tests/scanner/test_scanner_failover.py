@@ -281,7 +281,7 @@ async def test_late_scans_of_a_frozen_host_are_given_up_if_there_is_another_host
         host = scanner.hosts[0]
         watch = asyncio.create_task(scanner.watch())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await eventually(lambda: all(host.status for host in scanner.hosts), "the status of all hosts")
                 if others:
                     prefer(scanner, 0)

@@ -103,7 +103,7 @@ def test_status_and_metrics_name_the_dialect(hooked: tuple[HooksScanner, Running
     scanner, bridge = hooked
     pages = {}
     for page in ("status", "metrics"):
-        with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/{page}", timeout=10) as opened:
+        with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/{page}", timeout=60) as opened:
             pages[page] = opened.read().decode()
     assert json.loads(pages["status"])["scanner"][0]["dialect"] == "mta-hooks"
     (series,) = [line for line in pages["metrics"].splitlines() if line.startswith("scanbridge_scanner_info{")]

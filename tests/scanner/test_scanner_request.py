@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -112,6 +113,11 @@ async def test_a_boundary_in_the_mail_does_no_harm(line: bytes) -> None:
     assert json.loads(parts["parameters"][1])["borderMtaData"]["envelopeFrom"] == "a@example.org"
 
 
+@cache
+def _host() -> Host:
+    return Host(configured("http://127.0.0.1:9"), ScannerSettings(("http://127.0.0.1:9",), "token"))
+
+
 @given(st.binary(max_size=200).map(lambda raw: raw.decode("utf-8", "surrogateescape")) | st.text(max_size=50))
 @example("\udcff\udcfe")
 @example("\U0001f600")
@@ -121,8 +127,7 @@ def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
     from bridge.scanner.requests import Submission
 
     request = AnalysisRequest(BorderMtaData("a@b", ("c@d",), None, helo))
-    host = Host(configured("http://127.0.0.1:9"), ScannerSettings(("http://127.0.0.1:9",), "token"))
-    head = next(iter(Submission(request, Message(Spool(0)), b"").to(host)))
+    head = next(iter(Submission(request, Message(Spool(0)), b"").to(_host())))
     body = head.split(b"application/json\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0]
     told = json.loads(body.decode("utf-8", "strict"))["borderMtaData"]["senderHelo"]
     told.encode("utf-8", "strict")  # a lone surrogate, also as an escape, is refused by strict readers

@@ -35,8 +35,8 @@ from tests.warm_commands import WarmProcess, warm_commands
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
-DEADLINE_S = 60.0  # ends a test that would hang
-SOON_S = 30.0  # "within a second", with some reserve for a busy machine
+DEADLINE_S = 120.0  # ends a test that would hang
+SOON_S = 60.0  # "within a second", with some reserve for a busy machine
 
 CONFIG = f"""
 listen: 127.0.0.1:0
@@ -144,9 +144,11 @@ class ServiceProcess(Service):
         """`is_program`: not forked from a process that has imported everything, so that its memory is its own."""
         self.directory = directory
         self.config = yaml_file.load(directory / "service.yml", ServiceConfig)
+        self._start(directory, "service", "-c", "service.yml", is_program=is_program)
+
+    def _start(self, directory: Path, *words: str, is_program: bool = False) -> None:
         # The process shares this file's position; unless it appends, it would write wherever `log` is reading.
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed in `end`)
-        words, ours = ["service", "-c", "service.yml"], dict(os.environ)
         self.process: subprocess.Popen[str] | WarmProcess
         if is_program:
             self.process = subprocess.Popen(
@@ -155,7 +157,8 @@ class ServiceProcess(Service):
             )  # fmt: skip
             return
         out, end = os.pipe()
-        self.process = warm_commands(os.getpid()).start(words, ours, directory, end, self._log.fileno())
+        given = list(words), dict(os.environ), directory, end, self._log.fileno()
+        self.process = warm_commands(os.getpid()).start(*given)
         os.close(end)
         self.process.stdout = os.fdopen(out)
 

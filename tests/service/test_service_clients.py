@@ -83,27 +83,42 @@ def urls(targets: dict[str, Target]) -> list[str]:
     return [target.url for target in targets.values()]
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+OPTIONS: list[tuple[str, ...]] = [
+    (),
+    ("--http1.0",),
+    ("--http1.0", "-H", "Connection: keep-alive"),
+    ("--http1.1",),
+    ("--http2",),
+    ("-H", "Expect: 100-continue"),
+    ("-H", "Expect:"),
+    ("-H", "Transfer-Encoding: chunked"),
+    ("-H", "Transfer-Encoding: chunked", "-H", "Expect: 100-continue"),
+    ("--compressed",),
+    ("--no-keepalive", "-H", "Connection: close"),
+    ("--tcp-nodelay", "--limit-rate", "4M"),
+    ("--tls-max", "1.2"),
+]
+WITH_TLS = {(), ("--http2",), ("-H", "Transfer-Encoding: chunked"), ("--tls-max", "1.2")}  # also in `make test`
+
+
+def _in_test(options: tuple[str, ...], scheme: str) -> bool:
+    return options in WITH_TLS if scheme == "https" else options != ("--tls-max", "1.2")
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "scheme"),
     [
-        [],
-        ["--http1.0"],
-        ["--http1.0", "-H", "Connection: keep-alive"],
-        ["--http1.1"],
-        ["--http2"],
-        ["-H", "Expect: 100-continue"],
-        ["-H", "Expect:"],
-        ["-H", "Transfer-Encoding: chunked"],
-        ["-H", "Transfer-Encoding: chunked", "-H", "Expect: 100-continue"],
-        ["--compressed"],
-        ["--no-keepalive", "-H", "Connection: close"],
-        ["--tcp-nodelay", "--limit-rate", "4M"],
-        ["--tls-max", "1.2"],
+        pytest.param(
+            options,
+            scheme,
+            marks=[] if _in_test(options, scheme) else pytest.mark.long,
+            id=f"{' '.join(options) or 'default'}-{scheme}",
+        )
+        for options in OPTIONS
+        for scheme in ("http", "https")
     ],
-    ids=lambda options: " ".join(options) or "default",
 )
-def test_curl(targets: dict[str, Target], scheme: str, options: list[str]) -> None:
+def test_curl(targets: dict[str, Target], scheme: str, options: tuple[str, ...]) -> None:
     """Every way in which curl can send a request."""
     need("curl", "jq", "bash")
     assert run(targets, "./curl.sh", targets[scheme].url, *options) == LINES

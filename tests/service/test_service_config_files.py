@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -63,11 +61,7 @@ class Started(ServiceProcess):
     def __init__(self, path: Path) -> None:
         self.directory = path
         self.config = load(path).config
-        self._log = (path.parent / "log").open("w+b")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bridge", "service", "-c", path.name],
-            cwd=path.parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
+        self._start(path.parent, "service", "-c", path.name)
 
     def __enter__(self) -> Started:
         self.wait()

@@ -13,7 +13,6 @@ import random
 import shutil
 import struct
 import subprocess
-import time
 import zlib
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import archives, tar_archive
 from bridge.service.analysis.content.archives import Budget
+from tests.processor_time import fair_cpu_s
 from tests.service.container_kit import (
     SCRIPT,
     SMIME,
@@ -193,9 +193,9 @@ def damaged(size: int) -> bytes:
 def test_damaged_members_took_half_a_second_each() -> None:
     """What precedes the damage was decoded again byte by byte. 20 members took 10 seconds, 40 all there were."""
     member = local(b"a", damaged(260_000), method=8, crc=0, size=260_000)
-    started = time.process_time()
-    assert "limit:archive-work" in tags(member * 450, "a.zip")
-    assert time.process_time() - started < 10
+    found: list[str] = []
+    assert fair_cpu_s(lambda: found.extend(tags(member * 450, "a.zip"))) < 10
+    assert "limit:archive-work" in found
     assert work(member, "zip") < 20 * 260_000
 
 

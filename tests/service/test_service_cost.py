@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from bridge.service.analysis.content import links
 from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from tests.processor_time import is_linear
 from tests.service.service_kit import mail, service
 
 INLINE = Limits(archives=False)
@@ -88,16 +88,6 @@ def test_a_text_full_of_beginnings_is_left_to_a_process(unit: str) -> None:
     Links(is_inline=True).scan(repeated(unit, 4000 if len(unit) > 1 else 1900), is_html=True)
 
 
-def cost(work: Callable[[str], object], text: str) -> float:
-    """The least CPU time of several runs, because other programs disturb some of them."""
-    times = []
-    for _ in range(7):
-        start = time.thread_time()
-        work(text)
-        times.append(time.thread_time() - start)
-    return min(times)
-
-
 def scan_html(text: str) -> None:
     Links(1_000_000).scan(text, is_html=True)
 
@@ -130,8 +120,7 @@ LINEAR: dict[str, tuple[Callable[[str], object], str]] = {
 def test_twice_the_text_takes_at_most_about_twice_the_time(name: str) -> None:
     """A quadratic step would take four times as long for twice the text, and sixteen times for four times."""
     work, unit = LINEAR[name]
-    small, large = repeated(unit, 100_000), repeated(unit, 400_000)
-    assert cost(work, large) < 10 * cost(work, small) + 0.01
+    assert is_linear(work, repeated(unit, 100_000), repeated(unit, 400_000))
 
 
 def test_other_mail_is_answered_while_such_mail_is_inspected(tmp_path) -> None:

@@ -18,6 +18,7 @@ from bridge.service.analysis.worker_pool import WorkerPool
 from bridge.service.lists.index import ListIndex, Traits
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import attached, mail
 
 SIZE = 300_000
@@ -55,7 +56,7 @@ def test_an_ambiguous_mail_kept_a_process_busy_for_many_seconds(name: str) -> No
     """300 KB take about two seconds at most; the test allows for a slow machine."""
     content = (HEAD + EXPENSIVE[name] * (SIZE // len(EXPENSIVE[name]) + 1))[:SIZE]
     found: list[Inspection] = []
-    cost = cpu_of(lambda: found.append(inspect(content, Limits())))
+    cost = fair_cpu_s(lambda: found.append(inspect(content, Limits())))
     assert cost < 6
     if cost > 3:
         assert found[0].limits

@@ -150,7 +150,7 @@ def test_an_engine_that_hangs_is_abandoned_after_its_timeout(tmp_path):
         with service(tmp_path, text) as running:
             start = time.monotonic()
             assert running.submit(mail()).json["decision"] == "undecided"
-            assert 0.25 < time.monotonic() - start < 30
+            assert 0.25 < time.monotonic() - start < 50
             assert running.submit(mail(GTUBE)).json["decision"] == "bounce"
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_disconnects_cancels_its_analysis(tmp_path):
                 wait_for(lambda: running.status().json == {"messageQueueStatus": "RED"})
             start = time.monotonic()
             wait_for(lambda: running.status().json != {"messageQueueStatus": "RED"})
-            assert time.monotonic() - start < 30
+            assert time.monotonic() - start < 50
             assert running.status().json == {"messageQueueStatus": "GREEN"}
 
 

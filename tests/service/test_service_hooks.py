@@ -37,7 +37,7 @@ def test_the_documented_hook_alive_frozen_and_killed(tmp_path):
     (tmp_path / "lenient").mkdir()
     try:
         with (
-            service(tmp_path, config(port, timeout="2s")) as strict,
+            service(tmp_path, config(port, timeout="4s")) as strict,
             service(tmp_path / "lenient", config(port, timeout="1s", required="false")) as lenient,
         ):
             found = strict.submit(attached(b"MZ...", "Invoice.exe")).json
@@ -50,7 +50,7 @@ def test_the_documented_hook_alive_frozen_and_killed(tmp_path):
                 assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:invoices", "incomplete"])
                 answer = lenient.submit(mail()).json
                 assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:invoices"])
-                assert time.monotonic() - start < 20
+                assert time.monotonic() - start < 50
 
             with hook.frozen():
                 fails()
@@ -128,7 +128,7 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
     start = time.monotonic()
     answer = liar.running.submit(mail()).json
     assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:invoices", "incomplete"])
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 50
 
 
 def test_a_large_mail_is_not_sent(liar):

@@ -56,7 +56,7 @@ def test_a_frozen_or_killed_server(tmp_path, clamd):
     (tmp_path / "lenient").mkdir()
     with (
         running_c_icap(clamd.port) as server,
-        service(tmp_path, config(server.port, timeout="1s")) as strict,
+        service(tmp_path, config(server.port, timeout="4s")) as strict,
         service(tmp_path / "lenient", config(server.port, timeout="1s", required="false")) as lenient,
     ):
         assert strict.submit(mail()).json["decision"] == "deliver"
@@ -64,7 +64,7 @@ def test_a_frozen_or_killed_server(tmp_path, clamd):
             with fault():
                 start = time.monotonic()
                 answer = strict.submit(mail()).json
-                assert time.monotonic() - start < 20
+                assert time.monotonic() - start < 50
                 assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:icap", "incomplete"])
                 answer = lenient.submit(mail()).json
                 assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:icap"])
@@ -143,7 +143,7 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
         liar.reply = b"ICAP/1.0 "  # and then nothing
     answer = liar.running.submit(mail()).json
     assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:icap", "incomplete"])
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 50
 
 
 def test_an_answer_that_nobody_asked_for_is_not_used(liar):

@@ -115,7 +115,7 @@ def test_a_mail_beyond_the_bounds_is_undecided(running, name):
     answer = running.submit(content).json
     assert answer["decision"] == "undecided"
     assert tag in answer["tags"]
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50
 
 
 def test_hostile_mail_never_stops_other_scans(running):

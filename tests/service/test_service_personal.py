@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from bridge.matching.match import entries_about, find_address
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import CONFIG, EICAR, SOON_S, Lists, attached, mail, service, wait_for
 
 ANNA, BEN, SENDER = "anna@example.org", "ben@example.org", "news@shop.example"
@@ -60,9 +60,10 @@ def test_many_recipients_and_authors_stopped_the_event_loop() -> None:
     index.add(GLOBAL, "blocked-domains", "other.example")
     authors = [f"a@{number}.{'a.' * 110}shop.example" for number in range(200)]
     recipients = [f"r{number}@example.org" for number in range(1000)]
-    start = time.thread_time()
-    assert index.match(None, traits_of(SENDER, authors, None, (), (), recipients)) == []
-    assert time.thread_time() - start < 1
+    found: list[str] = []
+    traits = traits_of(SENDER, authors, None, (), (), recipients)
+    assert fair_cpu_s(lambda: found.extend(index.match(None, traits))) < 1
+    assert found == []
     assert index.match(None, traits_of("x@y.example", authors, None, (), (), [ANNA])) == ["personal-blocked-senders"]
 
 

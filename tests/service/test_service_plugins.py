@@ -119,7 +119,7 @@ def test_a_synchronous_analyzer_that_hangs_is_killed_with_its_children(tmp_path,
         assert running.status().status == 200
         hanging.join(DEADLINE_S)
         assert answers[0]["tags"] == ["failed:obedient", "incomplete", "own:word"]
-        assert 0.9 < time.monotonic() - start < 10
+        assert 0.9 < time.monotonic() - start < 45
         wait_for(lambda: b"a-child-of-hang" not in _command_lines())
         assert running.submit(mail(b"nothing")).json["tags"] == ["own:word"]
 

@@ -66,7 +66,7 @@ async def test_a_busy_service_writes_its_records_in_batches(tmp_path):
 
     add_record()
     event.listen(store.engine, "commit", add_record)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await records.start()
         await records.stop()
     store.close()

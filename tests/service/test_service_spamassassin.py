@@ -54,7 +54,7 @@ def test_a_frozen_or_killed_spamd(tmp_path):
             assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:spamassassin"])
             answer = strict.submit(mail()).json
             assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:spamassassin", "incomplete"])
-            assert time.monotonic() - start < 25
+            assert time.monotonic() - start < 50
 
         with server.frozen():
             fails()

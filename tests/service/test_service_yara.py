@@ -18,7 +18,7 @@ from bridge.service.analysis.yara_rules import compiled_setup
 from bridge.service.engine_settings import Yara
 from bridge.service.settings import ServiceConfig
 from tests.requirements import unavailable
-from tests.service.service_kit import CONFIG, attached, mail, service, wait_for, zipped
+from tests.service.service_kit import CONFIG, DEADLINE_S, attached, mail, service, wait_for, zipped
 from tests.service.test_service_check import check
 
 try:
@@ -82,7 +82,7 @@ def test_rules_that_take_too_long(tmp_path, required, expected):
     with service(tmp_path, config(timeout="1s", required=required)) as running:
         start = time.monotonic()
         answer = running.submit(attached(os.urandom(200_000))).json
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 50
         assert answer["decision"] == expected
         assert set(answer["tags"]) - {"incomplete"} == {"limit:yara"}
 
@@ -100,8 +100,8 @@ def test_a_frozen_or_killed_process(tmp_path):
             wait_for(lambda: _busy() is not None)
             with suppress(ProcessLookupError):
                 os.kill(_busy() or 0, how)
-            asking.join(30)
-            assert time.monotonic() - start < 20
+            asking.join(DEADLINE_S)
+            assert time.monotonic() - start < 50
             assert answers[0]["decision"] == "undecided"
             assert {"incomplete"} < set(answers[0]["tags"]) and "yara" in str(answers[0]["tags"])
 

@@ -17,7 +17,7 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.mail.message import Message, Spool
 from bridge.runtime import yaml_file
-from bridge.testing import answer, free_port, result, running_bridge
+from bridge.testing import RunningBridge, answer, free_port, result, running_bridge
 from tests.daemon.process_kit import environment, scanbridge
 from tests.filter.envelope_lists.envelope_lists_kit import BLOCK, TENANTS, door, fill, section
 from tests.lists.lists_kit import TENANT, Service, running_service
@@ -31,6 +31,30 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running_service(tmp_path_factory.mktemp("lists"), more=own) as running:
         fill(running)
         yield running
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
+    """Of a bridge with the configuration of all tests."""
+    directory = tmp_path_factory.mktemp("plain")
+    with running_bridge(directory) as bridge:
+        yield Traces(directory, bridge)
+
+
+LISTED = {
+    "block": BLOCK,
+    "block_recipients": ["closed-mailboxes"],
+    "skip_scan": ["allowed-senders", "allowed-networks"],
+}
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[tuple[RunningBridge, Traces]]:
+    """A bridge that has copies of the service's lists."""
+    directory = tmp_path_factory.mktemp("listed")
+    with door(directory, service, LISTED) as bridge:
+        config = {"lists": section(service), "tenants": TENANTS}
+        yield bridge, Traces(directory, bridge, config, lists=LISTED)
 
 
 def everything_in(directory: Path) -> dict[str, tuple[int, int]]:
@@ -109,25 +133,18 @@ def test_a_release_token_is_recognised_and_not_used_up(tmp_path: Path) -> None:
     ],
 )
 def test_lists_are_asked_and_named(
-    tmp_path: Path, service: Service, sender: str, to: str, address: str | None, refused_by: str | None,
+    listed: tuple[RunningBridge, Traces], sender: str, to: str, address: str | None, refused_by: str | None,
     skipped_by: str | None,
 ) -> None:  # fmt: skip
     """The local copies of a running bridge, which has them from the real service; the bridge itself does the same."""
-    lists = {
-        "block": BLOCK,
-        "block_recipients": ["closed-mailboxes"],
-        "skip_scan": ["allowed-senders", "allowed-networks"],
-    }
-    with door(tmp_path, service, lists) as bridge:
-        config = {"lists": section(service), "tenants": TENANTS}
-        traces = Traces(tmp_path, bridge, config, lists=lists)
-        client = ("--remote-address", address) if address else ()
-        steps = traces.steps("--from", sender, "--to", to, *client, "--decision", "deliver")
-        with bridge.client() as real:
-            real.open()
-            if address:
-                real.say(b"XFORWARD ADDR=" + address.encode())
-            reply = real.say(b"MAIL FROM:<%b>" % sender.encode(), b"RCPT TO:<%b>" % to.encode())[1].decode()
+    bridge, traces = listed
+    client = ("--remote-address", address) if address else ()
+    steps = traces.steps("--from", sender, "--to", to, *client, "--decision", "deliver")
+    with bridge.client() as real:
+        real.open()
+        if address:
+            real.say(b"XFORWARD ADDR=" + address.encode())
+        reply = real.say(b"MAIL FROM:<%b>" % sender.encode(), b"RCPT TO:<%b>" % to.encode())[1].decode()
     matched = {step["list"]: step for step in steps["list"] if step["entry"]}
     assert all(step["age_s"] < 600 and step["entries"] is not None for step in steps["list"])
     assert reply.startswith("550" if refused_by else "250")
@@ -230,12 +247,10 @@ def test_a_hostile_scanner_cannot_act(tmp_path: Path, reply: Any) -> None:
 @pytest.mark.parametrize(
     "helo", ["\x1b[2J", "a b+c=d", "ä" * 300, "x\r\nMAIL FROM:<evil@example.org>", "<script>"], ids=ascii
 )
-def test_any_helo_is_only_a_word(tmp_path: Path, helo: str) -> None:
+def test_any_helo_is_only_a_word(plain: Traces, helo: str) -> None:
     """It reaches the scanner's question as it was given, or cut; it never becomes a command."""
-    with running_bridge(tmp_path) as bridge:
-        traces = Traces(tmp_path, bridge)
-        done = traces.run("--to", "b@example.org", "--helo", helo, "--decision", "deliver")
-        steps = traces.steps("--to", "b@example.org", "--helo", helo, "--decision", "deliver")
+    done = plain.run("--to", "b@example.org", "--helo", helo, "--decision", "deliver")
+    steps = plain.steps("--to", "b@example.org", "--helo", helo, "--decision", "deliver")
     assert done.returncode == 0 and "\x1b" not in done.stdout
     assert steps["scanner"][0]["envelope_from"] == ""
     if len(helo) < 80:
@@ -271,14 +286,19 @@ ODD = {
 }
 
 
+@pytest.fixture(scope="module", params=["smtp", "lmtp", "milter"])
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
+    """Of a listener for this protocol."""
+    directory = tmp_path_factory.mktemp("traced")
+    with running_bridge(directory, protocol=request.param) as bridge:
+        yield Traces(directory, bridge, protocol=request.param)
+
+
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("protocol", ["smtp", "lmtp", "milter"])
-def test_any_file_gets_an_answer(tmp_path: Path, protocol: str, content: bytes) -> None:
+def test_any_file_gets_an_answer(traced: Traces, content: bytes) -> None:
     """A trace ends with what the client receives, and nothing of the file acts on the terminal."""
-    with running_bridge(tmp_path, protocol=protocol) as bridge:
-        traces = Traces(tmp_path, bridge, protocol=protocol)
-        done = traces.run("--to", "b@example.org", "--decision", "deliver", content=content)
-        steps = traces.steps("--to", "b@example.org", "--decision", "deliver", content=content)
+    done = traced.run("--to", "b@example.org", "--decision", "deliver", content=content)
+    steps = traced.steps("--to", "b@example.org", "--decision", "deliver", content=content)
     assert done.returncode == 0 and "\x1b" not in done.stdout
     assert len(steps["reply"]) == 1 and steps["rule"][0]["action"] in ("relay", "reject")
 
@@ -296,10 +316,9 @@ def test_any_file_gets_an_answer(tmp_path: Path, protocol: str, content: bytes) 
     ],
     ids=["listener", "both", "decision", "line end", "empty", "space", "address"],
 )
-def test_wrong_arguments(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
+def test_wrong_arguments(plain: Traces, args: tuple[str, ...], said: str) -> None:
     """Exit code 2, with what is expected."""
-    with running_bridge(tmp_path) as bridge:
-        done = Traces(tmp_path, bridge).run(*args)
+    done = plain.run(*args)
     assert done.returncode == 2 and said in done.stderr
 
 

@@ -51,7 +51,7 @@ def test_two_authorization_fields_are_refused(running: RunningBridge) -> None:
         f"GET {HISTORY} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALL}\r\n"
         f"Authorization: Bearer wrong\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", running.admin_port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", running.admin_port), timeout=60) as sock:
         sock.sendall(request.encode())
         assert sock.makefile("rb").readline().startswith(b"HTTP/1.1 401 ")
 

@@ -62,7 +62,7 @@ def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Pa
     """READY once all workers accept mail, WATCHDOG regularly; a worker or service that hangs is killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, _, next_hop):
         notices.bind(str(tmp_path / "notify"))
-        notices.settimeout(15)
+        notices.settimeout(60)
         url = f"http://127.0.0.1:{free_port()}"
         config, port, admin = write_config(tmp_path, url, next_hop.url, workers=2, embedded_service=True)
         # long enough for a worker to start on a machine with little CPU time left

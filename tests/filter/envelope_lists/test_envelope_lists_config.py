@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
 from bridge.testing import FakeScanner, NextHop, configuration, free_port
-from tests.daemon.process_kit import ROOT, Bridge, environment, scanbridge, until
+from tests.daemon.process_kit import ROOT, WARM, Bridge, environment, scanbridge, until
 from tests.filter.envelope_lists.envelope_lists_kit import TENANTS, section
 from tests.lists.lists_kit import http, misbehaving
 
@@ -111,7 +110,7 @@ def test_the_embedded_default_has_lists_immediately(tmp_path):
     path = tmp_path / "bridge.yml"
     path.write_text(text)
     for _ in range(2):  # the second start finds the files of the first
-        command = [sys.executable, "-m", "bridge", "run", "-c", str(path)]
+        command = [WARM, "run", "-c", str(path)]
         bridge = Bridge(tmp_path, ports["10025"], ports["9082"], command, environment(PYTHONPATH=str(ROOT)))
         try:
             bridge.wait_ready()

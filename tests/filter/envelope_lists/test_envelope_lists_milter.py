@@ -26,7 +26,7 @@ def postfix(service, tmp_path_factory):
 
 
 def session(port: int, address: str = "198.51.100.99") -> smtplib.SMTP:
-    client = smtplib.SMTP("127.0.0.1", port, timeout=20)
+    client = smtplib.SMTP("127.0.0.1", port, timeout=60)
     client.ehlo("client.example")
     client.docmd("XCLIENT", f"ADDR={address} NAME=[UNAVAILABLE]")
     client.ehlo("client.example")

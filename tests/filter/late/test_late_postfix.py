@@ -149,7 +149,7 @@ def test_the_retry_is_answered_from_the_late_decision(chain: Chain, marker: str)
     assert chain.scanner.seen(marker) == 1
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.long), "kill"])
 def test_the_retry_after_a_restart_is_answered_too(chain: Chain, marker: str, how: str) -> None:
     """The decision is on disk: it survives SIGTERM and kill -9."""
     identity = queue(chain, marker)

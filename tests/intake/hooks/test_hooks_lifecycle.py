@@ -22,7 +22,7 @@ from tests.intake.hooks.hooks_kit import MAIL, TOKEN, MailServer, facts, hooks_b
 
 
 def _metrics(bridge: RunningBridge) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/metrics", timeout=60) as page:
         return str(page.read().decode())
 
 
@@ -43,7 +43,7 @@ def test_tls_and_a_renewed_certificate(tmp_path: Path) -> None:
 
         def connected() -> MailServer:
             server = MailServer(bridge.port)
-            server.http = http.client.HTTPSConnection("127.0.0.1", bridge.port, timeout=10, context=context)
+            server.http = http.client.HTTPSConnection("127.0.0.1", bridge.port, timeout=60, context=context)
             return server
 
         def subject(server: MailServer) -> Any:
@@ -94,7 +94,7 @@ def test_trust_limits_and_counts(tmp_path: Path) -> None:
                 'scanbridge_connections{listener="test"} 2',
             ):
                 assert line in page, line
-            with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/status", timeout=10) as status:
+            with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin_port}/status", timeout=60) as status:
                 assert json.load(status)["listeners"][0]["protocol"] == "mta-hooks"
 
 
@@ -108,13 +108,13 @@ def test_stop_finishes_mail_in_processing(tmp_path: Path) -> None:
         answers: list[Any] = []
         thread = threading.Thread(target=lambda: answers.append(busy.action(facts())))
         thread.start()
-        assert bridge.scanner.arrived.acquire(timeout=10)
+        assert bridge.scanner.arrived.acquire(timeout=60)
         stopping = asyncio.run_coroutine_threadsafe(bridge.daemon.stop(10.0), bridge.background.loop)
         assert idle.http.sock.recv(1) == b""  # type: ignore[union-attr]
         bridge.background.loop.call_soon_threadsafe(hanging.release.set)
-        thread.join(10)
+        thread.join(60)
         assert answers == [("accept", None)]
-        stopping.result(10)
+        stopping.result(60)
 
 
 def test_workers_share_registrations(tmp_path: Path) -> None:

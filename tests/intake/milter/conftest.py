@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.event_loops import EACH_LOOP
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
+
+@pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -23,7 +23,7 @@ from bridge.mail.transaction import Transaction
 
 ALL_ACTIONS = 0x1FF
 ALL_STEPS = 0x1FFFFF
-DEADLINE_S = 60.0  # the longest wait for anything that should happen immediately
+DEADLINE_S = 120.0  # the longest wait for anything that should happen immediately
 
 SETTINGS = MilterSettings(name="milter")
 

@@ -46,7 +46,7 @@ def scanner(whole):
 
 
 def metrics(whole) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{whole.bridge.admin_port}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{whole.bridge.admin_port}/metrics", timeout=60) as page:
         return page.read().decode()
 
 
