@@ -213,6 +213,19 @@ def test_a_link_signs_in_with_one_click(browser: Any, filled: World) -> None:
         assert "lin" in page.locator(".who").inner_text()
 
 
+def test_the_page_of_a_sign_in_link_reads_well(browser: Any, filled: World) -> None:
+    """As it is seen if the script that submits it does not arrive."""
+    filled.console.add_user("lou", Role.VIEWER)
+    store = filled.console.store
+    token = SignInLinks(store).make("lou")
+    store.close()
+    with window(browser, filled.console, None, viewport=NARROW) as page:
+        page.route("**/*.js*", lambda route: route.fulfill(body="", content_type="text/javascript"))
+        page.goto(f"/enter/{token}")
+        page.get_by_role("button", name="Sign in").wait_for()
+        assert wrong_for_readers(page) == [] and not overflows(page)
+
+
 @pytest.mark.parametrize("look", EACH_LOOK)
 def test_the_check_and_the_reload_have_buttons(browser: Any, filled: World, look: str) -> None:
     """Both show their result, and both are in the audit log."""

@@ -172,6 +172,20 @@ def _tab_to(page: Any, selector: str) -> None:
     pytest.fail(f"{selector} cannot be reached with the keyboard")
 
 
+def test_a_block_that_affects_far_more_mail_is_asked_about(desk: World, browser: Any, service: Service) -> None:
+    """The page that asks reads well, and cancelling changes nothing."""
+    hold(desk.console.directory, "FROMGMAIL", sender="somebody@gmail.com")
+    with window(browser, desk.console, Role.RELEASER, "careful", **LOOKS["dark-narrow"]) as page:
+        page.goto("/quarantine/FROMGMAIL")
+        page.get_by_label("whole domain").check()
+        page.get_by_role("button", name="Block sender").click()
+        page.get_by_text("This affects far more than these mails.").wait_for()
+        assert wrong_for_readers(page) == [] and not overflows(page)
+        page.get_by_role("link", name="Cancel").click()
+        page.get_by_role("heading", name="Quarantine", exact=True).wait_for()
+        assert "@gmail.com" not in service.entries("large", TENANT_A)
+
+
 @pytest.mark.parametrize("look", EACH_LOOK)
 def test_monday_morning(desk: World, browser: Any, service: Service, look: str) -> None:
     """Look through the quarantine, release one, block a campaign: with the mouse."""
