@@ -124,7 +124,7 @@ def _with_hint(exc: click.exceptions.NoSuchCommand) -> click.UsageError:
     names = context.command.list_commands(context)
     meant = _OTHER_WORDS.get(exc.command_name, "")
     if exc.command_name == "stop" and context.parent is None:
-        hint = "Stop the daemon with `systemctl stop scanbridge`, or with the signal TERM."
+        hint = "Stop the daemon with `systemctl stop scanbridge`, or send it SIGTERM."
     elif meant in names or (meant.startswith("-") and context.parent is None):
         hint = f"Did you mean {meant!r}?"
     elif "Did you mean" in exc.format_message():

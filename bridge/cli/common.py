@@ -29,7 +29,7 @@ class _ConfigOption(click.Option):
         return super().get_error_hint(ctx)
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """An empty value is an unset variable in a script, and no name of the directory."""
+        """An empty value comes from an unset variable in a script; as a path it would mean the current directory."""
         if value == "":
             raise click.BadParameter("the name of the file is empty: name one, or leave -c out", ctx=ctx, param=self)
         return super().type_cast_value(ctx, value)

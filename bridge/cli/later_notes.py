@@ -1,16 +1,16 @@
 """Notes in the history what was done about a mail later: released, deleted, reported, listed in a digest.
 
-What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts: a
-database that is unavailable would make each of a thousand mails wait.
+What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts for
+a minute: a database that is unavailable would make each of a thousand mails wait.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.cli.terminal import say
@@ -23,8 +23,8 @@ from bridge.observe.redaction import Redaction
 
 RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
 DELETED, REPORTED, DIGEST_SENT = "deleted", "reported as", "digest sent"
-_BATCH = 500  # mails of digests that are noted at once
-_TOGETHER_S = 1.0
+_PAUSE_S = 60.0  # after an error
+_TOGETHER_S = 1.0  # how long notes wait for others, so that they are written in one transaction
 
 
 class LaterNotes:
@@ -32,7 +32,7 @@ class LaterNotes:
         self._conf = conf
         self._state = state
         self._store: HistoryStore | None = None
-        self._is_off = not conf.history.enabled
+        self._off_until = 0.0 if conf.history.enabled else math.inf
         self._is_together = False
         self._lock = threading.Lock()  # the console acts in several threads
         self._waiting: list[LaterEvent] = []
@@ -49,17 +49,17 @@ class LaterNotes:
 
         self._note(f"{mail_id}: {event}", made)
 
-    def note_digests(self, sent: Iterable[tuple[str, str]]) -> None:
-        """Each mail with the person whose digest lists it. Never raises."""
+    def note_digest(self, person: str, mails: Iterable[str]) -> None:
+        """The mails that were listed in a digest. Never raises."""
 
         def made(redaction: Redaction) -> Iterable[LaterEvent]:
-            now = time.time()
-            return [LaterEvent(now, mail, DIGEST_SENT, "", f"to {redaction.address(to)}") for mail, to in sent]
+            now, to = time.time(), redaction.address(person)
+            return [LaterEvent(now, mail, DIGEST_SENT, "", f"to {to}") for mail in mails]
 
-        self._note("digests were sent", made)
+        self._note("a digest was sent", made)
 
     def _note(self, done: str, make: Callable[[Redaction], Iterable[LaterEvent]]) -> None:
-        if self._is_off:
+        if time.monotonic() < self._off_until:
             return
         try:
             events = list(make(history_place.redaction(self._conf, self._state)))
@@ -98,7 +98,7 @@ class LaterNotes:
                 self._give_up(f"{last.id}{others}: {last.event}", exc)
 
     def _give_up(self, done: str, exc: Exception) -> None:
-        self._is_off = True
+        self._off_until = time.monotonic() + _PAUSE_S
         say(f"{done}, but the history cannot be written to: {exc}", err=True)
 
     def _open(self) -> None:
@@ -106,27 +106,3 @@ class LaterNotes:
         if not is_shared and not history_place.history_directory(self._state).is_dir():
             return  # no daemon has recorded anything yet, so there is no mail to note this for
         self._store = history_place.history(self._conf, self._state)
-
-
-@dataclass(slots=True)
-class DigestNotes:
-    """The digests of one run, noted in batches: there may be one for everyone. `add` from any thread."""
-
-    later: LaterNotes
-    _waiting: list[tuple[str, str]] = field(default_factory=list)
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, person: str, mails: list[str]) -> None:
-        with self._turn:
-            self._waiting += [(mail, person) for mail in mails]
-            if len(self._waiting) >= _BATCH:
-                self._flush()
-
-    def close(self) -> None:
-        with self._turn:
-            self._flush()
-
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self.later.note_digests(waiting)

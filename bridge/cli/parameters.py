@@ -54,9 +54,12 @@ class Tenant(click.ParamType[str]):
 
 
 class MailAddress(click.ParamType[str]):
-    """The address of one recipient."""
+    """The address of one recipient, or of a sender, which may be empty."""
 
     name = "address"
+
+    def __init__(self, *, may_be_empty: bool = False) -> None:
+        self._may_be_empty = may_be_empty
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from bridge.intake.smtp.paths import parse_path
@@ -64,6 +67,8 @@ class MailAddress(click.ParamType[str]):
         from bridge.mail.reply import Reply
 
         text = str(value)
+        if self._may_be_empty and text in ("", "<>"):
+            return ""
         found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
         if isinstance(found, Reply) or not found.address or found.params:
             self.fail(f"{text!r} is not a mail address{_other_form(text)}", param, ctx)
@@ -98,7 +103,7 @@ class Seconds(click.ParamType[float]):
 
 
 class Limit(click.IntRange):
-    """The most results of a search."""
+    """The maximum number of results."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -107,7 +112,7 @@ class Limit(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value!r} is not a number of results: expected 0 (no limit), or 1 and more", param, ctx)
+            self.fail(f"{value!r} is not a number of results: expected 0 (no limit) or a positive number", param, ctx)
 
 
 def need_span(wanted: dict[str, Any]) -> None:

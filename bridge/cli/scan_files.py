@@ -39,7 +39,8 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
                     say(_shown(file, result))
             except (ScanError, Saturated, OSError) as exc:
                 failed = True
-                say(f"{file}: no decision: {exc}{next_step(exc, conf)}", err=True)
+                why = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+                say(f"{file}: no decision: {why}{next_step(exc, conf)}", err=True)
     scanner.close()
     return failed
 

@@ -1,4 +1,4 @@
-"""What the pages remember of the quarantine: how many mails there are, and when its index was last repaired."""
+"""What the pages keep about the quarantine: how many mails there are, and when its index was last repaired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that take a while to get, kept for all who ask: the longer one took, the longer it is fresh."""
+"""Results that take a while to get, kept for all who ask. The caller says how long each is fresh."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ class MailCounter:
         is_new = key not in self._running
         if is_new:
             self._growing[key] = Counted()
-            self._running[key] = asyncio.create_task(self._work(key, history))
+            task = self._running[key] = asyncio.create_task(self._work(key, history))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # `_work` has logged it
         running, counted = self._running[key], self._growing[key]
         if is_new:
             await asyncio.wait([running], timeout=_WAIT_S)

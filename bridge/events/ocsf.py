@@ -60,7 +60,7 @@ EMAIL: dict[str, str] = {
     "client_address": "src_endpoint.ip",
     "client_helo": "smtp_hello",
     "ggrid": "message_trace_uid",
-    "action": "action_id, disposition_id, disposition",
+    "action": "action_id, action (if 99), disposition_id, disposition",
     "rule": "firewall_rule.name",
     "reply": "status_code, status_detail",
 }

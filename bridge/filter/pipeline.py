@@ -334,7 +334,7 @@ class Filter:
         return None
 
     async def _is_ambiguous(self, record: Record) -> bool:
-        """Whether mail programs may read the mail differently, for a structure that they seldom or never write."""
+        """Whether mail programs may read the mail differently: its structure is one that they seldom or never write."""
         message = record.tx.message
         takes_long = message.is_in_file or message.size > _INLINE_BYTES
         reasons = await asyncio.to_thread(_rare_doubts, message) if takes_long else _rare_doubts(message)

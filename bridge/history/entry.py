@@ -128,7 +128,7 @@ class MailEntry:
 
 @dataclass(frozen=True, slots=True)
 class LaterEvent:
-    """What happened to a mail after it was decided: released, deleted, reported."""
+    """What happened to a mail after it was decided: released, deleted, reported, listed in a digest."""
 
     at: float
     id: str  # the mail's

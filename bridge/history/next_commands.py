@@ -32,7 +32,9 @@ def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = Fal
     if state:
         yield f"scanbridge quarantine show {row.id}"
         if state != "released":
-            yield f"scanbridge quarantine release {row.id}"
+            is_unknown = state in ("interrupted", "unsure")
+            hint = "    # first look for it in the next hop's log; then add --again" if is_unknown else ""
+            yield f"scanbridge quarantine release {row.id}{hint}"
     if row.queue_id and (kind.action == Action.HOLD or (kind.action == Action.RELAY and is_milter)):
         yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still in the queue?"
     if kind.action == Action.HOLD and row.queue_id:

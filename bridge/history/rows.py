@@ -113,8 +113,7 @@ def _more(record: Record, redaction: Redaction) -> str | None:
     }
     if outcome is not None and outcome.result is not None and redaction is FULL:  # they may reveal more than addresses
         more["reasons"] = list(outcome.result.reasons)
-    if outcome is not None and outcome.result is not None:
-        more["entries"] = {name: redaction.text(entry) for name, entry in outcome.result.listed}
+        more["entries"] = dict(outcome.result.listed)
     if outcome is not None and len(set(outcome.replies)) > 1:
         more["replies"] = _by_recipient(record.tx.envelope.addresses, outcome.replies, redaction)
     if record.is_mixed and isinstance(record.error, NextHopError):

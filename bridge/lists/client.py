@@ -1,10 +1,10 @@
 """The client of the List API: its four operations, typed and async, on httpx2.
 
-The only module in this package that knows HTTP. The key is sent to the configured address and
+The only module in this package that knows HTTP. The key is sent to the configured addresses and
 nowhere else: redirects are not followed, proxies from the environment are not used, certificates are
 verified. Answers are limited in size and never decompressed. Temporary failures are retried, within
 the caller's patience, because every operation is idempotent. If there are several addresses, another one is tried at
-once: its service has the same database, or it does not know the key.
+once. Its service must use the same database; one with another database refuses the key.
 """
 
 from __future__ import annotations

@@ -132,9 +132,11 @@ class _Joined:
     """Pieces of content, and where each of them starts."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        all_pieces = list(pieces)
-        self._content = b"".join(all_pieces)
-        self.starts = array("q", accumulate(map(len, all_pieces), initial=0))
+        content, self.starts = bytearray(), array("q", [0])
+        for piece in pieces:  # there may be millions, so they are not kept
+            content += piece
+            self.starts.append(len(content))
+        self._content = bytes(content)
 
     def since(self, piece: int) -> bytes:
         return self._content[self.starts[piece] :]
@@ -215,7 +217,7 @@ def _by_lines(raw: bytes) -> bytes:
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:
-    """Each piece on its own. There is nothing but Base64 in them: a mail may have thousands."""
+    """Each piece on its own. They contain only Base64, so nothing is filtered out again."""
     return b"".join(map(_decode_clean, pieces))
 
 

@@ -62,7 +62,7 @@ _ODD_QUOTED = re.compile(rb"=(?![0-9A-F][0-9A-F])(?!\r?\n)")
 _SOFT_BREAK = re.compile(rb"=[ \t\v\f\x00]*\r*\n")
 # What programs make of a "=" that begins no escape: they show it, or leave it out with up to two characters after it.
 _WRONG = (
-    (re.compile(rb"=(?![0-9A-F]{2})"), b"=3D"),  # escapes in lower case are none
+    (re.compile(rb"=(?![0-9A-F]{2})"), b"=3D"),  # lower-case escapes do not count
     (re.compile(rb"=(?![0-9A-Fa-f]{2})"), b"=3D"),
     (re.compile(rb"=(?![0-9A-Fa-f]{2})"), b""),
     (re.compile(rb"=(?![0-9A-Fa-f]{2})[^=\r\n]?"), b""),
@@ -190,14 +190,13 @@ def _begins(data: bytes | mmap.mmap, found: Iterable[int], end: int) -> Iterator
 
 def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
     """Whether a line begins with "begin" and a mode, or lines that decode follow one with "begin"."""
-    begins = list(places(b"begin", data, start, end))
-    for at in begins:
+    for at in places(b"begin", data, start, end):
         if _UU64_BEGIN.match(data, at, end):
             return True
         if at > start and data[at - 1 : at] == b"\n" and _MODE_FOLLOWS.match(data, at, end):
             return True
     lines = _DataLines(data, start, end, _LONGEST_LINE)
-    for match in _begins(data, begins, end):
+    for match in _begins(data, places(b"begin", data, start, end), end):
         limit = end if _is_at_line_start(data, match.start()) else min(end, match.end() + _NEAR)
         if lines.has_one(match.start(), match.end(), limit):
             return True
@@ -342,7 +341,7 @@ _SIZES = tuple(map(_sizes, range(256)))
 def _xxencoded(raw: bytes) -> bytes:
     """Like uuencode, with other characters."""
     lines = raw.split()
-    decoded = {line: _xx_line(line) for line in set(lines)}  # if it is none, but text, most words are there many times
+    decoded = {line: _xx_line(line) for line in set(lines)}  # ordinary text repeats most of its words
     return b"".join([decoded[line] for line in lines])
 
 

@@ -173,16 +173,21 @@ class DirectWriter(logging.Handler):
     def __init__(self, timestamp: bool = False) -> None:
         super().__init__()
         self._timestamp = timestamp
+        self._is_cut = False  # the last line has no end
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             severity = f"<{_SEVERITIES.get(record.levelno, _INFO)}>" if is_journal(_STDERR) else ""
             time_ = f"time={log_format.now()} " if self._timestamp else ""
             line = memoryview(_encode(f"{severity}{time_}{self.format(record)}"))
+            if self._is_cut:
+                line = memoryview(b"\n" + line)
+            length = len(line)
             while line and select.select([], [_STDERR], [], 0)[1]:
-                line = line[
-                    os.write(_STDERR, line[: select.PIPE_BUF]) :
-                ]  # a pipe that is ready takes this much at once
+                # A pipe that is ready takes this much at once.
+                line = line[os.write(_STDERR, line[: select.PIPE_BUF]) :]
+            if len(line) < length:
+                self._is_cut = bool(line)
         except (OSError, ValueError):
             pass
 

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +31,7 @@ from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseUnusable
 
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
-MAX_HELD = 8  # at a time by one process; each has its own connection to the server, half of which are kept open
+MAX_HELD = 8  # releases of one command at a time; each has a connection to the server, and half of them are kept open
 _WAIT_S = 5.0  # for the server, and for a statement
 _HAS_LOCK = text(  # the view shows the halves of a 64-bit key, and 1 for such a key
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
@@ -73,6 +74,7 @@ class PostgresLocks:
     def __init__(self, where: Database) -> None:
         self._database = where
         self._engine: Engine | None = None
+        self._opening = threading.Lock()
 
     @contextmanager
     def hold(self, name: str) -> Iterator[HeldLock]:
@@ -92,9 +94,10 @@ class PostgresLocks:
 
     def _connect(self) -> Connection:
         try:
-            if self._engine is None:
-                self._engine = self._database.engine(wait_s=_WAIT_S, connections=MAX_HELD // 2, statement_s=_WAIT_S)
-                weakref.finalize(self, self._engine.dispose)
+            with self._opening:
+                if self._engine is None:
+                    self._engine = self._database.engine(wait_s=_WAIT_S, connections=MAX_HELD // 2, statement_s=_WAIT_S)
+                    weakref.finalize(self, self._engine.dispose)
             return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         except (SQLAlchemyError, DatabaseUnusable) as exc:
             raise StoreError(f"state database: {database.reason(exc)}") from exc

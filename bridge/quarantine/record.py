@@ -311,8 +311,9 @@ def _bounded(releases: tuple[ReleaseAttempt, ...]) -> tuple[ReleaseAttempt, ...]
     if surplus <= 0:
         return releases
     clear = [number for number, each in enumerate(releases) if each.reply and not each.unsure]
-    left_out = set(clear[:-1][:surplus])  # the last one names everyone who has the mail
-    return tuple(each for number, each in enumerate(releases) if number not in left_out)[-MAX_ATTEMPTS:]
+    unknown = [number for number in range(len(releases)) if number not in clear]
+    left_out = set([*clear[:-1], *unknown][:surplus])  # the last clear one names everyone who has the mail
+    return tuple(each for number, each in enumerate(releases) if number not in left_out)
 
 
 def write_releases(releases: Iterable[ReleaseAttempt]) -> bytes:

@@ -56,7 +56,7 @@ from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.store import HeldLock, LockLost
 from bridge.runtime import durable_files
-from bridge.runtime.threads import to_the_end
+from bridge.runtime.threads import finish_in_thread
 
 log = logging.getLogger("scanbridge.quarantine")
 
@@ -116,19 +116,19 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
     AlreadyReleased, ReleaseUncertain, NotRecorded.
     """
     async with _locked(quarantine, mail_id, request.wait_s) as held:
-        stored = await to_the_end(quarantine.read_stored, mail_id)
+        stored = await finish_in_thread(quarantine.read_stored, mail_id)
         mail = record.read(stored)
         if mail.state == RELEASED and not request.again:
             raise AlreadyReleased(_earlier_release(mail))
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
-            await to_the_end(_fetch, quarantine, mail_id, message)
+            await finish_in_thread(_fetch, quarantine, mail_id, message)
             if message.begins_with_space():
                 raise StoreError("it starts with white space, which would continue our header field; export it instead")
             now = datetime.now(UTC)
             attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
-            head = await to_the_end(_token, message, envelope, request, now)
-            await to_the_end(_begin, quarantine, mail, attempt, stored.version, held)
+            head = await finish_in_thread(_token, message, envelope, request, now)
+            await finish_in_thread(_begin, quarantine, mail, attempt, stored.version, held)
             tx = _transaction(mail, envelope, message, request)
             return await _send(tx, head, next_hop, _Recorded(quarantine, mail.id, attempt, request.record_s))
 
@@ -136,16 +136,19 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
 @asynccontextmanager
 async def _locked(quarantine: Quarantine, mail_id: str, wait_s: float) -> AsyncIterator[HeldLock]:
     until = time.monotonic() + wait_s
-    with ExitStack() as stack:
+    stack = ExitStack()
+    try:
         while True:
             try:
-                held = await to_the_end(stack.enter_context, quarantine.lock(mail_id))
+                held = await finish_in_thread(stack.enter_context, quarantine.lock(mail_id))
                 break
             except MailLocked:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(_LOCK_PAUSE_S)
         yield held
+    finally:
+        await finish_in_thread(stack.close)
 
 
 def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
@@ -197,12 +200,12 @@ class _Recorded:
         while True:
             try:
                 result = replace(self.attempt, reply=str(reply), delivered=delivered, unsure=unsure)
-                return await to_the_end(self._write, result)
+                return await finish_in_thread(self._write, result)
             except MailNotFound:  # removed by somebody who got the lock after we had lost it
                 return
             except StoreError as exc:
                 if time.monotonic() >= until:
-                    what = "delivered" if reply.is_success else "sent"
+                    what = "delivered" if reply.is_success else "sent" if delivered or unsure else "not accepted"
                     text = f"it was {what} ({reply}), but that could not be recorded: {exc}"
                     raise NotRecorded(text, reply, may_be_delivered=bool(delivered or unsure)) from exc
             await asyncio.sleep(_RECORD_PAUSE_S)
@@ -273,8 +276,10 @@ def _refuse_uncertain(mail: MailRecord, envelope: Envelope) -> None:
     last = mail.uncertain(envelope.addresses)
     if last is None:
         return
-    which = f"release by {last.by} at {last.local_time}"
-    why = f"the next hop did not answer its {which}" if last.reply else f"its {which} was cut off, or is still running"
+    if last.reply:
+        why = f"{last.by} released it at {last.local_time}, and the next hop did not answer"
+    else:
+        why = f"the release that {last.by} began at {last.local_time} was cut off, or is still running"
     raise ReleaseUncertain(
         f"it may have been delivered: {why}. Look for it in the next hop's log; to send it anyway, add --again, or "
         "tick the box on its page in the console"

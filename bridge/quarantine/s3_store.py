@@ -242,7 +242,7 @@ class S3Store:
 def probe(settings: S3Settings) -> bool:
     """Write and remove an object, to check keys, bucket and permissions. Raises StoreError.
 
-    Returns whether the server knows conditional writes.
+    Returns whether the server supports conditional writes.
     """
     import obstore
 
@@ -250,14 +250,16 @@ def probe(settings: S3Settings) -> bool:
     try:
         with _translated():
             obstore.put(bucket, name, b"x", use_multipart=False)
-            is_conditional = _knows_conditions(bucket, name)
-            obstore.delete(bucket, name)
+            try:
+                is_conditional = _supports_conditions(bucket, name)
+            finally:
+                obstore.delete(bucket, name)
     except MailNotFound:
         raise StoreError("quarantine: object storage: an object that was just written is missing") from None
     return is_conditional
 
 
-def _knows_conditions(bucket: ObstoreS3, name: str) -> bool:
+def _supports_conditions(bucket: ObstoreS3, name: str) -> bool:
     """Whether the server refuses to create an object that it has, and not just the condition."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError

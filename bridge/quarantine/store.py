@@ -44,7 +44,7 @@ class LockLost(StoreError):
 
 
 class RecordChanged(MailLocked):
-    """Another process has recorded a release meanwhile, because a lock was lost: ours is not recorded."""
+    """Another process has recorded a release in the meantime, because a lock was lost: ours is not recorded."""
 
     def __init__(self, text: str = "another process has begun to release it; nothing was sent") -> None:
         super().__init__(text)

@@ -4,7 +4,8 @@ The event loop has four threads for all its lookups. A name server that does not
 or more, and each mail for that name would take one: a broken name of one next hop would keep all others, and the
 scanner, from being found. So callers share the lookup that is running, and lookups have their own threads.
 
-A name is looked up for each new connection, so no connection is used for ever (MAX_CONNECTION_AGE_S).
+A name is looked up only for a new connection, so none is kept for longer than MAX_CONNECTION_AGE_S.
+
 A machine that is switched off does not refuse a connection, it is silent. So each address has only its part of the time
 to connect, and one that did not accept is tried last for a while. Otherwise a dead machine would keep mail from the
 others of the same name.
@@ -16,6 +17,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -28,7 +30,8 @@ T = TypeVar("T")
 # old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
 MAX_CONNECTION_AGE_S = 300.0
 
-_AVOID_S = 30.0
+_AVOID_S = 30.0  # a machine that was switched off takes about as long to start again
+_LEAST_S = 1.0  # for an address: a TLS handshake over a slow line takes half of that
 _threads = Threads("names", 32)
 
 
@@ -42,18 +45,23 @@ class NameLookup:
     async def connect(self, host: str, connect: Callable[[str], Awaitable[T]], limit_s: float) -> T:
         """Connect to the first of its addresses that accepts. Raises the last one's OSError.
 
-        The caller ends it after `limit_s`, of which each address but the last has an equal part.
+        The caller ends it after `limit_s`. Of what the lookup leaves of that, each address but the last has an equal
+        part.
         """
+        clock = asyncio.get_running_loop().time
+        began = clock()
         found = await self.addresses(host)
-        now = asyncio.get_running_loop().time()
+        now = clock()
+        part_s = max((limit_s - (now - began)) / len(found), _LEAST_S)
         self._avoided = {address: until for address, until in self._avoided.items() if until > now}
         *others, last = sorted(found, key=lambda address: address in self._avoided)
         for address in others:
-            try:
-                async with asyncio.timeout(limit_s / len(found)):
-                    return await connect(address)
-            except OSError:  # TimeoutError is one
-                self._avoided[address] = now + _AVOID_S
+            self._avoided[address] = now + _AVOID_S  # unless it accepts: the caller's time may end before its part does
+            with suppress(OSError):  # TimeoutError is one
+                async with asyncio.timeout(part_s):
+                    made = await connect(address)
+                del self._avoided[address]
+                return made
         return await connect(last)
 
     async def addresses(self, host: str) -> list[str]:

@@ -9,7 +9,7 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errn
 
 
 def is_ours(error: OSError) -> bool:
-    """Descriptors, memory or threads. A lookup of a name hides the reason, so it is asked for once more."""
+    """Descriptors, memory or threads. getaddrinfo hides the reason, so we try to open a descriptor ourselves."""
     return error.errno in _OURS or not _can_open()
 
 

@@ -94,9 +94,10 @@ def use_daemon_threads() -> None:
     asyncio.get_running_loop().set_default_executor(Executor("loop"))
 
 
-async def to_the_end(work: Callable[..., T], *arguments: Any) -> T:
+async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Run it in one of the event loop's threads. Even a caller that is cancelled waits until the work ends."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    # Not a task: when a program is interrupted for the second time, asyncio cancels all tasks.
+    running = asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _PEM_BYTES = 1 << 20  # far more than any chain
@@ -29,7 +28,7 @@ def server_context() -> ssl.SSLContext:
 def use_reloaded_certificate(context: ssl.SSLContext, newest: Callable[[], ssl.SSLContext | None]) -> None:
     """A reload brings a new context, but the sockets accept with the first one: it hands each connection over."""
 
-    def hand_over(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+    def hand_over(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
         reloaded = newest()
         if reloaded is not None:
             connection.context = reloaded

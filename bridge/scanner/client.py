@@ -206,7 +206,7 @@ class Scanner:
             raise HostNotReached(host, exc) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
-        """Request the status of one host. Raises ScanError."""
+        """Request the status of one host. Raises ScanError, Saturated."""
         return await self._exchange.status(host, timeout_s)
 
     def _by_preference(self) -> list[Host]:

@@ -316,7 +316,7 @@ def _scanning_schemas() -> Json:
         "maxItems": MAX_LIST_MATCHES,
         "items": _object(["listName", "entry"], {"listName": _TEXT, "entry": _TEXT}),
         "description": "The lists that have an entry about this mail, with the entry; absent if there are none. "
-        "Entries of personal lists are not named. An extension: other services do not have it.",
+        "Personal lists are left out. An extension: other services do not have it.",
     }
     request = {
         "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),

@@ -186,9 +186,9 @@ class ServiceConfig(Section):
         if name is not None and (url := info.data.get("database")) is not None:
             user = _DATABASE_USER.match(url.get_secret_value())
             if user is None:
-                raise ValueError("only a PostgreSQL database with a user (postgresql://user@host/name) has a password")
-            if user["password"] is not None:
-                raise ValueError("the URL in `database` has a password already")
+                raise ValueError("needs a PostgreSQL URL with a user name in `database` (postgresql://user@host/name)")
+            if user["password"] is not None or "password=" in url.get_secret_value():
+                raise ValueError("the URL in `database` already contains a password; remove one of the two")
         return name
 
     @field_validator("lists")

@@ -247,5 +247,5 @@ def copy_knowledge(source: str, target: Store) -> bool:
             engine.dispose()
     except (DatabaseUnusable, SQLAlchemyError) as exc:
         why = database.reason(exc) if isinstance(exc, SQLAlchemyError) else exc
-        raise StoreUnavailable(f"its lists cannot be read from the database: {why}") from exc
+        raise StoreUnavailable(f"its lists and reports cannot be read from the database: {why}") from exc
     return True

@@ -32,9 +32,9 @@ def password_in(name: str, directory: Path) -> str:
     try:
         lines = _text(name, directory).splitlines()
     except ValueError as exc:
-        raise ValueError(f"cannot read {name}: {exc}") from exc
+        raise ValueError(f"cannot read database_password_file {name}: {exc}") from exc
     if not lines or not lines[0].strip():
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"database_password_file {name} is empty")
     return lines[0].strip()
 
 

@@ -172,6 +172,17 @@ def test_statistics_are_exported(shared: World) -> None:
         assert browser.get(f"/statistics/export?{query}").status == 400
 
 
+@pytest.mark.parametrize("days", [1, 7])
+def test_the_hour_that_comes_twice_broke_the_plot(days: int) -> None:
+    """When summer time ends, its label has the zone behind it: every page of that day was an error."""
+    hours = [f"2026-10-{25 - day:02d} {hour:02d}:00" for day in reversed(range(days)) for hour in range(24)]
+    at = hours.index("2026-10-25 02:00")
+    hours[at : at + 1] = ["2026-10-25 02:00 CEST", "2026-10-25 02:00 CET"]
+    for first in range(4):  # each of them is marked once
+        shown = columns([(label, 1, 1) for label in hours[first:]])
+        assert sum(bool(column.mark) for column in shown) >= min(days, 4)
+
+
 def test_columns_fit_into_the_plot() -> None:
     """The largest number reaches the top, and an hour without mail has no height."""
     found = columns([("2026-01-31 12:00", 0, 0), ("2026-01-31 13:00", 10, 0), ("2026-01-31 14:00", 5, 0)])

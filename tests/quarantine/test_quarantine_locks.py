@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -70,6 +72,19 @@ def test_one_process_holds_several_locks_at_a_time(place: Database) -> None:
     with ExitStack() as stack:
         for held in [stack.enter_context(locks.hold(f"mail {number}")) for number in range(MAX_HELD)]:
             held.check()
+
+
+def test_the_first_locks_of_a_process_made_an_engine_each(place: Database) -> None:
+    """Taken at the same moment, they found none; the connections of all engines but one stayed open."""
+    locks, together = PostgresLocks(place), threading.Barrier(MAX_HELD)
+
+    def take(number: int) -> int:
+        together.wait(60)
+        with locks.hold(f"mail {number}"):
+            return id(locks._engine)
+
+    with ThreadPoolExecutor(MAX_HELD) as threads:
+        assert len(set(threads.map(take, range(MAX_HELD)))) == 1
 
 
 class Interrupted(Quarantine):

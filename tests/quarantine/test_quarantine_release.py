@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -91,6 +92,22 @@ def test_thirty_mails_were_released_one_after_the_other(here: Desk) -> None:
     assert {mail["state"] for mail in here.listed()} == {"released"}
     assert len((here.directory / "actions.log").read_text().splitlines()) == 30
     assert here.call("release", *ids).exit_code == 4 and len(hop.mails) == 30
+
+
+def test_an_output_that_nobody_reads_cut_off_the_other_releases(here: Desk) -> None:
+    """`release ... | head -1`: the mails that were being sent at that moment were left `interrupted`."""
+    ids = [here.send(b"Subject: %d\r\n\r\n" % number) for number in range(MAX_HELD + 4)]
+    with waiting_hop(here.bridge) as hop:
+        here.use(hop.url)
+        running = here.start("release", *ids)
+        for _ in range(MAX_HELD):
+            assert hop.heard.acquire(timeout=SOON_S)
+        assert running.stdout is not None
+        running.stdout.close()
+        let_go(here.bridge, hop)
+        running.wait(SOON_S)
+    states = Counter(mail["state"] for mail in here.listed())
+    assert states["released"] >= MAX_HELD and set(states) <= {"released", "kept"}, states
 
 
 def test_the_time_of_a_release_was_shown_in_utc_with_milliseconds(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,3 +94,30 @@ async def test_the_last_address_has_the_rest_of_the_time_and_its_error_is_report
 
     with pytest.raises(ConnectionRefusedError, match="2001:db8::1"):
         await NameLookup().connect("name.example", connect, 0.2)
+
+
+async def test_a_silent_address_is_avoided_even_if_the_callers_time_ended_first(names: NameServer) -> None:
+    """A slow lookup left less time than the address had, so each mail began with the same dead machine."""
+    lookup, tried = NameLookup(), []
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if address == "192.0.2.1":
+            await asyncio.Event().wait()
+        return address
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await lookup.connect("name.example", connect, 60.0)
+    assert await lookup.connect("name.example", connect, 60.0) == "2001:db8::1"
+    assert tried == ["192.0.2.1", "2001:db8::1"]
+
+
+async def test_many_addresses_left_each_too_little_time_for_a_slow_line(names: NameServer) -> None:
+    """A handshake over a slow line takes longer than a small part of the time."""
+
+    async def connect(address: str) -> str:
+        await asyncio.sleep(0.2)
+        return address
+
+    assert await NameLookup().connect("name.example", connect, 0.01) == "192.0.2.1"

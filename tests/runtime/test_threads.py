@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bridge.runtime.threads import Executor, Threads, use_daemon_threads
+from bridge.runtime.threads import Executor, Threads, finish_in_thread, use_daemon_threads
 from bridge.testing import eventually
 
 
@@ -81,3 +81,25 @@ async def test_an_executor_runs_its_work_in_order() -> None:
 async def test_the_event_loop_uses_our_threads() -> None:
     use_daemon_threads()
     assert await asyncio.to_thread(lambda: threading.current_thread().daemon)
+
+
+async def test_a_second_interruption_left_a_thread_at_work_without_its_caller() -> None:
+    """asyncio then cancels every task; the caller released its lock while the thread was still writing."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        begun.set()
+        may_end.wait(60)
+        ended.set()
+
+    caller = asyncio.create_task(finish_in_thread(write))
+    await eventually(begun.is_set, "the work to begin")
+    for _ in range(2):
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+    assert not caller.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()

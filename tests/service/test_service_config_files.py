@@ -432,12 +432,17 @@ def test_the_databases_password_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("database", "password", "says"),
     [
-        ("postgresql://scan@db.example.org/scan", None, "cannot read database-password: No such file"),
+        (
+            "postgresql://scan@db.example.org/scan",
+            None,
+            "cannot read database_password_file database-password: No such file",
+        ),
         ("postgresql://scan@db.example.org/scan", b"\n", "database-password is empty"),
         ("postgresql://scan@db.example.org/scan", b"\xff", "not UTF-8 text"),
-        ("postgresql://scan:x@db.example.org/scan", b"secret", "has a password already"),
-        ("postgresql://db.example.org/scan", b"secret", "only a PostgreSQL database with a user"),
-        ("sqlite:///service.sqlite", b"secret", "only a PostgreSQL database with a user"),
+        ("postgresql://scan:x@db.example.org/scan", b"secret", "already contains a password"),
+        ("postgresql://scan@db.example.org/scan?password=x", b"secret", "already contains a password"),
+        ("postgresql://db.example.org/scan", b"secret", "needs a PostgreSQL URL with a user name"),
+        ("sqlite:///service.sqlite", b"secret", "needs a PostgreSQL URL with a user name"),
     ],
 )
 def test_a_password_that_cannot_be_used_is_a_mistake(

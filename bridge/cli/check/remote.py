@@ -37,7 +37,7 @@ from bridge.scanner.client import Host, Scanner
 _TIMEOUT_S = 10.0
 _CLOCK_S = 60.0  # more than a slow answer takes, less than signatures and log readers tolerate
 _UNCONDITIONAL = (
-    "it does not know conditional writes (If-None-Match), so only the locks in PostgreSQL keep two machines from "
+    "it does not support conditional writes (If-None-Match), so only the locks in PostgreSQL keep two machines from "
     "releasing the same mail: before you promote a standby, make sure that the old primary is stopped"
 )
 _POSTFIX = ("postfix-proxy", "postfix-content-filter")
@@ -205,7 +205,7 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
         settings = wiring.bucket_settings(conf)
         if settings is not None:
             is_conditional = await asyncio.to_thread(s3_store.probe, settings)
-            is_shared = (conf.state_database or "").startswith("postgresql")
+            is_shared = history_place.has_server(conf)
             note = _UNCONDITIONAL if is_shared and not is_conditional else ""
             yield Finding("quarantine.s3", detail=settings.name, note=note)
     except BridgeError as exc:

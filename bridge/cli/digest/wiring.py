@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
@@ -14,7 +13,7 @@ from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console import wiring as console_wiring
 from bridge.cli.digest.actions import CommandUserActions
 from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings
-from bridge.cli.later_notes import DigestNotes, LaterNotes
+from bridge.cli.later_notes import LaterNotes
 from bridge.cli.quarantine.session import Session
 from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
@@ -110,13 +109,13 @@ class Digesting:
         async with self.outbox() as outbox:
             redact = history_place.redaction(self.conf, self.state).address
             counts = DigestCounts(self.store, self.quarantine.owner)
-            run = Run(self.items, self.quarantine, self.maker, outbox, only=only, now=now, redact=redact, counts=counts)
-            notes = DigestNotes(LaterNotes(self.conf, self.state))
-            run.on_sent = notes.add
-            try:
+            later = LaterNotes(self.conf, self.state)
+            run = Run(
+                self.items, self.quarantine, self.maker, outbox,
+                only=only, now=now, redact=redact, counts=counts, on_sent=later.note_digest,
+            )  # fmt: skip
+            with later.together():
                 return await run.go(on_progress)
-            finally:
-                await asyncio.to_thread(notes.close)
 
     def forget(self) -> None:
         """Delete what concerns mail that is no longer in the quarantine. Raises BridgeError."""

@@ -19,7 +19,7 @@ from bridge.quarantine.locks import MAX_HELD
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import NotRecorded, ReleaseRequest, ReleaseUncertain, release
 from bridge.relay.relay import Mixed, Relay
-from bridge.runtime.threads import to_the_end
+from bridge.runtime.threads import finish_in_thread
 
 _UNSURE = "unsure: the whole mail was sent, but the next hop's answer was lost; check the next hop's log"
 
@@ -42,19 +42,25 @@ async def release_all(
 ) -> None:
     """A few at a time, over connections that are kept for the next mail. `report` is called as soon as one is done.
 
-    When cancelled, it begins no other, and finishes those that it has begun: their recipients may already have them.
+    When cancelled, or if `report` fails, it begins no other, and finishes those that it has begun: their recipients may
+    already have them.
     """
     waiting = deque(mails)
 
     async def work() -> None:
-        while waiting:
-            mail = waiting.popleft()
-            report(mail, await release_one(session, mail, relay, order))
+        try:
+            while waiting:
+                mail = waiting.popleft()
+                report(mail, await release_one(session, mail, relay, order))
+        except Exception:  # such as an output that nobody reads any more
+            waiting.clear()
+            raise
 
     async def work_together() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(MAX_HELD):
-                tasks.create_task(work())
+        """Unlike a TaskGroup, an error of one does not cancel the others."""
+        ended = await asyncio.gather(*(work() for _ in range(MAX_HELD)), return_exceptions=True)
+        for problem in filter(None, ended):
+            raise problem
 
     working = asyncio.create_task(work_together())
     with session.later.together():
@@ -62,7 +68,7 @@ async def release_all(
             await asyncio.shield(working)
         except asyncio.CancelledError:
             waiting.clear()
-            say("interrupted: finishing the mails that are being sent; press Ctrl-C again to give them up", err=True)
+            say("interrupted: finishing the mails that are being sent; press Ctrl-C again to abandon them", err=True)
             await working
             raise
 
@@ -74,7 +80,7 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
     except BridgeError as exc:
         is_partial = isinstance(exc, Mixed) and exc.accepted > 0
         if is_partial:
-            await to_the_end(_tell_sinks, session, mail.id)
+            await finish_in_thread(_tell_sinks, session, mail.id, order.by)
         if isinstance(exc, NotRecorded):
             return _not_recorded(session, mail, order, exc)
         is_unsure = isinstance(exc, NextHopError) and exc.may_be_delivered
@@ -83,7 +89,7 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
         text = "released to only some of the recipients" if is_partial else "not released"
         return Released(f"{_UNSURE if is_unsure else text}: {exc}", exc, is_unsure or isinstance(exc, ReleaseUncertain))
     session.note_release(RELEASED, mail, order.to, str(delivered.reply))
-    await to_the_end(_tell_sinks, session, mail.id)
+    await finish_in_thread(_tell_sinks, session, mail.id, order.by)
     return Released(f"released: {delivered.reply}")
 
 
@@ -91,11 +97,12 @@ def _not_recorded(session: Session, mail: MailRecord, order: ReleaseRequest, exc
     """The store does not know it, so the audit trail and the history have to."""
     failure = RELEASE_UNSURE if exc.may_be_delivered else RELEASE_FAILED
     session.note_release(RELEASED if exc.reply.is_success else failure, mail, order.to, str(exc.reply))
-    return Released(f"unsure: {exc}; it is `interrupted` now", exc, is_unsure=True)
+    text = "unsure" if exc.may_be_delivered else "not released"
+    return Released(f"{text}: {exc}; it is `interrupted` now", exc, is_unsure=exc.may_be_delivered)
 
 
-def _tell_sinks(session: Session, mail_id: str) -> None:
-    """The last attempt shows which recipients have the mail now."""
+def _tell_sinks(session: Session, mail_id: str, by: str) -> None:
+    """Our last attempt shows which recipients have the mail now; another machine may have recorded one since."""
     if not session.config.events:
         return
     from bridge.daemon.event_wiring import report_release
@@ -103,7 +110,8 @@ def _tell_sinks(session: Session, mail_id: str) -> None:
 
     try:
         mail = session.quarantine.read(mail_id)
-        last = mail.releases[-1]
+        ours = (each for each in reversed(mail.releases) if each.reply and each.by == by)
+        last = next(ours, mail.releases[-1])
         got_it = last.to if last.is_done else tuple(address for address in last.to if address in last.delivered)
         made = Release(mail_id, mail.envelope.sender, got_it, last.by, last.reply, mail.listener, mail.tenant)
         problem = report_release(session.config, session.state, made)

@@ -28,7 +28,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import AlreadyReleased, ReleaseUncertain, log_action
+from bridge.quarantine.release import AlreadyReleased, NotRecorded, ReleaseUncertain, log_action
 from bridge.quarantine.store import LockLost
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.visible_text import visible
@@ -165,7 +165,7 @@ def exit_code(exc: BridgeError) -> int:
             return EXIT_UNKNOWN
         case MailLocked() | AlreadyReleased():
             return EXIT_TAKEN
-        case LockLost() | ReleaseUncertain():
+        case LockLost() | ReleaseUncertain() | NotRecorded():
             return EXIT_LATER
         case NextHopError() if exc.reply.is_temporary:
             return EXIT_LATER

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.parameters import MailAddress
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_cells, say_json, width
 from bridge.cli.values import ip_address
@@ -32,27 +33,16 @@ CASES = (
 _COLUMNS = ("CASE", "ACTION", "RULE", "REPLY")
 
 
-def _mail_address(_context: click.Context, option: click.Parameter, value: Any) -> Any:
-    from bridge.intake.smtp.paths import parse_path
-    from bridge.mail.reply import Reply
-
-    for text in value if isinstance(value, tuple) else (value,):
-        found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="")
-        if isinstance(found, Reply) or found.params or not (found.address or option.name == "sender"):
-            raise click.BadParameter(f"{text!r} is not a mail address")
-    return value
-
-
 @click.command(cls=Command)
 @config_option
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--from", "sender", metavar="ADDRESS", default="", callback=_mail_address,
+    "--from", "sender", type=MailAddress(may_be_empty=True), metavar="ADDRESS", default="",
     help="Envelope sender. Default: the null sender.",
 )  # fmt: skip
 @click.option(
-    "--to", "recipients", metavar="ADDRESS", multiple=True, default=["postmaster"], show_default=True,
-    callback=_mail_address, help="Envelope recipient; repeatable.",
+    "--to", "recipients", type=MailAddress(), metavar="ADDRESS", multiple=True, default=["postmaster"],
+    show_default=True, help="Envelope recipient; repeatable.",
 )  # fmt: skip
 @click.option("--listener", "name", metavar="NAME", help="Listener that receives the mail. Default: the first one.")
 @click.option(

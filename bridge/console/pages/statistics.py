@@ -111,16 +111,16 @@ def columns(lines: list[Line]) -> list[Column]:
 def _marks(labels: list[str]) -> dict[int, tuple[str, str]]:
     """What is written below which column: hours of a day, the first hour of each day of a week, some days of a month.
 
-    With `odd` or `even`: every second one is left out on narrow screens.
+    With `odd` or `even`: every second one is left out on narrow screens. An hour that comes twice has its zone.
     """
     if not labels or " " not in labels[0]:  # days
         chosen, form = list(range(0, len(labels), -(-len(labels) // 8) or 1)), "%d %b"
     elif len(labels) <= _HOURS_SHOWN:
         chosen, form = list(range(0, len(labels), -(-len(labels) // 8))), "%a %H:%M"
     else:
-        chosen, form = [number for number, label in enumerate(labels) if label.endswith(" 00:00")], "%a %d"
+        chosen, form = [number for number, label in enumerate(labels) if label[10:16] == " 00:00"], "%a %d"
     return {
-        number: (datetime.fromisoformat(labels[number]).strftime(form), "even" if place % 2 else "odd")
+        number: (datetime.fromisoformat(labels[number][:16]).strftime(form), "even" if place % 2 else "odd")
         for place, number in enumerate(chosen)
     }
 

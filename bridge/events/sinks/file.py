@@ -56,11 +56,13 @@ class FileSink:
         return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _open(self) -> None:
-        """A file that `scanbridge events test` creates as root is given to the daemon's user, who writes to it."""
+        """A file that `scanbridge events test` creates as root is given to the owner of its directory."""
         self._close()
         durable_files.refuse_planted(self.path)
         is_new = not self.path.exists()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        if os.geteuid() == 0:  # the daemon's user may replace the file by a link at any time
+            flags |= os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o640)
         if is_new:
             durable_files.give_to_owner(self.path)

@@ -97,9 +97,9 @@ class ListIndex:
             case "domain":
                 return next(filter(words.__contains__, senders.domains), "")
             case "url":
-                return _host(words, sorted(self._labels.get((scope, name), ())), traits.hosts)
+                return _host(words, sorted(self._labels.get((scope, name), ())), sorted(traits.hosts))
             case "attachment":
-                return next(filter(words.__contains__, traits.digests), "")
+                return next(filter(words.__contains__, sorted(traits.digests)), "")
             case _:
                 return ""
 
