@@ -128,7 +128,7 @@ async def test_who_came_back_days_later_got_the_numbers_of_days_ago(tmp_path: Pa
     while counter._running:
         await asyncio.sleep(0.01)
     remember(store, ("NEW", ""))
-    first.at -= 86400
+    counter._kept.keep((None, "day"), first, -86400.0)  # counted a day ago
     go_on.clear()
     shown = await counter.count(history, None, "day")
     assert shown is first and shown.is_old and shown.mails == 0

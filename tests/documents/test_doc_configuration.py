@@ -34,6 +34,6 @@ def test_configuration_is_valid(block: Block, tmp_path):
     if shown.keys() <= Config.model_fields.keys():
         yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump({**BRIDGE, **shown}))
     else:
-        for number, name in enumerate(re.findall(r"token_file: ([\w-]+)", text)):
+        for number, name in enumerate(re.findall(r"(?:token|password)_file: ([\w-]+)", text)):
             (tmp_path / name).write_text(64 * str(number))
         yaml_file.load(tmp_path / "service.yml", ServiceConfig, text)

@@ -102,10 +102,11 @@ def test_an_output_that_nobody_reads_cut_off_the_other_releases(here: Desk) -> N
         running = here.start("release", *ids)
         for _ in range(MAX_HELD):
             assert hop.heard.acquire(timeout=SOON_S)
-        assert running.stdout is not None
+        assert running.stdout is not None and running.stderr is not None
         running.stdout.close()
         let_go(here.bridge, hop)
         running.wait(SOON_S)
+        running.stderr.close()
     states = Counter(mail["state"] for mail in here.listed())
     assert states["released"] >= MAX_HELD and set(states) <= {"released", "kept"}, states
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.quarantine.releasing import release_one
-from bridge.cli.quarantine.session import Session
+from bridge.cli.quarantine.session import Session, exit_code
 from bridge.daemon import wiring
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record
@@ -96,7 +96,7 @@ def test_an_answer_waits_for_storage_that_is_away_for_a_moment(here: Desk, stora
     ("reply", "says", "action"),
     [
         (b"250 2.0.0 Ok", "it was delivered (250 2.0.0 Ok)", "released"),
-        (b"550 5.7.1 Never", "it was sent (550 5.7.1 Never)", "release failed"),
+        (b"550 5.7.1 Never", "it was not accepted (550 5.7.1 Never)", "release failed"),
         (b"", "it was sent (451 4.4.2", "release unsure"),
     ],
 )
@@ -112,14 +112,15 @@ async def test_an_answer_that_cannot_be_recorded_is_in_the_audit_trail(
     assert relay is not None
     order = ReleaseRequest("me", record_s=0.0)
     done = await release_one(session, session.quarantine.read(mail_id), relay, order)
-    assert done.is_unsure and says in done.text and isinstance(done.problem, NotRecorded)
+    await relay.close()
+    assert done.is_unsure == (action != "release failed") and says in done.text
+    assert isinstance(done.problem, NotRecorded) and exit_code(done.problem) == 75
     (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
     assert line["action"] == action
     assert states(storage) == [("", [])]
     storage.fault = lambda method, name: 0
     with pytest.raises(ReleaseUncertain):
         await release(session.quarantine, mail_id, relay, order)
-    await relay.close()
     await session.quarantine.close()
 
 

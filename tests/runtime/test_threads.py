@@ -92,10 +92,11 @@ async def test_a_second_interruption_left_a_thread_at_work_without_its_caller() 
         may_end.wait(60)
         ended.set()
 
+    others = asyncio.all_tasks()
     caller = asyncio.create_task(finish_in_thread(write))
     await eventually(begun.is_set, "the work to begin")
     for _ in range(2):
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in asyncio.all_tasks() - others:
             task.cancel()
         await asyncio.sleep(0)
     assert not caller.done()

@@ -337,4 +337,7 @@ def test_all_pages_of_one_tenant_among_others(tmp_path: Path) -> None:
             send(running, f"{number}@{'abc'[number % 3]}.example")
         every = mails(running.admin_port, 12)
         both = [mail for page in pages(running.admin_port, 3, BOTH) for mail in page]
-        assert both == [mail for mail in every if "tenant" in mail] and len(both) == 8
+        theirs = [mail for mail in every if "tenant" in mail]
+        for mail in theirs:
+            del mail["scanner"]  # a host of ours
+        assert both == theirs and len(both) == 8
