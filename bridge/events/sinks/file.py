@@ -61,8 +61,6 @@ class FileSink:
         durable_files.refuse_planted(self.path)
         is_new = not self.path.exists()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        if os.geteuid() == 0:  # the daemon's user may replace the file by a link at any time
-            flags |= os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o640)
         if is_new:
             durable_files.give_to_owner(self.path)
