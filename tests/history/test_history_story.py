@@ -172,7 +172,9 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
 def test_the_quarantine_is_asked(kept: Kept, expected: str, can_release: bool) -> None:
     told = story(entry(action="quarantine"), kept=kept)
     assert expected in told.now
-    assert ("scanbridge quarantine release ID0000" in told.commands) is can_release
+    offered = [command for command in told.commands if command.startswith("scanbridge quarantine release ID0000")]
+    assert bool(offered) is can_release
+    assert any("--again" in command for command in offered) is (kept.state in ("interrupted", "unsure"))
 
 
 def test_a_copy_of_a_refused_mail_is_mentioned() -> None:
