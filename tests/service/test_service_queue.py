@@ -86,7 +86,7 @@ def test_without_a_worker_the_answer_is_503_at_once_and_the_status_red(text, tmp
         assert front.request("GET", "/readyz").status == 503
         with worker(tmp_path, text()):
             wait_for(lambda: front.status().json == GREEN)
-            assert front.submit(mail()).status == 200
+            assert front.submit(mail()).status == 200 and ever_queued(front) == 1
             assert front.request("GET", "/readyz").status == 200
         assert front.submit(mail()).status == 503
         assert front.status().json == RED
