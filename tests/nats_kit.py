@@ -82,7 +82,7 @@ class ClusteredServer(NatsServer):
     def is_ready(self) -> bool:
         """Whether this server can be used: JetStream has a leader."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._pages}/healthz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._pages}/healthz", timeout=60) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

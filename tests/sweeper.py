@@ -21,7 +21,7 @@ from pathlib import Path
 LIMIT_S = 60.0
 MEMORY = "/dev/shm"
 _GIB = 1 << 30
-_NEEDED = 4 * _GIB  # the largest tests write some hundred megabytes each
+_NEEDED = max(4, (os.cpu_count() or 1) // 2) * _GIB  # the largest tests write some hundred megabytes each
 
 
 class Sweeper:
@@ -54,14 +54,18 @@ def has_room_in_memory() -> bool:
         return False
 
 
+_LIMIT_FILES = ("memory.limit_in_bytes", "memory.max")
+
+
 def _limits() -> list[int]:
-    """Of the control groups of this process, in either version, as far as they are mounted here."""
+    """Of the control groups of this process and their parents, in either version, as far as they are mounted here."""
     found = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, kinds, group = line.split(":", 2)
         place = "/sys/fs/cgroup/memory" if "memory" in kinds.split(",") else "/sys/fs/cgroup"
-        for file in (f"{place}{group}/memory.limit_in_bytes", f"{place}{group}/memory.max", f"{place}/memory.max"):
-            text = Path(file).read_text().strip() if Path(file).exists() else ""
+        inner = Path(group.lstrip("/"))
+        for file in (Path(place, each, name) for each in (inner, *inner.parents) for name in _LIMIT_FILES):
+            text = file.read_text().strip() if file.exists() else ""
             found += [int(text)] if text.isdigit() else []
     return found
 

@@ -27,7 +27,7 @@ from bridge.console.streams import MAX_OF_SESSION, MAX_OPEN, Streams
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.endpoints import Endpoint
-from bridge.testing import free_port, until
+from bridge.testing import eventually, free_port, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World, console_process, remember, world
 from tests.console.held_kit import hold
 from tests.daemon.process_kit import scanbridge, write_config
@@ -91,7 +91,8 @@ async def test_the_overview_does_not_wait_for_a_slow_quarantine() -> None:
             return 7
 
     slow = cast(Quarantine, SlowQuarantine())
-    assert [await counts.recent(slow), await counts.recent(slow)] == [None, None] and len(asked) == 1
+    assert [await counts.recent(slow), await counts.recent(slow)] == [None, None]
+    await eventually(lambda: len(asked) == 1, "the count to begin")
     answer_now.set()
     assert counts._counting is not None
     await counts._counting

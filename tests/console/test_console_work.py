@@ -116,7 +116,7 @@ def picture(page: Any, name: str, look: str) -> None:
 
 @pytest.mark.parametrize(("name", "look"), each_page(PAGES))
 def test_each_page_reads_well_and_fits(windows: Windows, name: str, look: str) -> None:
-    """For readers of the screen, at both widths and in both themes."""
+    """For people who use a screen reader, at both widths; with enough contrast in both themes."""
     with windows.look(look) as page:
         page.goto(PAGES[name])
         if name.startswith("statistics"):  # which loads itself again

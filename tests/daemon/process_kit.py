@@ -60,7 +60,7 @@ def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
 def get(port: int, path: str) -> tuple[int, str]:
     """Status and text of an admin page; 0 if there is no answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=15) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as exc:
         with exc:

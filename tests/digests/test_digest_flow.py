@@ -223,10 +223,12 @@ def test_a_release_waits_for_one_to_another_recipient(shared: Users) -> None:
 def test_the_history_did_not_say_that_a_digest_was_sent(shared: Users) -> None:
     """A postmaster could not tell whether the recipient knew of the mail."""
     usual, shared.scanner.reply = shared.scanner.reply, answer(200, result("quarantine", verdict="spam", tags=["spam"]))
-    with shared.bridge.client() as client:
-        client.begin(b"<john@client.example>", b"<story@a.example>")
-        assert client.say(b"Subject: story\r\n\r\nx\r\n.")[0].startswith(b"250")
-    shared.scanner.reply = usual
+    try:
+        with shared.bridge.client() as client:
+            client.begin(b"<john@client.example>", b"<story@a.example>")
+            assert client.say(b"Subject: story\r\n\r\nx\r\n.")[0].startswith(b"250")
+    finally:
+        shared.scanner.reply = usual
     until(lambda: "put into quarantine" in shared.command("explain", "story@a.example").stdout, "the story")
     assert "A digest that lists it" not in shared.command("explain", "story@a.example").stdout
     release = links(shared.send_digests("--now")["story@a.example"])[0]

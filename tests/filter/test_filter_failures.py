@@ -143,7 +143,7 @@ def test_a_yellow_scanner_starts_the_throttle(tmp_path: Path) -> None:
 
 def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
     """After the first refused connection no mail waits; each reads 451."""
-    config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"]}}
+    config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"], "connect_timeout": "60s"}}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         for _ in range(3):
             assert send(bridge).startswith("451 4.3.0 ")

@@ -43,7 +43,7 @@ def test_49_megabytes_of_empty_lines_cost_neither_memory_nor_time(tmp_path: Path
             for _ in range(49 * 16):
                 client.send(b"\r\n" * 32768)
             assert client.say(b".")[0].startswith(b"250 ")
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         assert len(bridge.scanner.submissions[0].email) == 49 * MiB
 
 

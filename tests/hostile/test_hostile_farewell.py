@@ -313,7 +313,7 @@ def test_mail_that_outlasts_the_drain_is_cut_with_421(tmp_path: Path) -> None:
 
 def test_sigterm_in_the_middle_of_data_ends_in_time(tmp_path: Path) -> None:
     """The daemon waits for a mail in DATA, answers it, and exits."""
-    with bridge_process(tmp_path) as bridge, bridge.client() as client:
+    with bridge_process(tmp_path, is_program=False) as bridge, bridge.client() as client:
         client.open()
         client.begin()
         client.send(b"Subject: x\r\n\r\n")

@@ -24,6 +24,7 @@ from tests.daemon.process_kit import (
     write_config,
 )
 from tests.daemon.process_kit import parts as scripted
+from tests.service.service_kit import Service
 
 
 def test_json_lines_parse_and_escape(tmp_path: Path) -> None:
@@ -54,6 +55,16 @@ def test_key_value_lines_escape_what_clients_send(tmp_path: Path) -> None:
         assert not [logged for logged in bridge.log.splitlines() if logged.startswith("id=FORGED")]
 
 
+def fill(pipe: int) -> None:
+    """Until not one byte more fits, however large it is."""
+    os.set_blocking(pipe, False)
+    for size in (4096, 1):
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(pipe, b"x" * size)
+    os.set_blocking(pipe, True)
+
+
 @pytest.mark.parametrize("stream", ["full", "closed", "broken pipe", "stuck pipe"])
 def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream: str) -> None:
     """A full disk, a closed stream, a reader that exited or hangs: log lines are lost, mail is not."""
@@ -70,9 +81,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream:
                     os.close(reading)
                     reading = -1
                 else:
-                    os.set_blocking(writing, False)
-                    os.write(writing, b"x" * 65536)
-                    os.set_blocking(writing, True)
+                    fill(writing)
             with running(tmp_path, streams=streams) as (bridge, _, next_hop):
                 with bridge.client() as client:
                     for _ in range(3):
@@ -126,9 +135,7 @@ def test_a_log_that_nobody_reads_stopped_the_scanning_service(tmp_path: Path) ->
     (tmp_path / "service.yml").write_text("listen: 127.0.0.1:0\n")
     reading, writing = os.pipe()
     try:
-        os.set_blocking(writing, False)
-        os.write(writing, b"x" * 65536)
-        os.set_blocking(writing, True)
+        fill(writing)
         command = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=writing
@@ -136,7 +143,11 @@ def test_a_log_that_nobody_reads_stopped_the_scanning_service(tmp_path: Path) ->
         try:
             assert process.stdout is not None
             assert select.select([process.stdout], [], [], 60)[0], "the service did not start"
-            assert b"listening on" in process.stdout.readline()
+            line = process.stdout.readline().decode()
+            assert "listening on" in line
+            service = Service()
+            service.port = int(line.rpartition(":")[2])
+            assert service.status().status == 401  # an answer; the refusal is logged
         finally:
             process.kill()
             process.communicate()

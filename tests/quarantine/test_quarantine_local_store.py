@@ -34,7 +34,7 @@ CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
 
 @pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Async tests here run on both event loops."""
+    """Async tests here run on uvloop; `make test-long` runs them on asyncio's loop as well."""
     backend: tuple[str, dict[str, bool]] = request.param
     return backend
 

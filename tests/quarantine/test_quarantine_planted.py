@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def second_name(path: Path, secret: Path) -> None:
 
 PLANTED = [link, fifo, device, second_name]
 Plant = Callable[[Path, Path], None]
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """On disk for a device: where files are in memory, the kernel usually refuses to open one (nodev)."""
+    if "device" not in request.node.name:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="scanbridge-tests-", dir="/var/tmp") as name:
+        assert not os.statvfs(name).f_flag & os.ST_NODEV, "no device can be opened in /var/tmp: it is mounted nodev"
+        yield Path(name)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.relay.scripted_hop import made
 
 @pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Async tests run on both event loops."""
+    """Async tests run on uvloop; `make test-long` runs them on asyncio's loop as well."""
     backend: tuple[str, dict[str, bool]] = request.param
     return backend
 

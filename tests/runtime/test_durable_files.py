@@ -31,7 +31,7 @@ REASON = "can't start new thread"
 
 @pytest.fixture(params=EACH_LOOP)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Async tests here run on both event loops."""
+    """Async tests here run on uvloop; `make test-long` runs them on asyncio's loop as well."""
     backend: tuple[str, dict[str, bool]] = request.param
     return backend
 

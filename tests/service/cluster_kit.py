@@ -178,12 +178,27 @@ def in_queue(front: Running) -> tuple[int, int]:
 
     async def ask() -> tuple[int, int]:
         queue = front.server._site._backend
-        session = await queue._link.wait(5)
+        session = await queue._link.wait(60)
         names = queue._names
         try:
             streams = [await session.stream.stream_info(name) for name in (names.stream, f"OBJ_{names.bucket}")]
         except NotFoundError:
             return -1, -1
         return streams[0].state.messages, streams[1].state.messages
+
+    return front.call(ask())
+
+
+def ever_queued(front: Running) -> int:
+    """How many jobs were ever put into the stream; 0 before it exists."""
+
+    async def ask() -> int:
+        queue = front.server._site._backend
+        session = await queue._link.wait(60)
+        try:
+            found = await session.stream.stream_info(queue._names.stream)
+        except NotFoundError:
+            return 0
+        return int(found.state.last_seq)
 
     return front.call(ask())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.service.analysis.plugin import ENTRY_POINTS
 from tests.postgresql import fresh_database
 from tests.requirements import find, need, unavailable
 from tests.server_program import ServerProgram
@@ -25,6 +27,23 @@ def database(request, tmp_path):
     if request.param == "sqlite":
         return "sqlite:///lists.sqlite"
     return fresh_database(request.getfixturevalue("postgresql"))
+
+
+@pytest.fixture
+def installed_plugin(tmp_path, monkeypatch):
+    """A package with the analyzers of `own_analyzer.py`."""
+    package = tmp_path / "site" / "own_analyzer-1.dist-info"
+    package.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("own_analyzer.py"), tmp_path / "site")
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own_analyzer\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(
+        f"[{ENTRY_POINTS}]\nword = own_analyzer:Sync\nbroken = own_analyzer:Broken\nobedient = own_analyzer:Obedient\n"
+        "eats = own_analyzer:Eats\nleaves = own_analyzer:Leaves\nwaits = own_analyzer:Waits\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # for the processes
+    yield
+    sys.modules.pop("own_analyzer", None)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,9 @@ import pytest
 from bridge.service.analysis import clamav
 from bridge.service.analysis import rspamd as rspamd_engine
 from bridge.service.analysis.engine import Findings, LimitReached, as_tag
+from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.opinions import together
+from bridge.service.analyzer_settings import Analyzers
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -141,6 +143,32 @@ def test_malformed_answers_of_rspamd_leave_mail_undecided(tmp_path, reply):
     ):
         answer = running.submit(mail()).json
         assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:rspamd", "incomplete"])
+
+
+async def test_each_engine_gets_its_own_timeout(installed_plugin):
+    """Not the default, nor another engine's: the tests with faulty servers allow more time than the defaults."""
+    settings = Analyzers.model_validate(
+        {
+            "clamav": {"address": "127.0.0.1:1", "timeout": "1s"},
+            "rspamd": {"url": "http://127.0.0.1:1", "timeout": "2s"},
+            "icap": {"url": "icap://127.0.0.1:1/x", "timeout": "3s"},
+            "spamassassin": {"address": "127.0.0.1:1", "timeout": "4s"},
+            "authentication": {"dns": True, "timeout": "5s"},
+            "hooks": {"invoices": {"url": "http://127.0.0.1:1/", "timeout": "6s"}},
+            "plugins": {"word": {"timeout": "7s"}},
+        }
+    )
+    engines = engines_of(settings)
+    given = {
+        engine.name: engine.analyzer._settings.timeout if engine.timeout_s is None else engine.timeout_s
+        for engine in engines
+    }
+    steps = {engine.name: engine.analyzer._client.timeout for engine in engines if hasattr(engine.analyzer, "_client")}
+    for engine in engines:
+        await engine.analyzer.close()
+    names = ("clamav", "rspamd", "icap", "spamassassin", "authentication", "invoices", "word")
+    assert given == {name: number for number, name in enumerate(names, 1)}
+    assert {name: step.read for name, step in steps.items()} == {"rspamd": 2, "invoices": 6}
 
 
 def test_an_engine_that_hangs_is_abandoned_after_its_timeout(tmp_path):

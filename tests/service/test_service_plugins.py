@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -13,26 +12,9 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import ConfigError
-from bridge.service.analysis.plugin import ENTRY_POINTS
 from tests.service.service_kit import CONFIG, DEADLINE_S, mail, service, wait_for
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def installed_plugin(tmp_path, monkeypatch):
-    package = tmp_path / "site" / "own_analyzer-1.dist-info"
-    package.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("own_analyzer.py"), tmp_path / "site")
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own_analyzer\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(
-        f"[{ENTRY_POINTS}]\nword = own_analyzer:Sync\nbroken = own_analyzer:Broken\nobedient = own_analyzer:Obedient\n"
-        "eats = own_analyzer:Eats\nleaves = own_analyzer:Leaves\nwaits = own_analyzer:Waits\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # for the processes
-    yield
-    sys.modules.pop("own_analyzer", None)
 
 
 def test_a_custom_analyzer_is_used(tmp_path, installed_plugin):

@@ -351,7 +351,7 @@ def test_the_command_reports_why_nothing_was_reloaded(tmp_path: Path) -> None:
 
 
 def test_a_service_that_hung_was_said_not_to_run(tmp_path: Path) -> None:
-    """Before the signal, and after it."""
+    """It did not answer before the signal, so it got none."""
     text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}")
     with Process(tmp_path, text) as service:
         pid = service.process.pid

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
-from bridge.service.analysis.yara_rules import compiled_setup
+from bridge.service.analysis.yara_rules import Matcher, compiled_setup
 from bridge.service.engine_settings import Yara
 from bridge.service.settings import ServiceConfig
 from tests.requirements import unavailable
@@ -73,6 +73,17 @@ def test_rules_see_the_mail_its_parts_and_archives(tmp_path):
 
 def _loaded(directory: Path) -> ServiceConfig:
     return yaml_file.load(directory / "service.yml", ServiceConfig, config())
+
+
+def test_the_timeout_reaches_the_process_that_matches(tmp_path):
+    """And the time of the whole inspection includes it: the tests with slow rules allow more than the default."""
+    (tmp_path / "lab.yar").write_text(RULES)
+    settings = Yara(rules=[str(tmp_path / "lab.yar")], timeout="7s")
+    assert Matcher(compiled_setup(settings))._timeout_s == 7
+    with service(
+        tmp_path, config(timeout="7s").replace("processes: 1", "processes: 1, mime: {timeout: 3s}")
+    ) as running:
+        assert running.server._site._backend._pipeline._inspect_s == 11
 
 
 @pytest.mark.parametrize(("required", "expected"), [("true", "undecided"), ("false", "deliver")])

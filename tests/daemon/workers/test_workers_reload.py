@@ -42,6 +42,20 @@ def change(bridge: Bridge, **sections: Any) -> None:
     path.write_text(yaml_file.dump({**data, **sections}))
 
 
+def once_it_is_read(pipe: Path) -> int:
+    """A descriptor to write to. Plain `open` would wait for ever for a daemon that never reads the pipe."""
+    opened: list[int] = []
+
+    def has_reader() -> bool:
+        with suppress(OSError):  # ENXIO: not yet
+            opened.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    until(has_reader, "the daemon to read its configuration")
+    os.set_blocking(opened[0], True)
+    return opened[0]
+
+
 def reload(bridge: Bridge) -> Any:
     return scanbridge("reload", "-c", bridge.directory / "bridge.yml")
 
@@ -88,7 +102,7 @@ def test_a_reload_during_the_start_ended_the_daemon(tmp_path: Path, count: int) 
         command = [sys.executable, "-m", "bridge", "run", "-c", str(config)]
         bridge = Bridge(tmp_path, port, admin, command, environment(PYTHONPATH=str(ROOT)))
         try:
-            with config.open("w") as file:  # waits until the daemon reads it
+            with os.fdopen(once_it_is_read(config), "w") as file:
                 bridge.signal(signal.SIGHUP)
                 config.unlink()
                 config.write_text(text)

@@ -12,6 +12,7 @@ import pytest
 
 from bridge.testing import RunningBridge, answer, result, running_bridge
 from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
+from tests.hostile.hostile_kit import Hanging, bridge_process
 
 SHORT_DEADLINE: dict[str, Any] = {"deadline": "1s"}  # a tenth of it is reserved for the relay
 
@@ -76,6 +77,24 @@ def test_a_decision_survives_a_restart(tmp_path: Path) -> None:
     with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge, mail_lines() as lines:
         assert send(bridge).startswith("550 5.7.1 ")
         assert lines[0]["late"] == "hit" and not bridge.scanner.submissions
+
+
+def test_a_stopped_program_leaves_its_decision_to_the_next_one(tmp_path: Path) -> None:
+    """The same with SIGTERM and two processes: the second one's scanner gets no mail."""
+    hanging = Hanging()
+    with bridge_process(tmp_path, is_program=False, **SHORT_DEADLINE) as bridge:
+        bridge.scanner.reply = hanging
+        with bridge.client() as client:
+            client.open()
+            assert client.mail().startswith(b"451 4.4.7 ")
+        bridge.background.loop.call_soon_threadsafe(hanging.release.set)
+        bridge.terminate()
+        assert bridge.wait(60) == 0
+    with bridge_process(tmp_path, is_program=False, **SHORT_DEADLINE) as bridge:
+        with bridge.client() as client:
+            client.open()
+            assert client.mail().startswith(b"250 ")
+        assert len(bridge.next_hop.mails) == 1 and not bridge.scanner.submissions
 
 
 def test_a_stop_waits_for_a_late_scan(tmp_path: Path) -> None:

@@ -123,13 +123,13 @@ def test_workers_share_registrations(tmp_path: Path) -> None:
     options: dict[str, Any] = {"protocol": "mta-hooks", "hooks": {"token_file": "hooks-token"}}
     registration = ""
     for _ in range(2):
-        with bridge_process(tmp_path, {"workers": 2}, **options) as process:
+        with bridge_process(tmp_path, {"workers": 2}, is_program=False, **options) as process:
             for _ in range(6):
                 with MailServer(process.port) as server:
                     server.registration = registration or (server.register() and server.registration)
                     registration = server.registration
                     assert server.action(facts())[0] == "accept"
-    with bridge_process(tmp_path, {"workers": 2}, **options) as process:
+    with bridge_process(tmp_path, {"workers": 2}, is_program=False, **options) as process:
         with MailServer(process.port) as server:
             assert server.send("DELETE", f"/mta-hooks/registrations/{registration}")[0] == 200
         for _ in range(6):
