@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,16 +73,17 @@ async def test_an_address_is_not_looked_up(names: NameServer, address: str) -> N
     assert not names.asked
 
 
+async def silent_first(tried: list[str], address: str) -> str:
+    tried.append(address)
+    if address == "192.0.2.1":
+        await asyncio.Event().wait()
+    return address
+
+
 async def test_an_address_that_did_not_accept_is_tried_last_for_a_while(names: NameServer) -> None:
     """Otherwise each new connection would first wait for a dead machine."""
-    lookup, tried = NameLookup(), []
-
-    async def connect(address: str) -> str:
-        tried.append(address)
-        if address == "192.0.2.1":
-            await asyncio.Event().wait()
-        return address
-
+    lookup, tried = NameLookup(), list[str]()
+    connect = partial(silent_first, tried)
     for _ in range(2):
         assert await lookup.connect("name.example", connect, 0.2) == "2001:db8::1"
     assert tried == ["192.0.2.1", "2001:db8::1", "2001:db8::1"]
@@ -98,14 +100,8 @@ async def test_the_last_address_has_the_rest_of_the_time_and_its_error_is_report
 
 async def test_a_silent_address_is_avoided_even_if_the_callers_time_ended_first(names: NameServer) -> None:
     """A slow lookup left less time than the address had, so each mail began with the same dead machine."""
-    lookup, tried = NameLookup(), []
-
-    async def connect(address: str) -> str:
-        tried.append(address)
-        if address == "192.0.2.1":
-            await asyncio.Event().wait()
-        return address
-
+    lookup, tried = NameLookup(), list[str]()
+    connect = partial(silent_first, tried)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await lookup.connect("name.example", connect, 60.0)
