@@ -34,3 +34,21 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def group(number: int) -> set[int]:
+    """The processes of a process group."""
+    found: set[int] = set()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if int(file.read_text().rpartition(")")[2].split()[2]) == number:
+                found.add(int(file.parent.name))
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, or it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

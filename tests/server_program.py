@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bridge.testing import until
+from tests.processes import group, is_stopped
 from tests.requirements import unavailable
 
 
@@ -37,12 +38,16 @@ class ServerProgram:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """With all its processes."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        """With all its processes, also one that it is just starting."""
+        until(self._have_all_stopped, "all its processes to stop")
         try:
             yield
         finally:
             os.killpg(self._process.pid, signal.SIGCONT)
+
+    def _have_all_stopped(self) -> bool:
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return all(is_stopped(pid) for pid in group(self._process.pid))
 
     def kill(self, patience_s: float = 10) -> None:
         self._process.terminate()

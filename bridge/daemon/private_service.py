@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,13 +100,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def main() -> None:
     logging.disable(logging.CRITICAL)
     job = json.loads(sys.stdin.buffer.readline())
-    with tempfile.TemporaryDirectory(prefix="scanbridge-service-") as directory:
-        asyncio.run(_serve(job, socket.socket(fileno=job["socket"]), Path(directory)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="scanbridge-service-") as directory:
+            asyncio.Runner().run(_serve(job, socket.socket(fileno=job["socket"]), Path(directory)))
+    finally:
+        os._exit(0)  # whatever still runs, in a task or a thread, has nobody left to work for
 
 
 async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)  # readable: the parent has closed it
+    ended, loop, stdin = asyncio.Event(), asyncio.get_running_loop(), sys.stdin.fileno()
+    loop.add_reader(stdin, lambda: (ended.set(), loop.remove_reader(stdin)))  # readable: the parent has closed it
     server = ServiceServer()
     try:
         loaded = load(Path(job["path"])).config
@@ -117,7 +121,9 @@ async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> N
         return
     _say({"note": note})
     await ended.wait()
-    await server.stop(drain_s=0.0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_S / 2):
+            await server.stop(drain_s=0.0)
 
 
 def _copy_knowledge(source: str, target: str) -> str:
@@ -125,7 +131,11 @@ def _copy_knowledge(source: str, target: str) -> str:
     store = Store(target)
     store.open()
     try:
-        return "" if copy_knowledge(source, store) else "its database does not exist yet, so its lists are empty"
+        return (
+            ""
+            if copy_knowledge(source, store)
+            else "its database does not exist yet, so it has no list entries and no reports"
+        )
     finally:
         store.close()
 

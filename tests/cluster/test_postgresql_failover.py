@@ -122,7 +122,8 @@ class Pair:
         until(lambda: self._ask(self._standby, f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby")
 
     def _ask(self, server: PostgreSql, question: str) -> object:
-        engine = self._direct[server].engine(connections=1)
+        """In a database that the standby has had from the start."""
+        engine = Database(server.url.format(name="postgres")).engine(connections=1)
         try:
             with engine.connect() as connection:
                 return connection.execute(text(question)).scalar()

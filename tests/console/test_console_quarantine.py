@@ -96,7 +96,7 @@ def test_a_mail_whose_recipients_may_have_it_is_released_only_on_request(shared:
     browser = shared.console.signed_in(Role.RELEASER, OWN, name="ursula")
     assert 'name="unsure" value="yes"' in browser.get("/quarantine/CUTOFF").text
     browser.post("/quarantine/actions/release", {"mail": "CUTOFF"})
-    assert "it may have been delivered: its release by rita" in html.unescape(wait_for_jobs(browser))
+    assert "it may have been delivered: the release that rita" in html.unescape(wait_for_jobs(browser))
     with quarantine(shared.console.directory) as opened:
         assert opened.read("CUTOFF").state == "interrupted"
     browser.post("/quarantine/actions/release", {"mail": "CUTOFF", "unsure": "yes"})

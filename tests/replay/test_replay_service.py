@@ -126,7 +126,7 @@ def test_a_database_that_cannot_be_read_is_said(at: Replays, tmp_path: Path) -> 
     (tmp_path / "service.sqlite").write_bytes(b"not a database" * 100)
     (tmp_path / "service.yml").write_text(CONFIG)
     done = at.run("--service", tmp_path / "service.yml")
-    assert done.returncode == 1 and "lists cannot be read" in done.stderr and done.stdout == ""
+    assert done.returncode == 1 and "lists and reports cannot be read" in done.stderr and done.stdout == ""
     assert leftovers(tmp_path) == []
 
 
