@@ -108,8 +108,13 @@ def main() -> None:
 
 
 async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> None:
-    ended, loop, stdin = asyncio.Event(), asyncio.get_running_loop(), sys.stdin.fileno()
-    loop.add_reader(stdin, lambda: (ended.set(), loop.remove_reader(stdin)))  # readable: the parent has closed it
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(sys.stdin.fileno())  # it would stay readable
+        ended.set()
+
+    loop.add_reader(sys.stdin.fileno(), end)  # readable: the parent has closed it
     server = ServiceServer()
     try:
         loaded = load(Path(job["path"])).config
