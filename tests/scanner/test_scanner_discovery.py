@@ -6,8 +6,8 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -234,10 +234,18 @@ async def test_one_family_that_fails_keeps_its_addresses() -> None:
         assert [place.addresses for place in found.places] == [("192.0.2.1",)] and "AAAA" in found.problem
 
 
+@contextmanager
+def free_on_both() -> Iterator[int]:
+    """A port of 127.0.0.1 that nobody else gets meanwhile, and which is hardly ever in use at 127.0.0.2."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
 async def test_an_address_that_drops_packets_made_its_host_unreachable() -> None:
     """It used up the time for all addresses of an SRV target, at every mail."""
-    with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
-        port = full.getsockname()[1]
+    with free_on_both() as port, socket.create_server(("127.0.0.2", port), backlog=0):
         waiting = [socket.socket() for _ in range(3)]  # fill the queue: further connections are not answered
         for sock in waiting:
             sock.setblocking(False)
