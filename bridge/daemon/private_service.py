@@ -136,11 +136,9 @@ def _copy_knowledge(source: str, target: str) -> str:
     store = Store(target)
     store.open()
     try:
-        return (
-            ""
-            if copy_knowledge(source, store)
-            else "its database does not exist yet, so it has no list entries and no reports"
-        )
+        if copy_knowledge(source, store):
+            return ""
+        return "its database does not exist yet, so it has no list entries and no reports"
     finally:
         store.close()
 

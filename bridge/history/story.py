@@ -133,7 +133,7 @@ def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
 
 
 def _handed_on(entry: MailEntry, around: Surroundings) -> tuple[str, str]:
-    """Who has the mail now: whether its recipient has it is known only if we have put it into a mailbox."""
+    """Where the mail is now. We know that the recipient has it only if we delivered it to a mailbox ourselves."""
     if around.is_delivered_in_front:
         queue = f" (queue id {entry.row.queue_id})" if entry.row.queue_id else ""
         return "accepted by the mail server", f", which delivers it{queue}"

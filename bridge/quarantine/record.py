@@ -282,7 +282,7 @@ def _read_attempt(entry: dict[str, Any]) -> ReleaseAttempt:
 
 
 def delivered(releases: Iterable[ReleaseAttempt]) -> frozenset[str]:
-    """Everyone who has the mail after these attempts."""
+    """Everyone to whom these attempts have delivered the mail."""
     return frozenset(
         address
         for attempt in releases
@@ -306,13 +306,13 @@ def answered(
 
 
 def _bounded(releases: tuple[ReleaseAttempt, ...]) -> tuple[ReleaseAttempt, ...]:
-    """Leaves out the oldest. Those whose result is unknown stay: they keep the mail from being sent twice."""
+    """Leaves out the oldest, first those whose result is known: the others keep the mail from being sent twice."""
     surplus = len(releases) - MAX_ATTEMPTS
     if surplus <= 0:
         return releases
     clear = [number for number, each in enumerate(releases) if each.reply and not each.unsure]
     unknown = [number for number in range(len(releases)) if number not in clear]
-    left_out = set([*clear[:-1], *unknown][:surplus])  # the last clear one names everyone who has the mail
+    left_out = set([*clear[:-1], *unknown][:surplus])  # the last clear one names all who received it
     return tuple(each for number, each in enumerate(releases) if number not in left_out)
 
 

@@ -13,11 +13,11 @@ has it gets it once more only with `again`.
 
 Nobody can record that the next hop has accepted a mail at the very moment when it does. A crash in between leaves an
 attempt without an answer (`interrupted`), and if the next hop does not answer the final dot, the mail is `unsure`:
-either way its recipients may have it. Then it is not sent to them until somebody who has looked orders it, with `again`
-or `even_if_unsure`: a duplicate cannot be taken back, but the mail stays in the quarantine until it expires.
+either way, its recipients may have it. It is then sent to them only on request, with `again` or `even_if_unsure`, after
+somebody has checked: a duplicate cannot be undone, but the mail stays in the quarantine until it expires.
 
 A lock that is shared through a database may be lost with the connection (`locks`), at worst while the next hop is
-receiving the mail. Whoever gets the lock then finds the attempt without an answer, as after a crash. The lock is
+receiving the mail. The next process that gets the lock finds an attempt without an answer, as after a crash. It is
 checked before the attempt is recorded, and again before the mail is sent. If only the second check fails, the attempt
 remains as `interrupted`, because another process may be writing the record now. If there are two primaries for a
 moment, both sides may hold the lock: the store refuses the second record (`RecordChanged`), if it can compare versions.

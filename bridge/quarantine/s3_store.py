@@ -44,7 +44,7 @@ _CLEAN_UP_S = 10.0  # for removing a failed mail in the background
 _CONNECT_S = 5
 _REQUEST_S = 60  # for the largest mail, if the deadline is not earlier
 _STATUS = re.compile(r"status code: (\d{3})")
-_REFUSED = re.compile(r"status code: (?:400|501)")  # by servers that do not know conditional writes
+_REFUSED = re.compile(r"status code: (?:400|501)")  # by servers that do not support conditional writes
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _FULL = re.compile(r"StorageFull|InsufficientStorage|QuotaExceeded|InsufficientCapacity", re.IGNORECASE)
 

@@ -44,7 +44,7 @@ def parent(pid: int) -> int:
 
 
 def _sockets(address: Endpoint) -> Iterable[str]:
-    """The inodes of the sockets that listen there, whoever has them."""
+    """The inodes of the sockets that listen there, whichever process has opened them."""
     return _unix(address.path) if address.path else _tcp(address)
 
 

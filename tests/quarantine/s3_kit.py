@@ -96,7 +96,7 @@ class FaultyServer:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.refuses_conditions = 0  # the status for a conditional write
-        self.loses_answers = 0  # so many writes take effect, and their client is told that they failed
+        self.loses_answers = 0  # the number of writes that succeed although the client is told that they failed
         self._writing = threading.Lock()
         self.fault: Callable[[str, str], int | str] = lambda method, name: 0  # a status, "hang" or "cut"
         self.go_on = threading.Event()  # ends what hangs

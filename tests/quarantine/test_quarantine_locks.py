@@ -67,7 +67,7 @@ def test_a_lock_is_recognised_by_its_whole_key(place: Database, name: str) -> No
 
 
 def test_one_process_holds_several_locks_at_a_time(place: Database) -> None:
-    """Each has a connection of its own; with one for all, the third release of a process waited, and failed."""
+    """Each uses a separate connection; when they shared one, the third release of a process waited, and failed."""
     locks = PostgresLocks(place)
     with ExitStack() as stack:
         for held in [stack.enter_context(locks.hold(f"mail {number}")) for number in range(MAX_HELD)]:
@@ -118,7 +118,7 @@ async def test_a_release_that_lost_its_lock_sends_nothing(
         await release(quarantine, tx.id, hop, ReleaseRequest("me"))
     assert not hop.taken and quarantine.read(tx.id).state == state
     setattr(quarantine, point, None)
-    if state == "interrupted":  # whoever has the lock now cannot know that nothing was sent
+    if state == "interrupted":  # the next holder of the lock cannot know that nothing was sent
         with pytest.raises(ReleaseUncertain):
             await release(quarantine, tx.id, hop, ReleaseRequest("me"))
     await release(quarantine, tx.id, hop, ReleaseRequest("me", even_if_unsure=state == "interrupted"))

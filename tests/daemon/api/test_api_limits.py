@@ -339,5 +339,5 @@ def test_all_pages_of_one_tenant_among_others(tmp_path: Path) -> None:
         both = [mail for page in pages(running.admin_port, 3, BOTH) for mail in page]
         theirs = [mail for mail in every if "tenant" in mail]
         for mail in theirs:
-            del mail["scanner"]  # a host of ours
+            del mail["scanner"]  # an internal host
         assert both == theirs and len(both) == 8
