@@ -11,7 +11,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
+from bridge.errors import ScanTimeout
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
 from bridge.scanner.probe_mail import SUBJECT
@@ -227,6 +230,20 @@ async def submit(
         return await scanner.submit(request, message, asyncio.get_running_loop().time() + deadline_s, keep_late)
     finally:
         message.close()
+
+
+async def ends_late_by_s(scanner: Scanner, deadline_s: float, **options: Any) -> float:
+    """Submit a mail that gets no answer; by how much it ends after a timer of the same event loop.
+
+    A machine that stands still for a second delays both.
+    """
+    loop = asyncio.get_running_loop()
+    due: asyncio.Future[float] = loop.create_future()
+    loop.call_later(deadline_s, lambda: due.set_result(loop.time()))
+    with pytest.raises(ScanTimeout):
+        await submit(scanner, deadline_s=deadline_s, **options)
+    ended = loop.time()
+    return ended - await due
 
 
 async def submit_to(script: bytes | Answering, **options: Any) -> AnalysisResult:

@@ -17,10 +17,20 @@ from bridge.errors import (
     Saturated,
     ScanMalformed,
     ScanRefused,
-    ScanTimeout,
     ScanUnavailable,
 )
-from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, scanner_of, submit, submit_to
+from tests.scanner.fault_server import (
+    GGRID,
+    TOKEN,
+    Call,
+    answer,
+    ends_late_by_s,
+    faults,
+    result,
+    scanner_of,
+    submit,
+    submit_to,
+)
 from tests.scanner.spoken import current
 
 
@@ -321,13 +331,9 @@ async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
             if call.server.gone.is_set():
                 return
 
-    loop = asyncio.get_running_loop()
     async with faults(drip) as server, scanner_of(server) as scanner:
-        began = loop.time()
-        with pytest.raises(ScanTimeout):
-            await submit(scanner, deadline_s=0.3)
+        assert await ends_late_by_s(scanner, 0.3) < 0.5
         server.gone.set()
-        assert loop.time() - began < 1.5
 
 
 async def test_the_token_is_in_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
