@@ -33,12 +33,12 @@ def show(path: Path | None, demo: bool, as_json: bool) -> None:
     """
     from bridge.config.effective import effective
     from bridge.config.origin import with_origins
-    from bridge.daemon import resources
+    from bridge.daemon import named_files
 
     path = None if demo else path
     conf = load_or_exit(path)
     data = effective(conf)
-    data["state_directory"] = str(resources.state_directory(conf.state_directory))
+    data["state_directory"] = str(named_files.state_directory(conf.state_directory))
     if as_json:
         say_json(data, indent=2)
     else:

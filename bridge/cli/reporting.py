@@ -24,8 +24,8 @@ from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.feedback.learners import Learners
-from bridge.feedback.learning import LearningUnavailable
 from bridge.feedback.report import LearnableMail, Reported, ReportKind, ReportState
+from bridge.feedback.rspamd_learning import LearningUnavailable
 from bridge.feedback.store import ReportStore
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool

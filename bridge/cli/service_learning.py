@@ -38,7 +38,7 @@ def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None
 
     The numbers use the scale of `explain`: above 0, mail looks more like phishing; below 0, less.
     """
-    from bridge.service.learning.layer import layer_of
+    from bridge.service.learning.score_shift import layer_of
     from bridge.service.learning.store import VoteStore
 
     with opened_store(own or path) as store:

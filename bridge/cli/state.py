@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import resources
+from bridge.daemon import named_files
 from bridge.errors import ConfigError
 
 _CONFIGURATION = Path("/etc/scanbridge")  # bridge.yml, and NAME/bridge.yml of scanbridge@NAME
@@ -25,13 +25,13 @@ def state_directory(conf: Config, path: Path | None) -> Path:
         packaged = _packaged(path)
         if packaged is not None and packaged.is_dir():
             return packaged
-    return resources.state_directory(conf.state_directory)
+    return named_files.state_directory(conf.state_directory)
 
 
 def make_state_directory(conf: Config, path: Path | None) -> Path:
     """The same, created if it does not exist. Raises ConfigError."""
     try:
-        return resources.make_directory(state_directory(conf, path), "state_directory")
+        return named_files.make_directory(state_directory(conf, path), "state_directory")
     except ConfigError as exc:
         if os.getuid() == 0:
             raise

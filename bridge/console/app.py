@@ -12,13 +12,13 @@ from bridge.console.call import Call, Handler, Refused
 from bridge.console.console import Console
 from bridge.console.guard import Guard
 from bridge.console.headers import with_allowed_methods
-from bridge.console.jobs import Jobs
 from bridge.console.live import Live
 from bridge.console.pages import lists, quarantine
 from bridge.console.render import Renderer
 from bridge.console.route import Route
 from bridge.console.routes import ROUTES
 from bridge.console.sources import Sources
+from bridge.console.undoable_jobs import Jobs
 
 
 def create_console(sources: Sources) -> Console:

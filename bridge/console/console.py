@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from bridge.console.commands import Commands
 from bridge.console.held_counts import HeldCounts
-from bridge.console.jobs import Jobs
 from bridge.console.live import Live
 from bridge.console.mail_counts import LastHour, MailCounter
 from bridge.console.queues import Queues
@@ -14,6 +13,7 @@ from bridge.console.render import Renderer
 from bridge.console.setting import Sections
 from bridge.console.sources import Sources
 from bridge.console.streams import Streams
+from bridge.console.undoable_jobs import Jobs
 from bridge.console.uploads import Uploads
 
 

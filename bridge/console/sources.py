@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bridge.config.console import Console as ConsoleConfig
 from bridge.config.model import Config
-from bridge.console.attempts import Attempts
 from bridge.console.audit import Audit
 from bridge.console.database import ConsoleStore
 from bridge.console.list_copies import ListCopies
@@ -21,12 +20,13 @@ from bridge.console.oidc import Provider
 from bridge.console.roles import Tenants
 from bridge.console.scanning import Scans
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks
+from bridge.console.sign_in_attempts import Attempts
 from bridge.console.users import Users
 from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
 from bridge.history.store import HistoryStore
 from bridge.lists.client import ListSettings
-from bridge.lists.personal import PersonalLists
+from bridge.lists.personal_store import PersonalLists
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord

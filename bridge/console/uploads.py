@@ -20,10 +20,10 @@ from typing import BinaryIO
 from anyio import to_thread
 
 from bridge.api.lists import ListEntry, ListFileInfo
-from bridge.console.jobs import Job
 from bridge.console.list_difference import DiskDifference, Kind
 from bridge.console.queues import Queue
 from bridge.console.tokens import new_token
+from bridge.console.undoable_jobs import Job
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists import files
 from bridge.lists.batches import Tally

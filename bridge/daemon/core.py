@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import personal_wiring, resources, wiring
+from bridge.daemon import named_files, personal_wiring, wiring
 from bridge.daemon.digests import DigestNumbers
 from bridge.daemon.events import Events
 from bridge.daemon.feedback import Feedback
@@ -84,7 +84,7 @@ class Core:
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:
     """Raises ConfigError. Without a `writer`, the lines of mails go to the logger `scanbridge.mail`."""
-    state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+    state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
     metrics = Metrics(listener.name for listener in conf.listeners)
     put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
     if writer is not None:

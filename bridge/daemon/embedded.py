@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import list_wiring, resources, wiring
+from bridge.daemon import list_wiring, named_files, wiring
 from bridge.daemon.addresses import SERVICE_KEY
 from bridge.daemon.sockets import open_listening
 from bridge.service import settings
@@ -28,10 +28,10 @@ def make_secrets(conf: Config) -> None:
     Raises ConfigError.
     """
     assert conf.scanner.token_file is not None  # only rspamd can do without, and we are not rspamd
-    resources.make_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+    named_files.make_secret(named_files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
     if has_own_lists(conf):
         assert conf.lists is not None
-        resources.make_secret(resources.locate(conf.lists.api_key_file, conf.directory), "lists.api_key_file")
+        named_files.make_secret(named_files.locate(conf.lists.api_key_file, conf.directory), "lists.api_key_file")
 
 
 def has_own_lists(conf: Config) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridge.config.events import EventSink
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import named_files, wiring
 from bridge.errors import ConfigError
 from bridge.events.delivery import DeliverySettings, SinkPlan
 from bridge.events.event import Event, EventType, Release, Report, released, reported
@@ -113,7 +113,7 @@ def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     from bridge.events.sinks.webhook import WebhookSettings, WebhookSink, read_secrets
 
     key = _key(sink, "secret_file")
-    path = resources.locate(sink.secret_file or "", conf.directory)
+    path = named_files.locate(sink.secret_file or "", conf.directory)
     try:
         secrets = read_secrets(path.read_text(encoding="ascii"))
     except OSError as exc:
@@ -123,7 +123,7 @@ def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     except ValueError as exc:
         raise ConfigError(f"{key}: {path}: {exc}") from None
     assert sink.url is not None
-    tls = resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file"))
+    tls = named_files.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file"))
     settings = WebhookSettings(sink.url, secrets, sink.timeout, tls)
     return lambda: WebhookSink(settings)
 
@@ -132,7 +132,7 @@ def _syslog(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     from bridge.events.sinks.syslog import SyslogSettings, SyslogSink
 
     assert sink.address is not None
-    tls = resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if sink.tls else None
+    tls = named_files.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if sink.tls else None
     settings = SyslogSettings(sink.address, sink.facility, wiring.hostname(conf), sink.timeout, tls)
     return lambda: SyslogSink(settings)
 
@@ -143,18 +143,18 @@ def _nats(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     from bridge.events.sinks.nats import NatsSettings, NatsSink
 
     is_encrypted = bool(sink.ca_file) or any(server.startswith("tls:") for server in sink.servers)
-    credentials = resources.locate(sink.credentials_file, conf.directory) if sink.credentials_file else None
+    credentials = named_files.locate(sink.credentials_file, conf.directory) if sink.credentials_file else None
     if credentials is not None:
-        resources.need_readable(credentials, _key(sink, "credentials_file"))
+        named_files.need_readable(credentials, _key(sink, "credentials_file"))
     token = None
     if sink.token_file:
-        token = resources.read_secret(resources.locate(sink.token_file, conf.directory), _key(sink, "token_file"))
+        token = named_files.read_secret(named_files.locate(sink.token_file, conf.directory), _key(sink, "token_file"))
     settings = NatsSettings(
         servers=tuple(sink.servers),
         subject=sink.subject,
         jetstream=sink.jetstream,
         timeout_s=sink.timeout,
-        tls=resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if is_encrypted else None,
+        tls=named_files.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if is_encrypted else None,
         credentials=credentials,
         token=token,
     )

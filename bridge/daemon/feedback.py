@@ -17,8 +17,8 @@ from bridge.config.model import Config
 from bridge.daemon import feedback_wiring, history_place
 from bridge.errors import BridgeError
 from bridge.feedback.learners import Learners
-from bridge.feedback.learning import LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
+from bridge.feedback.rspamd_learning import LearningUnavailable
 from bridge.feedback.store import ReportStore, Totals, Waiting
 from bridge.history.entry import LaterEvent
 from bridge.observe.metrics import Metrics

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from bridge.config.model import Config
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import history_place, resources, wiring
+from bridge.daemon import history_place, named_files, wiring
 from bridge.errors import ConfigError
 from bridge.feedback.learners import Learners
-from bridge.feedback.learning import Learning, LearningSettings
-from bridge.feedback.scanner_learning import ScannerLearning, ScannerLearningSettings
+from bridge.feedback.rspamd_learning import Learning, LearningSettings
+from bridge.feedback.service_learning import ScannerLearning, ScannerLearningSettings
 from bridge.feedback.store import FILE, ReportStore
 from bridge.runtime.database import Database
 
@@ -53,7 +53,7 @@ def _rspamd(conf: Config) -> Learning | None:
     settings = LearningSettings(
         url=rspamd.url,
         password=history_place.read_secret(conf, rspamd.password_file, key + "password_file"),
-        tls=resources.client_tls(rspamd.ca_file, conf.directory, key + "ca_file") if is_encrypted else None,
+        tls=named_files.client_tls(rspamd.ca_file, conf.directory, key + "ca_file") if is_encrypted else None,
         timeout_s=rspamd.timeout,
         max_size=rspamd.max_size,
     )

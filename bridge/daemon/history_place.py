@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import resources
+from bridge.daemon import named_files
 from bridge.errors import ConfigError
 from bridge.history import segments
 from bridge.history.sqlite import SqliteHistory
@@ -64,12 +64,12 @@ def redaction(conf: Config, state: Path | None = None) -> Redaction:
         return FULL
     if conf.log.addresses == "domain":
         return Redaction("domain")
-    directory = state or resources.state_directory(conf.state_directory)
-    path = resources.make_directory(directory, "state_directory") / "log-key"
-    resources.make_secret(path, "log.addresses")
+    directory = state or named_files.state_directory(conf.state_directory)
+    path = named_files.make_directory(directory, "state_directory") / "log-key"
+    named_files.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
-    return Redaction("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    return Redaction("hashed", named_files.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def read_secret(conf: Config, name: str | None, key: str) -> str | None:
-    return resources.read_secret(resources.locate(name, conf.directory), key) if name else None
+    return named_files.read_secret(named_files.locate(name, conf.directory), key) if name else None

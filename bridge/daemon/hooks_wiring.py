@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bridge.config.listener import Listener
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import named_files, wiring
 from bridge.intake.hooks.context import HooksSettings
 
 
@@ -23,7 +23,7 @@ def hooks_settings(conf: Config, listener: Listener, token: str, ended: Path) ->
         token_digest=hashlib.sha256(token.encode("ascii")).digest(),
         ended=ended,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(tls, conf.directory, f"listeners.{listener.name}.tls") if tls else None,
+        tls=named_files.listener_tls(tls, conf.directory, f"listeners.{listener.name}.tls") if tls else None,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,
         max_message_size=limits.max_message_size,
@@ -40,10 +40,10 @@ def hooks_settings(conf: Config, listener: Listener, token: str, ended: Path) ->
 def read_token(conf: Config, listener: Listener) -> str:
     """Raises ConfigError."""
     assert listener.hooks is not None
-    path = resources.locate(listener.hooks.token_file, conf.directory)
-    return resources.read_secret(path, f"listener {listener.name}: hooks.token_file")
+    path = named_files.locate(listener.hooks.token_file, conf.directory)
+    return named_files.read_secret(path, f"listener {listener.name}: hooks.token_file")
 
 
 def make_ended(state: Path) -> Path:
     """Where registrations that were ended are remembered. Raises ConfigError."""
-    return resources.make_directory(state / "mta-hooks", "state_directory")
+    return named_files.make_directory(state / "mta-hooks", "state_directory")

@@ -9,7 +9,7 @@ from pathlib import Path
 from bridge.config.listener import Listener
 from bridge.config.lists import Lists
 from bridge.config.model import Config
-from bridge.daemon import resources
+from bridge.daemon import named_files
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
@@ -35,10 +35,10 @@ def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
 
 def settings_of(lists: Lists, directory: Path, patience_s: float) -> ListSettings:
     """Relative names of files are in this directory. Raises ConfigError."""
-    key_file = resources.locate(lists.api_key_file, directory)
-    key = resources.read_secret(key_file, "lists.api_key_file")
+    key_file = named_files.locate(lists.api_key_file, directory)
+    key = named_files.read_secret(key_file, "lists.api_key_file")
     encrypted = any(url.startswith("https:") for url in (lists.url, *lists.other_urls))
-    tls = resources.client_tls(lists.ca_file, directory, "lists.ca_file") if encrypted else None
+    tls = named_files.client_tls(lists.ca_file, directory, "lists.ca_file") if encrypted else None
     retry = RetrySettings(patience_s=patience_s)
     return ListSettings(lists.url, key, tls, retry=retry, key_file=str(key_file), other_urls=tuple(lists.other_urls))
 
@@ -46,8 +46,8 @@ def settings_of(lists: Lists, directory: Path, patience_s: float) -> ListSetting
 def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
     """For `bridge.lists.fetch`. The API key is read each time: it may have been replaced."""
     assert conf.lists is not None
-    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
-    made = resources.make_directory(directory, "state_directory")
+    ca_file = named_files.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
+    made = named_files.make_directory(directory, "state_directory")
     if os.geteuid() == 0:  # created by root, used by the daemon's user
         owner = made.parent.stat()
         os.chown(made, owner.st_uid, owner.st_gid)

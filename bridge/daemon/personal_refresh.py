@@ -11,7 +11,7 @@ import logging
 import time
 from pathlib import Path
 
-from bridge.lists.personal import REMOVALS_KEPT_S, PersonalLists
+from bridge.lists.personal_store import REMOVALS_KEPT_S, PersonalLists
 from bridge.lists.personal_table import EMPTY, PersonalTable
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from pathlib import Path
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.daemon.personal_refresh import PersonalRefresh
-from bridge.filter.personal import PersonalLists as PersonalFilter
-from bridge.filter.personal import PersonalRules, Source
-from bridge.lists.personal import FILE, PersonalLists, PersonalListsFailed
+from bridge.filter.personal_rules import PersonalLists as PersonalFilter
+from bridge.filter.personal_rules import PersonalRules, Source
+from bridge.lists.personal_store import FILE, PersonalLists, PersonalListsFailed
 from bridge.lists.personal_table import EMPTY, PersonalTable
 from bridge.mail.action import Action
 from bridge.runtime.database import Database

@@ -21,7 +21,7 @@ from bridge.config.model import Config, Tenant
 from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
-from bridge.daemon import history_place, resources
+from bridge.daemon import history_place, named_files
 from bridge.daemon.dialects import dialect
 from bridge.errors import ConfigError
 from bridge.filter import rule_names
@@ -45,9 +45,10 @@ from bridge.quarantine.quarantine import QuarantineSettings
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.s3_store import S3Settings
 from bridge.quarantine.used_tokens import UsedTokens
+from bridge.relay.failover import Failover
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
-from bridge.relay.routes import Failover, Routes
+from bridge.relay.routes import Routes
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
 from bridge.runtime.endpoints import Endpoint, NextHop
@@ -82,7 +83,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
     return ScannerSettings(
         urls=tuple(scanner.urls),
         token=token,
-        tls=resources.scanner_tls(scanner, conf.directory) if encrypted else None,
+        tls=named_files.scanner_tls(scanner, conf.directory) if encrypted else None,
         connect_timeout_s=scanner.connect_timeout,
         status_interval_s=scanner.status_interval,
         resubmit=scanner.resubmit,
@@ -109,7 +110,7 @@ def token(conf: Config) -> str:
     """The scanner's token; empty if there is none, which only rspamd allows."""
     if conf.scanner.token_file is None:
         return ""
-    return resources.read_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+    return named_files.read_secret(named_files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
 
 
 def admission_settings(conf: Config) -> AdmissionSettings:
@@ -142,7 +143,7 @@ def certificate_files(conf: Config) -> list[tuple[str, str, Path]]:
     ]
     if conf.scanner.client_cert_file:
         named.append(("scanner_client", "scanner", conf.scanner.client_cert_file))
-    return [(role, name, resources.locate(file, conf.directory)) for role, name, file in named]
+    return [(role, name, named_files.locate(file, conf.directory)) for role, name, file in named]
 
 
 # Next hops
@@ -191,9 +192,9 @@ def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wr
 
 def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
-        return Maildir(resources.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+        return Maildir(named_files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     is_verified = settings.tls == "required" or settings.ca_file
-    tls_context = resources.client_tls(settings.ca_file, conf.directory, "relay.ca_file") if is_verified else None
+    tls_context = named_files.client_tls(settings.ca_file, conf.directory, "relay.ca_file") if is_verified else None
     return SmtpRelay(
         RelaySettings(
             next_hop=hop,
@@ -221,7 +222,7 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
 
 def quarantine_place(conf: Config, state: Path) -> QuarantineSettings:
     """Raises ConfigError."""
-    directory = resources.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+    directory = named_files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
     index = state_database(conf, state, "state.sqlite")
     return QuarantineSettings(
         directory=directory,
@@ -249,7 +250,7 @@ def bucket_settings(conf: Config) -> S3Settings | None:
         access_key=history_place.read_secret(conf, s3.access_key_file, key + "access_key_file"),
         secret_key=history_place.read_secret(conf, s3.secret_key_file, key + "secret_key_file"),
         allow_http=(s3.endpoint or "").startswith("http:"),
-        ca=resources.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
+        ca=named_files.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
     )
 
 
@@ -257,8 +258,8 @@ def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
     path = release_key(conf, state)
     if not conf.quarantine.release_key_file:
-        resources.make_directory(state, "state_directory")
-        resources.make_secret(path, _RELEASE_KEY)
+        named_files.make_directory(state, "state_directory")
+        named_files.make_secret(path, _RELEASE_KEY)
         durable_files.give_to_owner(path)
     return release_tokens_of(conf, path)
 
@@ -266,13 +267,13 @@ def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
 def release_key(conf: Config, state: Path) -> Path:
     """The file with the key; without a configured one, `release_tokens` creates it."""
     if conf.quarantine.release_key_file:
-        return resources.locate(conf.quarantine.release_key_file, conf.directory)
+        return named_files.locate(conf.quarantine.release_key_file, conf.directory)
     return state / "release-key"
 
 
 def release_tokens_of(conf: Config, key: Path) -> ReleaseTokens:
     """Raises ConfigError."""
-    return ReleaseTokens(resources.read_secret(key, _RELEASE_KEY), conf.headers.prefix)
+    return ReleaseTokens(named_files.read_secret(key, _RELEASE_KEY), conf.headers.prefix)
 
 
 def used_tokens(conf: Config, state: Path) -> UsedTokens:
@@ -411,7 +412,7 @@ def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
         hostname=hostname(conf),
         protocol=listener.protocol,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
+        tls=named_files.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
         if listener.tls
         else None,
         tls_required=listener.tls.required if listener.tls else False,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bridge.digests.items import Item
-from bridge.digests.links import LinkKeys
+from bridge.digests.signed_links import LinkKeys
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord

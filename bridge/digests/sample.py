@@ -11,11 +11,11 @@ from pathlib import Path
 from bridge.digests.findings import in_words
 from bridge.digests.items import Items
 from bridge.digests.languages import language as language_of
-from bridge.digests.links import Act, Link, LinkKeys
 from bridge.digests.listing import gather
 from bridge.digests.message import MAX_FINDING, DigestMaker, Entry, shown
 from bridge.digests.people import People
 from bridge.digests.reasons import Reason, words_for
+from bridge.digests.signed_links import Act, Link, LinkKeys
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import Quarantine
 

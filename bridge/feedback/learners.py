@@ -6,9 +6,9 @@ both again.
 
 from __future__ import annotations
 
-from bridge.feedback.learning import Learning, LearningRefused, LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
-from bridge.feedback.scanner_learning import ScannerLearning
+from bridge.feedback.rspamd_learning import Learning, LearningRefused, LearningUnavailable
+from bridge.feedback.service_learning import ScannerLearning
 
 
 class Learners:

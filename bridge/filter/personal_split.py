@@ -1,4 +1,4 @@
-"""Carries out what is decided for each recipient, where personal lists make a difference (`bridge.filter.personal`).
+"""Carries out what is decided for each recipient, where `personal_rules` treats them differently.
 
 What is withheld is stored first, and what is handed on comes after it: a copy too many in the quarantine can be taken
 back, a delivered mail cannot. Each part has its own id, log line and entry in the history; the part that is handed on
@@ -15,7 +15,7 @@ from bridge.api.scanning import AnalysisResult
 from bridge.errors import StoreError
 from bridge.filter.actions import Actions, not_stored
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.personal import Fate, PersonalLists
+from bridge.filter.personal_rules import Fate, PersonalLists
 from bridge.filter.policy import Case, Rule
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply, weightiest

@@ -27,7 +27,7 @@ from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
 from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.personal import PersonalLists
+from bridge.filter.personal_rules import PersonalLists
 from bridge.filter.personal_split import PersonalSplit
 from bridge.filter.policy import (
     AMBIGUOUS,
@@ -50,7 +50,7 @@ from bridge.filter.policy import (
 )
 from bridge.filter.released import ReleasedMail
 from bridge.filter.scan_request import request_for
-from bridge.filter.slots import Slots
+from bridge.filter.scan_slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of, has_certain_domain

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from bridge.lists.personal import Change, Kind
+from bridge.lists.personal_store import Change, Kind
 
 _MERGE_AT = 1000  # changes that are kept apart until the sorted array is built again
 

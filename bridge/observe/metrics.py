@@ -24,7 +24,7 @@ from bridge.api.scanning import Decision
 from bridge.errors import BridgeError, FailureLabel
 from bridge.filter.late.decisions import LateScanEnd, LateStatus
 from bridge.filter.outcome import Record
-from bridge.filter.personal import LIST as PERSONAL
+from bridge.filter.personal_rules import LIST as PERSONAL
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListAction
 from bridge.mime.ambiguity import CRAFTED, RARE

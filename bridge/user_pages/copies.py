@@ -17,7 +17,7 @@ from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.errors import BridgeError
-from bridge.lists.personal import BadEntry, PersonalListFull, sender_of_mail
+from bridge.lists.personal_store import BadEntry, PersonalListFull, sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord

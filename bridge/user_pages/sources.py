@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bridge.config.digests import UserPage
-from bridge.console.attempts import Attempts
 from bridge.console.audit import Audit
 from bridge.console.database import ConsoleStore
 from bridge.console.oidc import Provider
+from bridge.console.sign_in_attempts import Attempts
 from bridge.digests.database import DigestStore
 from bridge.digests.items import Items
 from bridge.digests.message import DigestMaker
 from bridge.digests.people import People
 from bridge.digests.requests import Requests
 from bridge.digests.settings import DigestSettings
-from bridge.lists.personal import PersonalLists
+from bridge.lists.personal_store import PersonalLists
 from bridge.mail.reply import Reply
 from bridge.quarantine.quarantine import Quarantine
 from bridge.user_pages.actions import Feedback, UserActions

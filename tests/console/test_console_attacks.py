@@ -18,14 +18,14 @@ import pytest
 from sqlalchemy import delete
 
 from bridge.console import database
-from bridge.console.attempts import MAX_PER_ADDRESS, Attempts
 from bridge.console.audit import Audit, AuditEntry
 from bridge.console.guard import FORM_COOKIE, SESSION_COOKIE
-from bridge.console.jobs import Action, Job, Jobs, State, TooManyJobs
 from bridge.console.roles import Role
 from bridge.console.routes import ROUTES
 from bridge.console.sessions import SessionLimits, Sessions
+from bridge.console.sign_in_attempts import MAX_PER_ADDRESS, Attempts
 from bridge.console.tokens import form_token
+from bridge.console.undoable_jobs import Action, Job, Jobs, State, TooManyJobs
 from bridge.console.users import Users
 from bridge.testing import eventually, free_port, until
 from tests.console.console_kit import PASSWORD, TENANT_A, TENANT_B, ConsoleProcess, World, console_process

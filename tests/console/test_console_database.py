@@ -15,11 +15,11 @@ from sqlalchemy import func, select, text, update
 
 from bridge.cli.console import command
 from bridge.console import database
-from bridge.console.attempts import MAX_PER_USER, Attempts
 from bridge.console.audit import DONE, MAX_STRANGERS, OTHERS, STRANGERS_S, Audit
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.roles import Person, Role
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks, find_password_link
+from bridge.console.sign_in_attempts import MAX_PER_USER, Attempts
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture

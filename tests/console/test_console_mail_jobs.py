@@ -19,7 +19,6 @@ from bridge.console.audit import STARTED, Audit
 from bridge.console.call import Call
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.guard import Guard
-from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import NOT_USABLE, Result
 from bridge.console.pages import pending
 from bridge.console.pages.lists import NO_LISTS, why_not
@@ -27,6 +26,7 @@ from bridge.console.pages.mail_jobs import MailJob
 from bridge.console.queues import Queues
 from bridge.console.roles import Person, Role
 from bridge.console.route import Route
+from bridge.console.undoable_jobs import Action, Job
 from bridge.errors import BridgeError, ConfigError, StoreError
 from bridge.lists.errors import EntryRefused, ListFull, ListsUnreachable
 from bridge.mail.next_hop import NextHopError

@@ -13,9 +13,9 @@ import pytest
 import pyzipper
 
 from bridge.console.audit import Audit
-from bridge.console.jobs import Action, Job, Jobs
 from bridge.console.pages.quarantine import MAX_CHOSEN, PER_PAGE
 from bridge.console.roles import Role
+from bridge.console.undoable_jobs import Action, Job, Jobs
 from bridge.quarantine.record import ReleaseAttempt
 from bridge.testing import eventually, until
 from tests.console.console_kit import TENANT_A, TENANT_B, Browser, World

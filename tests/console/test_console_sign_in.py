@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import delete, update
 
 from bridge.console import database
-from bridge.console.attempts import MAX_PER_ADDRESS, MAX_PER_USER, Attempts
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.roles import Role
 from bridge.console.sessions import SignInLinks
+from bridge.console.sign_in_attempts import MAX_PER_ADDRESS, MAX_PER_USER, Attempts
 from tests.console.console_kit import PASSWORD, TENANT_A, World
 
 

@@ -14,8 +14,8 @@ import pytest
 from bridge.console.roles import Role
 from bridge.digests.database import FILE, DigestStore
 from bridge.digests.requests import ALLOW, RELEASE, Requests
-from bridge.lists.personal import FILE as PERSONAL_FILE
-from bridge.lists.personal import PersonalLists
+from bridge.lists.personal_store import FILE as PERSONAL_FILE
+from bridge.lists.personal_store import PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import free_port
 from tests.console.browser_kit import EACH_LOOK, LOOKS, chromium, overflows, window, wrong_for_readers

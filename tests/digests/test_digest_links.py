@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.digests.links import Act, Link, LinkKeys, LinkRefused, parse_keys
+from bridge.digests.signed_links import Act, Link, LinkKeys, LinkRefused, parse_keys
 from bridge.errors import ConfigError
 from bridge.observe.log_throttle import BURST
 from tests.console.held_kit import held_ids, hold

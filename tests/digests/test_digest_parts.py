@@ -15,13 +15,13 @@ from bridge.config.digests import Digests
 from bridge.config.model import Config
 from bridge.digests.findings import in_words
 from bridge.digests.languages import NAMES, language, preferred
-from bridge.digests.links import LinkKeys
 from bridge.digests.message import DigestMaker, shown
 from bridge.digests.people import People, read_aliases
 from bridge.digests.reasons import Reason, reason_of
 from bridge.digests.sample import part_of, sample
 from bridge.digests.schedule import Clock, is_due
 from bridge.digests.settings import DigestSettings
+from bridge.digests.signed_links import LinkKeys
 from bridge.errors import ConfigError
 from bridge.quarantine.record import MailRecord
 from bridge.runtime import yaml_file

@@ -19,12 +19,12 @@ import pytest
 from bridge.config.digests import Digests
 from bridge.digests.database import FILE, DigestStore
 from bridge.digests.items import REFUSED_S, Item, Items, Person
-from bridge.digests.links import LinkKeys
 from bridge.digests.listing import MAX_GONE, gather
 from bridge.digests.message import DigestMaker
 from bridge.digests.people import People
 from bridge.digests.sending import Outbox, Progress, Run
 from bridge.digests.settings import DigestSettings
+from bridge.digests.signed_links import LinkKeys
 from bridge.mail.message import Message, Spool
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord

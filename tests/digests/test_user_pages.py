@@ -190,7 +190,7 @@ def test_aliases_and_domains_are_one_person(pages: Users) -> None:
 
 def test_the_policy_holds_on_every_way(pages: Users) -> None:
     """`other: nothing`, `delete: false`: by the page, by hand, and by a link that was made before."""
-    from bridge.digests.links import Act, Link, LinkKeys
+    from bridge.digests.signed_links import Act, Link, LinkKeys
 
     hold(pages.directory, "POLICY1", "policy@a.example", tags=["mime:executable"], verdict="suspicious")
     text = str(pages.send_digests("--now")["policy@a.example"])
@@ -401,7 +401,7 @@ def _status(world: Users, request: str) -> int:
 
 def test_an_old_link_signed_in_the_new_owner_of_the_address(pages: Users) -> None:
     """Somebody leaves, and the address becomes an alias of another person."""
-    from bridge.digests.links import Act, Link, LinkKeys
+    from bridge.digests.signed_links import Act, Link, LinkKeys
 
     hold(pages.directory, "LEFT1", "boss@a.example", CONTENT.replace(b"hello", b"for the boss alone"))
     keys = LinkKeys(pages.directory / "state" / "digest-keys")

@@ -14,8 +14,8 @@ import pytest
 from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
 from bridge.feedback import store as report_store
-from bridge.feedback.learning import Learning, LearningRefused, LearningSettings, LearningUnavailable
 from bridge.feedback.report import ReportKind, ReportState
+from bridge.feedback.rspamd_learning import Learning, LearningRefused, LearningSettings, LearningUnavailable
 from bridge.feedback.store import ReportStore
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database

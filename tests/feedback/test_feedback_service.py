@@ -13,8 +13,8 @@ from bridge.config.model import Config
 from bridge.daemon import feedback_wiring
 from bridge.errors import ConfigError
 from bridge.feedback.learners import Learners
-from bridge.feedback.learning import Learning, LearningSettings, LearningUnavailable
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
+from bridge.feedback.rspamd_learning import Learning, LearningSettings, LearningUnavailable
 from bridge.runtime import yaml_file
 from bridge.service.learning.store import VoteStore
 from bridge.service.learning.votes import Vote

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.lists.personal import FILE, PersonalLists
+from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, running_bridge, until
 from tests.filter.smtp_kit import Client, mail_lines, send

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.lists.personal import FILE, PersonalLists
+from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, answer, result, running_bridge, until
 from tests.filter.smtp_kit import MAIL, counted, mail_lines, send

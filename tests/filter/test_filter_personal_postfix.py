@@ -6,7 +6,7 @@ import json
 import smtplib
 from pathlib import Path
 
-from bridge.lists.personal import FILE, PersonalLists
+from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import answer, result, running_bridge, until
 from tests.chain import Destination

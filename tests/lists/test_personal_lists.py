@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from bridge.cli import main
 from bridge.cli.quarantine.sender_lists import NoEntry, entry_of
 from bridge.daemon.personal_refresh import PersonalRefresh
-from bridge.filter.personal import candidates
-from bridge.lists.personal import (
+from bridge.filter.personal_rules import candidates
+from bridge.lists.personal_store import (
     BadEntry,
     Change,
     PersonalListFull,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.daemon.resources import make_secret
+from bridge.daemon.named_files import make_secret
 from bridge.errors import ConfigError, StoreError
 from bridge.quarantine.index import Index, IndexFailed
 from bridge.quarantine.local_store import LocalStore

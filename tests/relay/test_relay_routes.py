@@ -11,9 +11,10 @@ import pytest
 
 from bridge.mail.envelope import Recipient
 from bridge.mail.next_hop import NextHopError
+from bridge.relay.failover import Failover
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Mixed, Relay, RelaySettings, SmtpRelay
-from bridge.relay.routes import Failover, Routes
+from bridge.relay.routes import Routes
 from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.testing import free_port
 from tests.relay.scripted_hop import DROP, HEAD, ScriptedHop, make_tx, soon

@@ -12,7 +12,7 @@ import trustme
 
 from bridge.api.scanning import Decision
 from bridge.config import model
-from bridge.daemon import certificate_expiry, resources
+from bridge.daemon import certificate_expiry, named_files
 from bridge.errors import ConfigError, ScanUnavailable
 from tests.scanner.fault_server import TOKEN, FaultServer, faults, scanner_of, submit
 
@@ -35,7 +35,7 @@ def client_tls(directory: Path, authority: trustme.CA, **keys: str) -> ssl.SSLCo
     """As the daemon creates it from the configuration."""
     authority.cert_pem.write_to_path(directory / "ca.pem")
     settings = {"urls": ["https://127.0.0.1:1"], "token_file": "token", "ca_file": "ca.pem", **keys}
-    return resources.scanner_tls(model.Scanner.model_validate(settings), directory)
+    return named_files.scanner_tls(model.Scanner.model_validate(settings), directory)
 
 
 async def try_once(tls: ssl.SSLContext, ours: ssl.SSLContext) -> FaultServer:
@@ -87,7 +87,7 @@ async def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
 async def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) -> None:
     """Without ca_file the system's certificates decide."""
     settings = model.Scanner.model_validate({"urls": ["https://127.0.0.1:1"], "token_file": "token"})
-    server = await refused(server_tls(authority), resources.scanner_tls(settings, Path()), "not valid")
+    server = await refused(server_tls(authority), named_files.scanner_tls(settings, Path()), "not valid")
     assert server.bytes_seen == 0
 
 

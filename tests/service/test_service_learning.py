@@ -15,7 +15,7 @@ from bridge.service.analysis.limits import Limits
 from bridge.service.detection.model import model_at
 from bridge.service.learning import store as vote_store
 from bridge.service.learning.follow import Learned
-from bridge.service.learning.layer import MAX_OF_SENDER, MAX_OF_SIGNALS, MAX_SHIFT, combined, layer_of
+from bridge.service.learning.score_shift import MAX_OF_SENDER, MAX_OF_SIGNALS, MAX_SHIFT, combined, layer_of
 from bridge.service.learning.store import KEPT_S, MAX_OF_REPORTER, VoteStore
 from bridge.service.learning.votes import BadVote, Vote, digest, digest_of_person, origin_of, senders_of
 from bridge.service.settings import ServiceConfig

@@ -18,8 +18,8 @@ from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.explanation import explain
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
-from bridge.service.analysis.judgement import load_model
 from bridge.service.analysis.limits import Limits
+from bridge.service.analysis.phishing_judgement import load_model
 from bridge.service.analyzer_settings import Analyzers, Mime, Phishing
 from bridge.service.decision_settings import Decisions
 from bridge.service.detection import brands, domains, model, page, reasons

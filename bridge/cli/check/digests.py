@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from bridge.cli.check.finding import Finding
 from bridge.config.digests import UserPolicy
 from bridge.config.model import Config
-from bridge.daemon import history_place, resources
+from bridge.daemon import history_place, named_files
 from bridge.errors import ConfigError
 
 _WHAT = "digests"
@@ -38,7 +38,7 @@ def _files(conf: Config) -> Iterator[Finding]:
     from bridge.digests.sample import sample
 
     try:
-        state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+        state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
         keys = parts.keys(conf, state)
         parts.people(conf).read_aliases()
         maker = DigestMaker(parts.settings(conf), keys)

@@ -17,7 +17,7 @@ from bridge.cli.check.finding import Finding
 from bridge.config.listener import Listener
 from bridge.config.model import Config
 from bridge.config.profiles import PROFILES
-from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, resources, wiring
+from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, named_files, wiring
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
@@ -31,7 +31,7 @@ _OWN_FILES = 64  # log, databases, event loop, spooled mail of a quiet hour
 def check_state_directory(conf: Config) -> Finding:
     what = "state directory"
     try:
-        state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+        state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
         wiring.quarantine_place(conf, state)
         with tempfile.TemporaryFile(dir=state) as probe:
             probe.write(b"x")
@@ -66,7 +66,7 @@ def check_token(conf: Config) -> Finding:
         return Finding("token", str(exc))
     if conf.scanner.token_file is None:
         return Finding("token", detail="no password for rspamd")
-    path = resources.locate(conf.scanner.token_file, conf.directory)
+    path = named_files.locate(conf.scanner.token_file, conf.directory)
     return Finding("token", detail=conf.scanner.token_file, warning=_open_to_all("scanner.token_file", path))
 
 
@@ -86,7 +86,7 @@ def check_api(conf: Config) -> Iterator[Finding]:
     tenants = {conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)}
     for number, token in enumerate(conf.api.tokens):
         what, key = f"api token {token.name}", f"api.tokens.{number}"
-        warning = _open_to_all(f"{key}.token_file", resources.locate(token.token_file, conf.directory))
+        warning = _open_to_all(f"{key}.token_file", named_files.locate(token.token_file, conf.directory))
         if unknown := [uid for uid in token.tenants or () if uid not in tenants]:
             warning = warning or f"{key}.tenants: not in `tenants`: {', '.join(unknown)}; add or correct them"
         yield Finding(what, detail=token.token_file, warning=warning)
@@ -103,11 +103,11 @@ def check_listeners(conf: Config, state: dict[str, Any] | None) -> Iterator[Find
         yield _listener(conf, listener, str(listener.address) in taken)
         if listener.tls is not None:
             key = f"listener {listener.name}: tls.cert_file"
-            path = resources.locate(listener.tls.cert_file, conf.directory)
+            path = named_files.locate(listener.tls.cert_file, conf.directory)
             if path.exists():
                 yield certificate_file(key, path)
     if conf.scanner.client_cert_file:
-        path = resources.locate(conf.scanner.client_cert_file, conf.directory)
+        path = named_files.locate(conf.scanner.client_cert_file, conf.directory)
         if path.exists():
             yield certificate_file("scanner.client_cert_file", path)
 
@@ -122,7 +122,7 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
         return Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s")
     try:
         if listener.tls is not None:
-            resources.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
+            named_files.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
         if listener.hooks is not None:
             hooks_wiring.read_token(conf, listener)
         if not running and not listener.address.systemd:
@@ -240,7 +240,7 @@ def _limit_of(pid: int) -> int | None:
 
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
     """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events."""
-    state = resources.state_directory(conf.state_directory)
+    state = named_files.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"
         try:
@@ -248,7 +248,7 @@ def check_event_sinks(conf: Config) -> Iterator[Finding]:
         except ConfigError as exc:
             yield Finding(what, str(exc))
             continue
-        path = resources.locate(sink.secret_file, conf.directory) if sink.secret_file else None
+        path = named_files.locate(sink.secret_file, conf.directory) if sink.secret_file else None
         is_open = path is not None and path.stat().st_mode & stat.S_IROTH
         warning = f"secret_file: every user of this machine can read this file; run chmod 600 {path}" if is_open else ""
         yield Finding(what, detail=sink.type, warning=warning)

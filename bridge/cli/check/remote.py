@@ -19,7 +19,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import certificate_expiry, event_wiring, history_place, list_wiring, resources, wiring
+from bridge.daemon import certificate_expiry, event_wiring, history_place, list_wiring, named_files, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -192,7 +192,7 @@ def _left_behind(conf: Config, state: Path) -> dict[str, str]:
 
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
     """Checks database and object storage: writes something and removes it."""
-    state = resources.state_directory(conf.state_directory)
+    state = named_files.state_directory(conf.state_directory)
     try:
         if conf.state_database is not None:
             await asyncio.to_thread(database.probe, wiring.state_database(conf, state, ""))

@@ -25,7 +25,7 @@ from bridge.runtime.endpoints import Endpoint
 from bridge.service.abby_settings import StaticApiToken
 from bridge.service.advice import advice
 from bridge.service.analysis.connections import Opening
-from bridge.service.analysis.judgement import load_model
+from bridge.service.analysis.phishing_judgement import load_model
 from bridge.service.config_files import Loaded
 from bridge.service.core_nodes import CoreNodes
 from bridge.service.engine_settings import endpoint_of

@@ -22,7 +22,7 @@ from bridge.console.database import FILE, ConsoleStore
 from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
-from bridge.daemon import config_file, history_place, list_wiring, resources, wiring
+from bridge.daemon import config_file, history_place, list_wiring, named_files, wiring
 from bridge.daemon.digests import digest_store
 from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
@@ -77,7 +77,7 @@ def provider(conf: Config, back: str) -> Provider | None:
     if oidc is None:
         return None
     secret = history_place.read_secret(conf, oidc.client_secret_file, "console.oidc.client_secret_file")
-    tls = resources.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
+    tls = named_files.client_tls(oidc.ca_file, conf.directory, "console.oidc.ca_file")
     return Provider(oidc, back, secret, tls)
 
 

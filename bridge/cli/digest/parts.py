@@ -8,13 +8,13 @@ from pathlib import Path
 from bridge.cli.quarantine.session import Session
 from bridge.cli.reporting import Reporter
 from bridge.config.model import Config
-from bridge.daemon import personal_wiring, resources, wiring
-from bridge.digests.links import LinkKeys
+from bridge.daemon import named_files, personal_wiring, wiring
 from bridge.digests.people import People
 from bridge.digests.settings import DigestSettings
+from bridge.digests.signed_links import LinkKeys
 from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind
-from bridge.lists.personal import PersonalLists
+from bridge.lists.personal_store import PersonalLists
 from bridge.quarantine.record import MailRecord
 from bridge.user_pages.actions import Feedback
 
@@ -27,14 +27,14 @@ def settings(conf: Config) -> DigestSettings:
 def people(conf: Config) -> People:
     digests = conf.digests
     domains = digests.domains or [domain for tenant in conf.tenants for domain in tenant.recipient_domains]
-    aliases = resources.locate(digests.aliases_file, conf.directory) if digests.aliases_file else None
+    aliases = named_files.locate(digests.aliases_file, conf.directory) if digests.aliases_file else None
     return People(domains, digests.exclude, aliases, digests.recipient_delimiter)
 
 
 def keys(conf: Config, state: Path, *, makes: bool = False) -> LinkKeys:
     """`makes`: create the configured file, which several machines may share, if there is none. Raises ConfigError."""
     name = conf.digests.key_file
-    found = LinkKeys(resources.locate(name, conf.directory) if name else state / "digest-keys")
+    found = LinkKeys(named_files.locate(name, conf.directory) if name else state / "digest-keys")
     if makes or not name:
         found.make()
     assert found.keys

@@ -17,7 +17,7 @@ from bridge.cli.terminal import say, say_json, say_lines
 from bridge.config.model import Config
 from bridge.daemon import personal_wiring, wiring
 from bridge.errors import BridgeError, ConfigError
-from bridge.lists.personal import PersonalLists
+from bridge.lists.personal_store import PersonalLists
 from bridge.mail.address import domain_of
 from bridge.runtime.visible_text import visible
 

@@ -15,7 +15,7 @@ import click
 from bridge.cli.terminal import say
 from bridge.config.fields import base_url
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
+from bridge.daemon import named_files, wiring
 from bridge.scanner.client import Scanner, ScannerSettings
 
 
@@ -69,7 +69,7 @@ def _settings(choice: Choice, conf: Config) -> ScannerSettings:
             raise click.UsageError(f"{choice.option}: {exc}") from None
     is_configured = set(urls) <= set(conf.scanner.urls)
     if choice.token_file is not None:
-        token = resources.read_secret(choice.token_file.absolute(), choice.token_option)
+        token = named_files.read_secret(choice.token_file.absolute(), choice.token_option)
     elif is_configured or conf.scanner.token_file is None:
         token = wiring.token(conf)
     else:

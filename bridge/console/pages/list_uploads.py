@@ -17,10 +17,10 @@ from starlette.responses import Response
 from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.jobs import Action, Job
 from bridge.console.list_difference import Kind
 from bridge.console.pages import pending
 from bridge.console.pages.lists import ALL, ListNote, category_of, copies_of, info_of, named, scope_of, to_list, why_not
+from bridge.console.undoable_jobs import Action, Job
 from bridge.console.uploads import MAX_DANGERS, Sent, Stage, Upload
 from bridge.errors import BridgeError
 from bridge.lists import files

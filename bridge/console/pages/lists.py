@@ -17,8 +17,8 @@ from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.jobs import Action, Job
 from bridge.console.pages import pending
+from bridge.console.undoable_jobs import Action, Job
 from bridge.console.url_part import from_part, to_part
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.batches import Tally

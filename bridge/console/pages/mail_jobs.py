@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call
-from bridge.console.jobs import Job
 from bridge.console.mail_actions import NOT_USABLE, Result
 from bridge.console.pages import pending
+from bridge.console.undoable_jobs import Job
 from bridge.errors import BridgeError
 from bridge.quarantine.record import MailRecord
 from bridge.runtime.tables import TablesFailed

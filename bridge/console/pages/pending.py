@@ -11,8 +11,8 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
-from bridge.console.jobs import Action, Job, OnDropped, TooManyJobs, Work
 from bridge.console.search import held_query, list_query
+from bridge.console.undoable_jobs import Action, Job, OnDropped, TooManyJobs, Work
 from bridge.console.url_part import from_part
 from bridge.runtime.tables import TablesFailed
 

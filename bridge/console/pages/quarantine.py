@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
-from bridge.console.jobs import Action, Job
 from bridge.console.mail_actions import Listing, ListPlan, Result
 from bridge.console.pages import pending
 from bridge.console.pages.lists import why_not
@@ -20,6 +19,7 @@ from bridge.console.pages.mail_jobs import MailJob, some_ids
 from bridge.console.quarantine_groups import group
 from bridge.console.route import is_mail_id
 from bridge.console.search import DECISIONS, HELD_FIELDS, Search, held_query, reader_zone
+from bridge.console.undoable_jobs import Action, Job
 from bridge.console.url_part import to_part
 from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, value_of

@@ -12,7 +12,7 @@ from bridge.console.mail_actions import NOT_USABLE
 from bridge.console.pages.quarantine import by
 from bridge.digests.requests import ALLOW, Request, Requests
 from bridge.errors import BridgeError
-from bridge.lists.personal import sender_of_mail
+from bridge.lists.personal_store import sender_of_mail
 from bridge.mail.address import comparable_address
 from bridge.quarantine.record import MailRecord
 

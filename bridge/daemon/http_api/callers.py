@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.config.model import Config
-from bridge.daemon import resources
+from bridge.daemon import named_files
 from bridge.daemon.http_api.tokens import Caller, digest
 from bridge.errors import ConfigError
 
@@ -13,7 +13,7 @@ def read_callers(conf: Config) -> tuple[Caller, ...]:
     callers: list[Caller] = []
     for number, token in enumerate(conf.api.tokens):
         key = f"api.tokens.{number}.token_file"
-        secret = digest(resources.read_secret(resources.locate(token.token_file, conf.directory), key))
+        secret = digest(named_files.read_secret(named_files.locate(token.token_file, conf.directory), key))
         for other in callers:
             if other.digest == secret:
                 raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.inspection import inspect
-from bridge.service.analysis.judgement import Judgement, load_model
+from bridge.service.analysis.phishing_judgement import Judgement, load_model
 from bridge.service.analysis.pipeline import limits_of
 from bridge.service.detection import reasons
 from bridge.service.detection.model import Contribution

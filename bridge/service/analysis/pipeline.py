@@ -33,10 +33,10 @@ from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
-from bridge.service.analysis.judgement import Judgement, search_of
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.opinions import together as opinions_together
 from bridge.service.analysis.parts import Collector, MailParts
+from bridge.service.analysis.phishing_judgement import Judgement, search_of
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.analysis.yara_rules import YaraAnswer, compiled_setup

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from bridge.service.learning.layer import EMPTY, Layer, combined, layer_of
+from bridge.service.learning.score_shift import EMPTY, Layer, combined, layer_of
 from bridge.service.learning.store import VoteStore
 from bridge.service.polling import next_poll
 from bridge.service.store import STORAGE_ERRORS

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from bridge.console.checks import Refused
 from bridge.digests.schedule import SCHEDULES
 from bridge.errors import BridgeError
-from bridge.lists.personal import PersonalEntry
+from bridge.lists.personal_store import PersonalEntry
 from bridge.runtime.marked_text import N_
 from bridge.user_pages.call import Call
 

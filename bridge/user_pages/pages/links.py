@@ -11,7 +11,7 @@ import time
 from starlette.responses import Response
 
 from bridge.console.checks import Refused
-from bridge.digests.links import Act, Link, LinkRefused
+from bridge.digests.signed_links import Act, Link, LinkRefused
 from bridge.mail.address import comparable_address
 from bridge.user_pages import copies
 from bridge.user_pages.call import Call

@@ -3,7 +3,7 @@
 Stored in SQLite for all workers of this machine, in PostgreSQL for several machines. Each change increments `seq`, so
 that a copy in memory (`bridge.lists.personal_table`) reads only what has changed. A removed entry stays for a day,
 without a kind, so that every copy learns of it. Everything is synchronous and must run in a thread. Knows nothing of
-policies: what an entry does to a mail is decided in `bridge.filter.personal`.
+policies: what an entry does to a mail is decided in `bridge.filter.personal_rules`.
 """
 
 from __future__ import annotations

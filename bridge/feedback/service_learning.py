@@ -16,8 +16,8 @@ import httpx2
 
 from bridge.api.feedback import FEEDBACK_PATH, FeedbackRequest
 from bridge.api.scanning import BOUNDARY_BYTES, BorderMtaData, form
-from bridge.feedback.learning import LearningRefused, LearningUnavailable, exchange
 from bridge.feedback.report import LearnableMail, ReportKind
+from bridge.feedback.rspamd_learning import LearningRefused, LearningUnavailable, exchange
 from bridge.runtime.visible_text import visible
 
 _ABOUT_THIS_MAIL = frozenset({400, 409, 413})
