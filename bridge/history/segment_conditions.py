@@ -20,9 +20,10 @@ from bridge.history.entry import address_keys, key_of, storable
 from bridge.history.query import WORD, HistoryQuery
 
 Values = dict[str, Any]
-# SQLite's GLOB: text with a character that may be written in another way than it is compared (not ASCII, a backslash),
-# or left out (a comment, white space). One recipient stands on each line.
-_ODD = "*[^\n!-'*-[^-~]*"
+# Text with a character that may be written in another way than it is compared (not ASCII, a backslash, an address
+# literal), or left out (white space, a comment). One recipient stands on each line. Four patterns take less than half
+# the time of one with all these characters (SQLite 3.40).
+_ODD = "{0} GLOB '*[^\n!-~]*' OR {0} LIKE '%\\%' OR {0} LIKE '%]%' OR {0} LIKE '%(%'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,9 @@ def _of_addresses(query: HistoryQuery, values: Values, live: bool) -> Iterator[C
             continue
         if live:
             values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
-            values["odd"] = _ODD
             columns = {"sender": ["sender"], "recipient": ["recipients"], "address": ["sender", "recipients"]}[name]
             part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
-            either = " OR ".join(f"{column} {part} OR {column} GLOB :odd" for column in columns)
+            either = " OR ".join(f"{column} {part} OR {_ODD.format(column)}" for column in columns)
             compared = ", ".join(column if column in columns else "''" for column in ("sender", "recipients"))
             yield Condition(f"({either}) AND has_key({compared}, {names})")
         else:
