@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from bridge.filter import rule_names
-from bridge.intake.listener import Refusal
+from bridge.intake.connection_limits import Refusal
 from bridge.mail.reply import Reply
 from bridge.runtime.value import value
 

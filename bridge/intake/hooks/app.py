@@ -22,6 +22,7 @@ from typing import Any
 
 from bridge.errors import Saturated, ScanTimeout
 from bridge.filter.policy import LOSSY, SATURATED, UNCERTAIN_DOMAIN, reply_to_error, with_id
+from bridge.intake.connection_limits import peer_address
 from bridge.intake.hooks import draft, stalwart
 from bridge.intake.hooks.body import Body, ClientGone, TooSlow
 from bridge.intake.hooks.context import HooksContext
@@ -30,7 +31,6 @@ from bridge.intake.hooks.json_body import BadJson, Base64Content, JsonBody, TooM
 from bridge.intake.hooks.mail import HookMail
 from bridge.intake.hooks.registrations import MAX_REGISTRATIONS, PROPERTIES, STAGES, Registration, State
 from bridge.intake.hooks.replays import Answer, OtherBody
-from bridge.intake.listener import peer_address
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.reply import Reply

@@ -14,10 +14,10 @@ from pathlib import Path
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter import rule_names
 from bridge.filter.pipeline import Filter
+from bridge.intake.connection_limits import LOOPBACK, ListenerSettings, Network, Refusal
 from bridge.intake.hooks.json_body import MAX_KEPT
 from bridge.intake.hooks.registrations import Registrations
 from bridge.intake.hooks.replays import Replays
-from bridge.intake.listener import LOOPBACK, ListenerSettings, Network, Refusal
 from bridge.intake.milter.mail import Limits
 from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.warnings import Warnings

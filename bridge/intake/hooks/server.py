@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.filter.pipeline import Filter
+from bridge.intake.connection_limits import Refusal, peer_address
 from bridge.intake.hooks.app import HooksApp, error_body
 from bridge.intake.hooks.context import HooksContext, HooksSettings
-from bridge.intake.listener import Listener, Refusal, peer_address
+from bridge.intake.listener import Listener
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
 from bridge.runtime.http_server import HttpApplication, HttpConnection, HttpLimits

@@ -23,7 +23,7 @@ from typing import cast
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
-from bridge.intake.listener import UNKNOWN, peer_address
+from bridge.intake.connection_limits import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext

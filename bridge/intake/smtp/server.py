@@ -22,7 +22,8 @@ from bridge.filter import rule_names
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
-from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
+from bridge.intake.connection_limits import ListenerSettings, Network, Refusal, peer_address
+from bridge.intake.listener import Listener
 from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
