@@ -33,9 +33,9 @@ from bridge.digests.findings import in_words
 from bridge.digests.items import Item, Person
 from bridge.digests.languages import Language, language
 from bridge.digests.listing import Listing
-from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.settings import DigestSettings, TenantSettings
 from bridge.digests.signed_links import Act, Link, LinkKeys
+from bridge.digests.why_held import Reason, reason_of, words_for
 from bridge.errors import ConfigError
 from bridge.mail.address import domain_of
 from bridge.mail.transaction import new_id

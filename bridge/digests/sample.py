@@ -14,8 +14,8 @@ from bridge.digests.languages import language as language_of
 from bridge.digests.listing import gather
 from bridge.digests.message import MAX_FINDING, DigestMaker, Entry, shown
 from bridge.digests.people import People
-from bridge.digests.reasons import Reason, words_for
 from bridge.digests.signed_links import Act, Link, LinkKeys
+from bridge.digests.why_held import Reason, words_for
 from bridge.mail.address import comparable_address
 from bridge.quarantine.quarantine import Quarantine
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.config.digests import Digests, UserPolicy
-from bridge.digests.reasons import Reason
 from bridge.digests.schedule import Clock
+from bridge.digests.why_held import Reason
 from bridge.mail.address import domain_of
 
 

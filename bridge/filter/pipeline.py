@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, assert_never
-from zlib import crc32
 
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import AmbiguousMail, Saturated, ScanError, ScanRefused, ScanTimeout
-from bridge.filter import rule_names
+from bridge.filter import rule_names, shadow
 from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
@@ -39,7 +37,6 @@ from bridge.filter.policy import (
     UNCERTAIN_DOMAIN,
     Case,
     Policy,
-    Rule,
     case_of_decision,
     case_of_error,
     cause_of,
@@ -69,12 +66,9 @@ from bridge.scanner.client import ScanGoesOn, Scanner
 
 log = logging.getLogger(__name__)
 
-_dice = random.Random()  # noqa: S311 - selects a share of the mail, keeps no secret
-
 _INLINE_BYTES = 64 * 1024  # reading the structure of a larger mail could keep the event loop from other mail
 
 _MAX_SIZE = 1 << 40  # a client may announce any number, and databases add sizes up in 64 bits
-_SHADOW = Rule(Action.RELAY)
 _NO_CONTENT = Spool(0)  # for the record of a mail that is refused before its content
 
 
@@ -277,7 +271,7 @@ class Filter:
         outcome = await self._stop_early(record, refusal)
         if outcome is not None:
             return outcome
-        is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
+        is_shadow = self._is_shadow(tx.session, tx.envelope.sender)
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
             record.error, record.rule = AmbiguousMail(), rule_names.of_ambiguity(tx.session.listener)
@@ -300,8 +294,8 @@ class Filter:
             why = Case.DEADLINE
         record.rule = rule.name
         if is_shadow:
-            self._note_would_be(record, rule, is_refused)
-            rule = _SHADOW
+            shadow.note(record, rule, is_ambiguous=is_refused, keeps_refused=self._settings.keeps_refused)
+            rule = shadow.DELIVERS
             result = replace(result, changes=None) if result is not None and result.changes else result
         elif self._personal is not None and self._personal.concern(tx.envelope):
             return await self._personal.carry_out(record, why, rule, result)
@@ -388,10 +382,7 @@ class Filter:
 
     def _is_shadow(self, session: Session, sender: str) -> bool:
         percent = self._settings.shadow_percent
-        if self.envelope_lists is None or not 0 < percent < 100:
-            return percent > 0 and _dice.random() * 100 < percent
-        # Called at MAIL, at RCPT and for the complete mail, which must all get the same answer, so it is not random.
-        return crc32(f"{session.id} {sender}".encode("utf-8", "replace")) % 10_000 < percent * 100
+        return percent > 0 and shadow.covers(percent, session, sender, has_lists=self.envelope_lists is not None)
 
     async def _apply_lists(self, lists: EnvelopeLists, record: Record, is_shadow: bool) -> Outcome | None:
         """The outcome of a mail that a list refuses or exempts from scanning; None if it is to be scanned."""
@@ -459,20 +450,6 @@ class Filter:
             raise
         finally:
             record.scanner = asked[-1] if asked else ""
-
-    def _note_would_be(self, record: Record, rule: Rule, is_refused: bool) -> None:
-        """Shadow mode: the action that would have been taken, and by which rule.
-
-        An ambiguous mail would be refused before the lists are checked, and a list takes precedence over the decision.
-        """
-        record.would = rule.action
-        if is_refused:
-            record.would, record.rule = Action.REJECT, rule_names.of_ambiguity(record.tx.session.listener)
-            if self._settings.keeps_refused:
-                record.would = Action.QUARANTINE
-        elif record.listed is not None:
-            record.would = Action.REJECT if record.listed.action is ListAction.SHADOW_REFUSED else Action.RELAY
-            record.rule = rule_names.of_list(record.listed.name)
 
     def _tell(self, record: Record) -> None:
         try:

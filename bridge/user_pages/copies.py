@@ -13,9 +13,9 @@ from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
-from bridge.digests.reasons import Reason, reason_of, words_for
 from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
 from bridge.digests.settings import TenantSettings
+from bridge.digests.why_held import Reason, reason_of, words_for
 from bridge.errors import BridgeError
 from bridge.lists.personal_store import BadEntry, PersonalListFull, sender_of_mail
 from bridge.mail.address import comparable_address

@@ -12,8 +12,8 @@ import time
 
 from bridge.digests.languages import language
 from bridge.digests.message import MAX_SENDER, MAX_SUBJECT, shown
-from bridge.digests.reasons import reason_of, words_for
 from bridge.digests.requests import Notice
+from bridge.digests.why_held import reason_of, words_for
 from bridge.errors import BridgeError
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.quarantine import MailNotFound

@@ -17,11 +17,11 @@ from bridge.digests.findings import in_words
 from bridge.digests.languages import NAMES, language, preferred
 from bridge.digests.message import DigestMaker, shown
 from bridge.digests.people import People, read_aliases
-from bridge.digests.reasons import Reason, reason_of
 from bridge.digests.sample import part_of, sample
 from bridge.digests.schedule import Clock, is_due
 from bridge.digests.settings import DigestSettings
 from bridge.digests.signed_links import LinkKeys
+from bridge.digests.why_held import Reason, reason_of
 from bridge.errors import ConfigError
 from bridge.quarantine.record import MailRecord
 from bridge.runtime import yaml_file

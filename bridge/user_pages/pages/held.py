@@ -17,8 +17,8 @@ from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
 from bridge.digests.message import MAX_FINDING, MAX_SENDER, MAX_SUBJECT
 from bridge.digests.message import shown as shown_text
-from bridge.digests.reasons import reason_of, words_for
 from bridge.digests.requests import RELEASE, Request
+from bridge.digests.why_held import reason_of, words_for
 from bridge.errors import BridgeError
 from bridge.mime.mail_text import Reading, html_of
 from bridge.mime.mail_text import read as read_text
