@@ -33,7 +33,7 @@ cluster: $(DEV_READY)           ## start a whole cluster on this machine: NATS, 
 test test-long: export PYTHONDONTWRITEBYTECODE =
 test: $(DEV_READY)              ## run all tests but the long ones, with the real servers they use
 	deploy/test-servers.sh
-	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal || $(BIN)/python -m tests.failed_again $$?
+	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal --cache-clear || $(BIN)/python -m tests.failed_again $$?
 
 test-long: $(DEV_READY)         ## run the long tests: what `make test` tests, with more cases, more data and other servers
 	deploy/test-servers.sh
