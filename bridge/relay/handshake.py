@@ -86,6 +86,8 @@ async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) ->
             conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
         elif settings.tls != "none" and "STARTTLS" in conn.capabilities.names:
             conn.capabilities = replace(conn.capabilities, is_all=False)
+        if conn.ended is not None:
+            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
     except BaseException:
         conn.abort()
         raise
