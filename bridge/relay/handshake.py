@@ -104,6 +104,7 @@ async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnect
         address.host or "",
         lambda ip: loop.create_connection(NextHopConnection, ip, address.port),
         settings.connect_timeout_s,
+        lambda made: made[1].abort(),
     )
     return made[1]
 
