@@ -16,6 +16,7 @@ from bridge.console.app import create_app, create_console
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
+from bridge.runtime.early_signals import EarlySignals, ignore_hangup
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.lasting import lasting
 
@@ -36,10 +37,28 @@ def give_way_to_mail() -> None:
         os.nice(_NICE)
 
 
+def explain_hangup(early: EarlySignals, name: str) -> None:
+    """From now on, say what SIGHUP does not do, instead of ending by it."""
+
+    def explain() -> None:
+        log.warning("%s: SIGHUP does not reload the configuration; restart this process", name)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, explain)
+    if early.seen:
+        explain()
+
+
+def end_hangup() -> None:
+    """The process stops: to its very end, SIGHUP is ignored."""
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    ignore_hangup()
+
+
 async def run(
     sources: Sources,
     sockets: Sequence[socket.socket],
     on_ready: Callable[[HttpServer], None],
+    early: EarlySignals,
     *,
     ends_with_input: bool = False,
 ) -> None:
@@ -49,6 +68,7 @@ async def run(
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
+    explain_hangup(early, "console")
     if ends_with_input:
         loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
     console = create_console(sources)
@@ -57,6 +77,7 @@ async def run(
     upkeep = asyncio.create_task(lasting(partial(_upkeep, console), "console", _UPKEEP_S))
     on_ready(server)
     await stop.wait()
+    end_hangup()
     console.live.stop()
     upkeep.cancel()
     await server.stop(_DRAIN_S)

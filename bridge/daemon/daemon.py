@@ -45,7 +45,7 @@ from bridge.history.recorder import Recorder
 from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
-from bridge.runtime.early_signals import EarlySignals
+from bridge.runtime.early_signals import EarlySignals, ignore_hangup
 from bridge.runtime.http_server import HttpServer
 from bridge.runtime.threads import use_daemon_threads
 from bridge.scanner.client import Scanner
@@ -82,7 +82,7 @@ async def run(
     on_ready()
     await daemon.wait_for_stop()
     loop.remove_signal_handler(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the very end: otherwise the exit code would not be 0
+    ignore_hangup()
     notify_stopping(wiring.longest_stop_s(daemon.config))
     await daemon.stop()
     feeding.cancel()

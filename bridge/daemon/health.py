@@ -58,6 +58,11 @@ def assess(state: dict[str, Any], conf: Config) -> Health:
     elif "limit" in state["saturated"]:
         limit = state["max_in_processing"]
         warnings.append(f"saturated: the limit of {limit} mails in processing is reached; new mail is being deferred")
+    if state.get("spool_problem"):
+        problems.append(
+            f"SPOOL: {state['spool_problem']} (spool.directory); large mail is kept in memory, and deferred when there "
+            "is no room for it"
+        )
     if state["quarantine_problem"]:
         problems.append(f"NOT QUARANTINING: {state['quarantine_problem']}; mail for the quarantine is being deferred")
     warnings += _hosts(state["scanner"]) if not scanner else []

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from bridge.daemon.systemd import environment_for_child
 from bridge.errors import BridgeError
+from bridge.runtime.early_signals import ignore_hangup
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import address_of, bind
 from bridge.service import settings
@@ -98,6 +99,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def main() -> None:
+    ignore_hangup()
     logging.disable(logging.CRITICAL)
     job = json.loads(sys.stdin.buffer.readline())
     try:

@@ -22,7 +22,7 @@ from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe.log_writer import set_up_plain_log
 from bridge.runtime.build import log_start
-from bridge.runtime.early_signals import EarlySignals
+from bridge.runtime.early_signals import EarlySignals, ignore_hangup
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
@@ -52,7 +52,7 @@ async def run(process: Process, say: Callable[[str], None], early: EarlySignals)
     notify("READY=1")
     await stop.wait()
     loop.remove_signal_handler(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignore_hangup()
     notify("STOPPING=1")
     say("stopping")
     await reloader.close()

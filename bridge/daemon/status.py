@@ -66,6 +66,7 @@ class Status:
             "bytes_in_processing": core.spool.in_use,
             "connections": self.connections,
             "saturated": [cause for cause, is_so in zip(SATURATION, running.saturation, strict=True) if is_so],
+            "spool_problem": self._spool_problem(),
             "quarantine_problem": self._quarantine_problem(),
             "history": {"problem": core.history.problem if core.history else "", "lost": self._history_lost()},
             "recent": list(core.recent.last),
@@ -101,6 +102,11 @@ class Status:
     def _history_lost(self) -> int:
         """Mails that were not recorded."""
         return int(sum(self.metrics.history.values[result,] for result in ("overflow", "failed")))
+
+    def _spool_problem(self) -> str:
+        spool = self._running.core.spool
+        hangs_s = 0.0 if spool.disk is None else spool.disk.hangs_s()
+        return f"the disk of the spool has not answered for {hangs_s:.0f} s" if hangs_s else ""
 
     def _quarantine_problem(self) -> str:
         recent = self._running.core.recent

@@ -32,6 +32,7 @@ from bridge.lists.sync import with_rereads
 from bridge.matching import table
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.matching.table import BadTable, TableMaker
+from bridge.runtime.early_signals import ignore_hangup
 from bridge.runtime.suggestion import did_you_mean
 
 KINDS = (SENDER, DOMAIN, NETWORK)  # all that MAIL and RCPT can be matched against
@@ -221,6 +222,7 @@ def _load(text: str) -> Job:
 
 def main() -> int:
     """Exit code 0: the copies are fresh; 1: some are not (see `refresh.json`), or they cannot be stored."""
+    ignore_hangup()
     logging.disable(logging.WARNING)
     with suppress(OSError):  # may be forbidden
         os.nice(_LOWER_PRIORITY)

@@ -4,22 +4,19 @@ Content is kept exactly as received (CRLF line ends, dots unstuffed). All mail i
 `Spool`, which counts bytes in memory and on disk against one limit: without it, a burst of large mail
 would end with the kernel's out-of-memory killer.
 
-The event loop itself writes to the file, in blocks of at most a few hundred KiB that go to the page
-cache: that is cheaper than a thread per block.
+`spool_file` writes the file: in the bridge by threads, so that a disk that hangs does not stop the event loop.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from bridge.errors import Saturated
+from bridge.mail.spool_file import BLOCK, DirectFile, QueuedFile, SpoolDisk, SpoolFile
 
-BLOCK = 256 * 1024
 _SMALL = 4096
 _SPILL_EARLY = 0.75  # of the memory limit, while more content is to come
 HEAD_LIMIT = 1024 * 1024  # a longer header section is treated as if it ended here
@@ -62,11 +59,13 @@ class Spool:
         memory_per_mail: int = BLOCK,
         directory: str | None = None,
         account: ByteAccount | None = None,
+        disk: SpoolDisk | None = None,  # None: whoever writes a mail waits for the disk
     ) -> None:
         self.limit = limit
         self.memory_per_mail = memory_per_mail
         self.directory = directory
         self._account = OwnBytes() if account is None else account
+        self.disk = disk
 
     @property
     def in_use(self) -> int:
@@ -84,6 +83,10 @@ class Spool:
     def give_back(self, count: int) -> None:
         self._account.give_back(count)
 
+    def make_file(self) -> SpoolFile:
+        """For a mail that is too large for memory. Raises OSError."""
+        return DirectFile(self.directory) if self.disk is None else QueuedFile(self.disk, self.directory)
+
 
 class Message:
     """`write` appends, `chunks` reads as often as needed, `close` releases everything."""
@@ -93,7 +96,7 @@ class Message:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._chunks: list[bytes] = []
-        self._file: int | None = None
+        self._file: SpoolFile | None = None
         self._written = 0
         self._head: bytes | None = None  # replaces the first _skip bytes, see replace_head
         self._skip = 0
@@ -112,7 +115,7 @@ class Message:
         self._spool.take(len(chunk))
         self._written += len(chunk)
         if self._file is not None:
-            _write_all(self._file, chunk)
+            self._file.write(chunk)
             return
         if self._chunks and len(chunk) < _SMALL and len(self._chunks[-1]) < _SMALL:
             self._chunks[-1] += chunk  # a client that sends single bytes must not cost an object for each
@@ -122,9 +125,9 @@ class Message:
             self._spill()
 
     def _spill(self) -> None:
-        self._file = _open_unlinked(self._spool.directory)
+        self._file = self._spool.make_file()
         for chunk in self._chunks:
-            _write_all(self._file, chunk)
+            self._file.write(chunk)
         self._chunks = []
 
     def chunks(self) -> Iterator[bytes]:
@@ -135,9 +138,7 @@ class Message:
 
     def _raw(self, offset: int) -> Iterator[bytes]:
         if self._file is not None:
-            while block := os.pread(self._file, BLOCK, offset):
-                offset += len(block)
-                yield block
+            yield from self._file.read(offset)
             return
         for chunk in self._chunks:
             if offset >= len(chunk):
@@ -149,10 +150,11 @@ class Message:
     @contextmanager
     def original(self) -> Iterator[bytes | mmap.mmap]:
         """The whole content as it was received, for readers that need it in one piece."""
-        if self._file is None:
-            yield b"".join(self._chunks)
+        descriptor = None if self._file is None else self._file.descriptor
+        if descriptor is None:
+            yield b"".join(self._raw(0))
             return
-        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as content:
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
             yield content
 
     @property
@@ -214,7 +216,7 @@ class Message:
         self._chunks = []
         self._head = None
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
 
@@ -236,18 +238,3 @@ class _WithHead(Message):
 
     def close(self) -> None:
         """The other message is closed by its owner."""
-
-
-def _open_unlinked(directory: str | None) -> int:
-    try:
-        return os.open(directory or tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:  # not every file system supports O_TMPFILE
-        fd, path = tempfile.mkstemp(dir=directory)
-        os.unlink(path)
-        return fd
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -130,7 +130,8 @@ def after_envelope(
     refusal = _refusal(given)
     if refusal is None:
         return SEND_TO_ALL if given.data is not None else (lost or Lost()).before_content()
-    if _is_too_much(lost) and _is_any_permanent((refusal, *given.recipients)):
+    is_doubtful = _is_too_much(lost) or _is_out_of_step(given)
+    if is_doubtful and _is_any_permanent((refusal, *given.recipients)):
         return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)
     # A next hop that waits for content cannot be stopped by a command, only by hanging up.
     must_hang_up = refusal.code < 400 or (given.data is not None and given.data.code < 400)
@@ -199,6 +200,20 @@ def _refusal_of_mail(given: _EnvelopeAnswers) -> Reply | None:
     return last if last is not None and last.code == 421 else None
 
 
+def _is_out_of_step(given: _EnvelopeAnswers) -> bool:
+    """Whether the answers cannot be those to our commands: one too many has come before, and the last is yet to come.
+
+    Only 354 lets the content be sent. A recipient is accepted after a refused sender only by a server that checks no
+    order; it says 354 as well.
+    """
+    if given.data is not None and given.data.code == 354:
+        return False
+    if given.data is not None and given.data.code < 400:
+        return True
+    is_mail_refused = given.mail is not None and given.mail.code >= 400
+    return is_mail_refused and any(reply.is_success for reply in given.recipients)
+
+
 def _each_recipient(given: _EnvelopeAnswers) -> tuple[Reply, ...] | None:
     """Each recipient's answer to RCPT; None if it is not theirs, not complete, or neither yes nor no."""
     if _refusal_of_mail(given) is not None or not given.has_all_recipients:
@@ -231,6 +246,8 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     is_complete = len(answers) == expected.count
     if is_complete and _is_too_much(lost) and (expected.count > 1 or _is_any_permanent(answers)):
         return RefusedForAll(replies.OUT_OF_PLACE)
+    if expected.count > 1 and any(300 <= reply.code < 400 for reply in answers):  # the rest may be one place off
+        return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)
     if refusal is None and is_complete and not expected.refused:
         each = tuple(answers) if expected.is_lmtp else (answers[0],) * expected.recipients
         return Delivered(answers[0], replies.queue_id(answers[0]), each)
@@ -253,8 +270,10 @@ def _each_after_dot(expected: DotAnswers, answers: Sequence[Reply], lost: Lost) 
 
 
 def _is_too_much(lost: Lost | None) -> bool:
-    """More answers than commands: any of them may be about another command or recipient. Doubt is a 4xx."""
-    return lost is not None and lost.end is End.BROKEN and lost.unasked is not None
+    """More answers than commands, even if only the start of the last one has come: any of them may be about another
+    command or recipient. Doubt is a 4xx.
+    """
+    return lost is not None and lost.end is End.BROKEN
 
 
 def _is_any_permanent(answers: Sequence[Reply]) -> bool:

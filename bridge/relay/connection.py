@@ -24,6 +24,7 @@ from bridge.relay.replies import ReplyReader
 from bridge.runtime.unread import transport_has_unread
 
 _WRITE_AT = 64 * 1024  # more than this is written immediately, not at the end of the event loop's turn
+_SETTLE_TURNS = 10  # a TLS record may arrive in pieces; a peer that sends nothing else must not keep us
 
 
 class End(StrEnum):
@@ -93,11 +94,19 @@ class NextHopConnection(asyncio.Protocol):
     def _has_unasked(transport: asyncio.Transport) -> bool:
         return not transport.is_closing() and transport_has_unread(transport)
 
-    async def replies(self, count: int, timeout_s: float, until: float = math.inf) -> list[Reply]:
-        """The next replies: each within `timeout_s`, all of them before `until`."""
+    async def replies(
+        self, count: int, timeout_s: float, until: float = math.inf, *, settles: bool = False
+    ) -> list[Reply]:
+        """The next replies: each within `timeout_s`, all of them before `until`.
+
+        `settles`: if several replies or a refusal have come, one more that has arrived must be noticed: it would put
+        these in doubt.
+        """
         if len(self._replies) < count and self.ended is None:
             self._wanted = count
             await self._wait(timeout_s, until)
+        if settles and (count > 1 or any(reply.code >= 500 for reply in self._replies)):
+            await self.settle()
         taken = self._replies[:count]
         del self._replies[:count]
         return taken
@@ -107,6 +116,13 @@ class NextHopConnection(asyncio.Protocol):
         while self._paused and self.ended is None:
             self._wanted = 0
             await self._wait(timeout_s, until)
+
+    async def settle(self) -> None:
+        """Let the event loop read what has already arrived. A reply that no command awaits then ends the connection."""
+        for _ in range(_SETTLE_TURNS):
+            if self.ended is not None or self._transport is None or not self._has_unasked(self._transport):
+                return
+            await asyncio.sleep(0)
 
     def expect_tls(self, expected: bool) -> None:
         """Discard plaintext after the next reply: an attacker may have injected it (CVE-2011-0411)."""
@@ -181,6 +197,8 @@ class NextHopConnection(asyncio.Protocol):
         self._awaited -= 1
         if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it
             reply = Reply(421, "", reply.text, is_foreign=True)
+        if self._expects_tls and reply.code != 220:  # refused: what follows is no different from anywhere else
+            self._expects_tls = False
         self._replies.append(reply)
         self._last_reply_at = self._loop.time()
         if reply.code >= 400:

@@ -86,6 +86,8 @@ async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) ->
             conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
         elif settings.tls != "none" and "STARTTLS" in conn.capabilities.names:
             conn.capabilities = replace(conn.capabilities, is_all=False)
+        if conn.ended is not None:
+            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
     except BaseException:
         conn.abort()
         raise
@@ -102,6 +104,7 @@ async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnect
         address.host or "",
         lambda ip: loop.create_connection(NextHopConnection, ip, address.port),
         settings.connect_timeout_s,
+        lambda made: made[1].abort(),
     )
     return made[1]
 

@@ -4,8 +4,9 @@ There is no queue behind this: the client's 250 is the next hop's 250. `answers`
 next hop's replies mean; this file sends, waits, and carries those decisions out.
 
 - Before the final dot, a cancelled or failed relay drops the connection, so the next hop has no mail.
-- Once the dot is written the mail may be delivered. The answer is then awaited (up to `timeout_s`,
-  whatever the deadline) even if the caller is cancelled, and is logged if no caller reads it.
+- Once the dot is written the mail may be delivered. The answer is then awaited (up to `timeout_s`, whatever the
+  deadline; those of LMTP, one per recipient, together until the deadline if that is later) even if the caller is
+  cancelled, and is logged if no caller reads it.
 - A mail that the SMTP intake has not checked (it came by milter, and is released from the quarantine) may
   contain a bare CR or LF. It is refused before anything is sent: the next hop may see a second mail in it.
 - A next hop may announce less than usual for a while: it answers EHLO with an error, or another machine answers
@@ -53,6 +54,7 @@ log = logging.getLogger("bridge.relay")
 
 _REMEMBERED_S = 3600.0  # an extension that is missing for longer is not missing for a moment
 _MAX_REMEMBERED = 100
+_TIMER_S = 1.0  # a limit that the connection's own timer is to reach first is this much longer
 
 
 class Mixed(NextHopError):
@@ -107,7 +109,7 @@ class SmtpRelay:
         except _StaleConnection:
             conn = await self.pool.renew(conn, deadline)
             expected = await self._hand_over(conn, tx, head, deadline)
-        return await self._finish(conn, tx.id, expected)
+        return await self._finish(conn, tx.id, expected, self._last_answer_by(expected, deadline))
 
     async def probe(self) -> tuple[str, ...]:
         conn = await open_connection(self._settings, self.pool.names, math.inf)
@@ -134,7 +136,7 @@ class SmtpRelay:
         self._all_finished.clear()
         try:
             # A little longer than one answer may take, so that the connection's own timer fires first.
-            async with asyncio.timeout(self._settings.timeout_s + 1.0):
+            async with asyncio.timeout(self._settings.timeout_s + _TIMER_S):
                 await self._all_finished.wait()
         except TimeoutError:
             log.warning("relay closed while %d mails had no answer from the next hop", len(self._finishing))
@@ -191,6 +193,8 @@ class SmtpRelay:
             received = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
             received = await self._step_by_step(conn, batch, is_per_recipient, deadline)
+        if any(reply.code >= 500 for reply in received):  # not passed on if there is one answer too many
+            await conn.settle()
         if not conn.reused and any(reply.code >= 400 for reply in received[: batch.before_mail]):
             log.warning("next hop %s refused XFORWARD; sending the mail without it", self._settings.next_hop)
         decision = answers.after_envelope(
@@ -245,24 +249,35 @@ class SmtpRelay:
 
     # After the dot. Nothing here needs the message, which the caller may close.
 
-    async def _finish(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers) -> Delivered:
+    def _last_answer_by(self, expected: DotAnswers, deadline: float) -> float:
+        """With LMTP, the answers together have until the deadline. The first has `timeout_s` even after that."""
+        if expected.count == 1:
+            return math.inf
+        return max(deadline, monotonic() + self._settings.timeout_s + _TIMER_S)
+
+    async def _finish(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers, until: float) -> Delivered:
         try:
-            received = await conn.replies(expected.count, self._settings.timeout_s)
+            received = await self._dot_answers(conn, expected, until)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_without_client(conn, mail_id, expected))
+            task = asyncio.create_task(self._finish_without_client(conn, mail_id, expected, until))
             self._orphaned.add(task)
             task.add_done_callback(self._orphaned.discard)
             raise
         return self._conclude(conn, expected, received)
 
-    async def _finish_without_client(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers) -> None:
-        received = await conn.replies(expected.count, self._settings.timeout_s)
+    async def _finish_without_client(
+        self, conn: NextHopConnection, mail_id: str, expected: DotAnswers, until: float
+    ) -> None:
+        received = await self._dot_answers(conn, expected, until)
         try:
             delivered = self._conclude(conn, expected, received)
         except NextHopError as exc:
             log.warning("%s: client disconnected, and the next hop did not accept the mail: %s", mail_id, exc)
         else:
             log.info("%s: client disconnected, but the next hop accepted the mail: %s", mail_id, delivered.reply)
+
+    async def _dot_answers(self, conn: NextHopConnection, expected: DotAnswers, until: float) -> list[Reply]:
+        return await conn.replies(expected.count, self._settings.timeout_s, until, settles=True)
 
     def _conclude(self, conn: NextHopConnection, expected: DotAnswers, received: list[Reply]) -> Delivered:
         """Give the connection back, and return or raise what the answers mean."""

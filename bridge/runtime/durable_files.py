@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _POLL_S = 0.01
 _GRACE_S = 1.0  # for work to notice that it is to stop
+_MAX_LINKS = 10
 _threads = Threads("files")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
@@ -217,11 +218,7 @@ def open_to_read(path: Path) -> int:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EPERM, "is not a regular file", str(path))
-        if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
-            raise OSError(errno.EPERM, "belongs to another user", str(path))
+        _check_ordinary(fd, path)
     except BaseException:
         os.close(fd)
         raise
@@ -270,6 +267,55 @@ def refuse_planted(path: Path) -> None:
         return
     if os.geteuid() == 0 and found.st_uid != 0 and not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EPERM, "is not a regular file", str(path))
+
+
+def open_to_append(path: Path, mode: int) -> int:
+    """Open a file that grows, or create it. Never waits for a FIFO. Raises OSError.
+
+    As root, it follows only links that root has made: the owner of the directory may put one there at any moment, even
+    between a look at the file and opening it.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+    if os.geteuid() != 0:
+        return os.open(path, flags, mode)
+    path = _end_of_links(path)
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW, mode)
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.EPERM, "is not a regular file", str(path)) from exc
+    try:
+        _check_ordinary(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _end_of_links(path: Path) -> Path:
+    """Where links of root lead. A link of somebody else is left for O_NOFOLLOW to refuse."""
+    for _ in range(_MAX_LINKS):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return path
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISLNK(found.st_mode) or found.st_uid != 0:
+                return path
+            path = path.parent / os.readlink("", dir_fd=fd)
+        finally:
+            os.close(fd)
+    return path
+
+
+def _check_ordinary(fd: int, path: Path) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EPERM, "is not a regular file", str(path))
+    if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
+        raise OSError(errno.EPERM, "belongs to another user", str(path))
 
 
 def remove(path: Path) -> None:

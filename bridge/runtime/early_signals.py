@@ -1,7 +1,8 @@
-"""Remembers a SIGHUP that arrives before the process can reload its configuration.
+"""SIGHUP, whose default action ends a process: no process of ours ends by it.
 
-Its default action ends the process, and systemd does not start it again: to `Restart=on-failure`, SIGHUP is an
-ordinary end. Imports nothing large, because most of the time of a start is spent on imports.
+systemd does not start such a process again: to `Restart=on-failure`, SIGHUP is an ordinary end. `systemctl kill -s HUP`
+and `pkill -HUP` send it to every process, also to those that have no configuration to reload. Imports nothing large,
+because most of the time of a start is spent on imports.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 
 
 class EarlySignals:
-    """From the moment that it is made until something else handles the signal."""
+    """Remembers one that arrives before the process can act on it: from now until something else handles it."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -18,3 +19,8 @@ class EarlySignals:
 
     def _remember(self, *_details: object) -> None:
         self.seen = True
+
+
+def ignore_hangup() -> None:
+    """For a process that cannot reload anything, and for one that stops: otherwise its exit code would not be 0."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.errors import BridgeError
@@ -19,7 +22,8 @@ from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 
 BACKLOG = 4096  # a client that finds the queue full retries only after a second
-_PROBE_TIMEOUT_S = 1.0
+_LOCK_TIMEOUT_S = 5.0
+_LOCK_RETRY_S = 0.02
 
 
 class CannotListen(BridgeError):
@@ -83,25 +87,54 @@ def _bind_tcp(address: Endpoint) -> socket.socket:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_served(path):
-            os.unlink(path)  # left behind by a process that is gone
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(path)
-        Path(path).chmod(0o660)
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
+    with _directory_locked(Path(path).parent):
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(Path(path).stat().st_mode) and _is_abandoned(path):
+                os.unlink(path)  # left behind by a process that is gone
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(path)
+            Path(path).chmod(0o660)
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
     return sock
 
 
-def _is_served(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_TIMEOUT_S)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
+@contextlib.contextmanager
+def _directory_locked(directory: Path) -> Iterator[None]:
+    """Lets one process of ours at a time replace a socket there.
+
+    Until a new socket listens, it looks abandoned: two processes that start at the same time would remove each other's.
+    Another program may hold the lock, so after a while we go on without it.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # it may be used, but not read; or it is missing, which `bind` reports
+        yield
+        return
+    try:
+        until = time.monotonic() + _LOCK_TIMEOUT_S
+        while not _lock(fd) and time.monotonic() < until:
+            time.sleep(_LOCK_RETRY_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # not every file system has locks
         return True
+    return True
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether no process listens there. One that does may have a full queue (EAGAIN), or refuse us (EACCES)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED

@@ -6,9 +6,9 @@ scanner, from being found. So callers share the lookup that is running, and look
 
 A name is looked up only for a new connection, so none is kept for longer than MAX_CONNECTION_AGE_S.
 
-A machine that is switched off does not refuse a connection, it is silent. So each address has only its part of the time
-to connect, and one that did not accept is tried last for a while. Otherwise a dead machine would keep mail from the
-others of the same name.
+A machine that is switched off does not refuse a connection, it is silent. So after a part of the time to connect, the
+next address is tried as well, and one that did not accept is tried last for a while. Otherwise a dead machine would
+keep mail from the others of the same name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bridge.runtime.ip import ip_or_none
 from bridge.runtime.threads import Threads
@@ -31,7 +30,6 @@ T = TypeVar("T")
 MAX_CONNECTION_AGE_S = 300.0
 
 _AVOID_S = 30.0  # a machine that was switched off takes about as long to start again
-_LEAST_S = 1.0  # for an address: a TLS handshake over a slow line takes half of that
 _threads = Threads("names", 32)
 
 
@@ -42,27 +40,43 @@ class NameLookup:
         self._running: dict[str, asyncio.Future[list[str]]] = {}
         self._avoided: dict[str, float] = {}  # addresses that did not accept, and until when they are tried last
 
-    async def connect(self, host: str, connect: Callable[[str], Awaitable[T]], limit_s: float) -> T:
+    async def connect(
+        self,
+        host: str,
+        connect: Callable[[str], Coroutine[Any, Any, T]],
+        limit_s: float,
+        discard: Callable[[T], None],
+    ) -> T:
         """Connect to the first of its addresses that accepts. Raises the last one's OSError.
 
-        The caller ends it after `limit_s`. Of what the lookup leaves of that, each address but the last has an equal
-        part.
+        The caller ends it after `limit_s`. An equal part of what the lookup leaves of that passes before the next
+        address is tried, or none if one fails. The addresses before it are not given up: over a slow line, all of them
+        may need longer than their part. `discard` closes a connection that nobody needs any more.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         found = await self.addresses(host)
+        if len(found) == 1:
+            return await connect(found[0])
         now = clock()
-        part_s = max((limit_s - (now - began)) / len(found), _LEAST_S)
+        part_s = max(limit_s - (now - began), 0.0) / len(found)
         self._avoided = {address: until for address, until in self._avoided.items() if until > now}
-        *others, last = sorted(found, key=lambda address: address in self._avoided)
-        for address in others:
-            self._avoided[address] = now + _AVOID_S  # unless it accepts: the caller's time may end before its part does
-            with suppress(OSError):  # TimeoutError is one
-                async with asyncio.timeout(part_s):
-                    made = await connect(address)
-                del self._avoided[address]
-                return made
-        return await connect(last)
+        trying: dict[asyncio.Task[T], str] = {}
+        try:
+            for address in sorted(found, key=lambda address: address in self._avoided):
+                is_last = len(trying) == len(found) - 1
+                if not is_last:  # unless it accepts: the caller's time may end before its part does
+                    self._avoided[address] = now + _AVOID_S
+                trying[asyncio.create_task(connect(address))] = address
+                made = await _first_made(trying, None if is_last else part_s)
+                if made is not None:
+                    self._avoided.pop(trying.pop(made), None)
+                    return made.result()
+            raise list(trying)[-1].exception() or OSError(errno.ECANCELED, "cancelled")
+        finally:
+            for task in trying:
+                task.cancel()
+                task.add_done_callback(partial(_discard, discard))
 
     async def addresses(self, host: str) -> list[str]:
         """In the order of preference; an address stands for itself. Raises OSError."""
@@ -81,6 +95,30 @@ class NameLookup:
         del self._running[host]
         if not done.cancelled():
             done.exception()  # perhaps nobody waits for it any more
+
+
+async def _first_made(trying: Iterable[asyncio.Task[T]], limit_s: float | None) -> asyncio.Task[T] | None:
+    """The first attempt that succeeds. None if one fails or the time is over; without a limit, if all have failed.
+
+    Raises what an attempt raised, unless it is an OSError.
+    """
+    tasks = list(trying)
+    while True:
+        for task in tasks:  # an earlier one may have succeeded since
+            if task.done() and not isinstance(task.exception(), OSError):  # TimeoutError is one
+                task.result()
+                return task
+        pending = [task for task in tasks if not task.done()]
+        if not pending:
+            return None
+        done, _ = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if limit_s is not None and all(isinstance(task.exception(), OSError) for task in done):
+            return None
+
+
+def _discard(discard: Callable[[T], None], task: asyncio.Task[T]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        discard(task.result())
 
 
 def _look_up(host: str) -> list[str]:

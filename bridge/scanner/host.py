@@ -248,7 +248,7 @@ class Host:
         return await self._reach(last, part_s)
 
     async def _reach(self, address: str, limit_s: float) -> ScannerConnection:
-        connection = await self._names.connect(address, self._connect, limit_s)
+        connection = await self._names.connect(address, self._connect, limit_s, ScannerConnection.close)
         self._reached = address  # the next time, this one is tried first
         return connection
 

@@ -10,9 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from bridge.console.process import give_way_to_mail
+from bridge.console.process import end_hangup, explain_hangup, give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
+from bridge.runtime.early_signals import EarlySignals
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.lasting import lasting
 from bridge.user_pages import notices
@@ -37,6 +38,7 @@ async def run(
     send_due: SendDue,
     on_ready: Callable[[HttpServer], None],
     forget: Callable[[], None],
+    early: EarlySignals,
 ) -> None:
     """Answer and send until SIGTERM or SIGINT. `forget`: deletes what concerns mail that is gone."""
     give_way_to_mail()
@@ -44,6 +46,7 @@ async def run(
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
+    explain_hangup(early, "digests")
     pages = Pages(sources.page.root_path)
     server = HttpServer(create_app(sources, pages), sockets, limits=_LIMITS)
     await server.start()
@@ -54,6 +57,7 @@ async def run(
     ]
     on_ready(server)
     await stop.wait()
+    end_hangup()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

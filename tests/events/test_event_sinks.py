@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,6 +137,27 @@ async def test_root_wrote_to_whatever_the_daemons_user_had_put_in_place_of_the_f
     assert (tmp_path / "precious").read_text() == "x\n"
     os.chown(link, 0, 0, follow_symlinks=False)  # the administrator's own link is followed
     assert delivered(await deliver(FileSink(link), entries(1))) == 1
+
+
+@needs_root
+async def test_a_link_that_was_put_there_between_the_look_and_the_opening_was_followed(tmp_path: Path) -> None:
+    """The owner of the directory replaced the file at the right moment, and root wrote to the file of its choice."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "precious").write_text("x\n")
+    path, link = tmp_path / "state" / "events.jsonl", tmp_path / "state" / "link"
+    path.write_text("")
+    link.symlink_to(tmp_path / "precious")
+    os.chown(link, 4711, 4712, follow_symlinks=False)
+    waiting = [path]
+
+    def swap(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and waiting and arguments[0] in (path, str(path)) and int(str(arguments[2])) & os.O_APPEND:
+            waiting.pop()
+            link.rename(path)
+
+    sys.addaudithook(swap)
+    assert "not a regular file" in problem(await deliver(FileSink(path), entries(1)))
+    assert (tmp_path / "precious").read_text() == "x\n" and not waiting
 
 
 async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -277,6 +277,13 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
         (V2_IPV4, "192.0.2.7"),
         (V2_IPV6, "2001:db8::7"),
         (v2(0, 0x00, b""), None),
+        # LOCAL: the rest of the header is ignored, whatever it says. Its address was believed, its family refused.
+        (v2(0, 0x11, bytes([192, 0, 2, 7, 127, 0, 0, 1]) + struct.pack("!HH", 4711, 25)), None),
+        (v2(0, 0xFF, bytes(300)), None),
+        # A unix socket of the proxy: the proxy's own address was taken for the sender's.
+        (v2(1, 0x31, b"/run/client".ljust(108, b"\0") + b"/run/proxy".ljust(108, b"\0")), None),
+        (v2(1, 0x31, bytes(216)), None),
+        (v2(1, 0x00, b"more"), None),
     ],
 )
 def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, address: str | None) -> None:
@@ -321,8 +328,10 @@ MALFORMED = [
     *(b"PROXY TCP4 192.0.2.7 127.0.0.1 1 2\n", b"PROXY " + b"x" * 10_000, b"PROXY UNKNOWN" + b"x" * 200 + b"\r\n"),
     *(b"\r\n\r\n\0\r\nQUIX\n" + bytes(4), b"\r\n\r\n\0\r\nQUIT\n\x11\x11\0\x0c" + bytes(12)),
     *(v2(2, 0x11, bytes(12)), v2(1, 0xFF, bytes(12)), v2(1, 0x11, bytes(4))),
+    *(v2(1, 0x12, V2_IPV4[16:]), v2(1, 0x31, bytes(215)), v2(1, 0x21, bytes(35)), v2(1, 0x14, bytes(12))),
 ]
 INCOMPLETE = [b"PROXY TCP4 192.0.2.7 127.", V2_IPV4[:-1], b"\r\n\r\n\0\r\nQUIT\n\x21\x11\xff\xff" + bytes(1000), b""]
+INCOMPLETE += [v2(0, 0, bytes(9))[:-1], v2(0, 0, b"")[:-1], v2(0, 0, b"")[:13], b"\r\n"]
 
 
 @pytest.mark.parametrize("sent", MALFORMED, ids=range(len(MALFORMED)))

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import Saturated
-from bridge.mail import message as message_module
+from bridge.mail import spool_file
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
+from bridge.mail.spool_file import SpoolDisk
 
 
 def content(message: Message) -> bytes:
@@ -26,10 +27,11 @@ def filled(spool: Spool, data: bytes, step: int = 1 << 16) -> Message:
     return message
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "thread"])
 def spool(request: pytest.FixtureRequest) -> Iterator[Spool]:
-    """One spool that keeps mail in memory, one that writes everything to a file."""
-    spool = Spool(1 << 24, memory_per_mail=1 << 24 if request.param == "memory" else 0)
+    """One spool that keeps mail in memory, two that write everything to a file: themselves, or by a thread."""
+    disk = SpoolDisk() if request.param == "thread" else None
+    spool = Spool(1 << 24, memory_per_mail=1 << 24 if request.param == "memory" else 0, disk=disk)
     yield spool
     assert spool.in_use == 0, "bytes were not given back"
 
@@ -86,7 +88,7 @@ def test_mail_close_to_the_threshold_goes_to_a_file_early(tmp_path) -> None:
 
 def test_file_systems_without_unnamed_files_are_supported(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without O_TMPFILE, a named file is created and unlinked."""
-    monkeypatch.setattr(message_module.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
+    monkeypatch.setattr(spool_file.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
     message = filled(Spool(1 << 20, memory_per_mail=0, directory=str(tmp_path)), b"abc")
     assert content(message) == b"abc"
     assert list(tmp_path.iterdir()) == []

@@ -30,6 +30,7 @@ EXPIRED = Lost(End.LATE)
 MIDWAY = Lost(End.BROKEN, Reply(552, "5.3.4", "Too large"))
 GOODBYE = Lost(End.LOST, Reply(421, "4.3.2", "Bye"))
 MIDWAY_SUCCESS = Lost(End.BROKEN, Reply(250, "", "?"))
+PARTIAL = Lost(End.BROKEN)  # the start of an answer too many, or none at all
 
 
 def reply(code: int | str) -> Reply:
@@ -107,6 +108,13 @@ ENVELOPE: list[tuple[str, Lost | None, EnvelopeDecision, EnvelopeDecision | None
     ("250 250 550 250", MIDWAY, hang_up(OUT_OF_PLACE), None),
     ("250 250 550 250 354", MIDWAY, hang_up(OUT_OF_PLACE), None),
     ("250 250 550 450 250", MIDWAY_SUCCESS, hang_up(OUT_OF_PLACE), None),
+    ("250 250 550 250 354", PARTIAL, hang_up(OUT_OF_PLACE), None),
+    # The same while the last one is yet to come: it shows in answers that cannot be those to our commands.
+    ("250 250 550 250 250", None, hang_up(OUT_OF_PLACE), None),
+    ("250 550 250 250 250", None, hang_up(OUT_OF_PLACE), None),
+    ("550 250 250 250 250", None, hang_up(OUT_OF_PLACE), None),
+    ("550 250 250 250 550", None, hang_up(OUT_OF_PLACE), None),
+    ("550 250 550 250", None, hang_up(OUT_OF_PLACE), None),
     (
         "250 250 550 250 503",
         GOODBYE,
@@ -256,6 +264,7 @@ SMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     # A second answer: the first one counts, unless it is a 5xx, which may then be about something else.
     ("250", MIDWAY, delivered(250, 250, 250), None),
     ("550", MIDWAY_SUCCESS, RefusedForAll(OUT_OF_PLACE), None),
+    ("550", PARTIAL, RefusedForAll(OUT_OF_PLACE), None),
 ]
 LMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]] = [
     ("250 251 252", None, delivered(250, 251, 252), None),
@@ -263,7 +272,9 @@ LMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     ("552 552 552", None, RefusedForAll(reply(552)), None),
     ("250 421 250", CLOSED, each(250, 451, 250), None),
     ("250 521 250", None, each(250, 451, 250), None),
-    ("550 354 250", None, each(550, OUT_OF_PLACE, 250, must_hang_up=True), None),
+    # A 354 answers no dot: one answer too many came before, so the others may be one place off.
+    ("550 354 250", None, hang_up(OUT_OF_PLACE), None),
+    ("354 250", CLOSED, hang_up(OUT_OF_PLACE), None),
     ("", CLOSED, CLOSED, RefusedForAll(LOST)),
     ("250", CLOSED, CLOSED, each(250, LOST, LOST)),
     ("250 550", CLOSED, CLOSED, each(250, 550, LOST)),
@@ -273,6 +284,8 @@ LMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     # A fourth answer to three recipients: nobody knows whose answer is whose.
     ("250 550 250", MIDWAY_SUCCESS, RefusedForAll(OUT_OF_PLACE), None),
     ("250 250 250", MIDWAY, RefusedForAll(OUT_OF_PLACE), None),
+    ("250 550 250", PARTIAL, RefusedForAll(OUT_OF_PLACE), None),
+    ("250 250 250", PARTIAL, RefusedForAll(OUT_OF_PLACE), None),
     ("", MIDWAY, MIDWAY, RefusedForAll(Reply(552, "5.3.4", "Too large"))),
 ]  # fmt: skip
 

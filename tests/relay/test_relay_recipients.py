@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bridge.mail.next_hop import NextHopError
+from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
+from bridge.relay import replies
+from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
 from bridge.testing import eventually
-from tests.relay.scripted_hop import DROP, EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import DROP, EXTENSIONS, HEAD, SOON, Script, ScriptedHop, make_tx, soon
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
 BOTH_WAYS = pytest.mark.parametrize("extensions", [EXTENSIONS, ONE_BY_ONE], ids=["pipelined", "one-by-one"])
@@ -91,7 +95,7 @@ async def test_a_server_that_wants_content_for_nobody_does_not_get_it(extensions
     ("script", "expected"),
     [
         ({"DATA": "451 4.3.0 Not now"}, ["451 4.3.0 Not now", "550 5.1.1 No", "451 4.3.0 Not now"]),
-        ({"DATA": "250 2.0.0 What?"}, ["451 4.5.0 The next", "550 5.1.1 No", "451 4.5.0 The next"]),
+        ({"DATA": "250 2.0.0 What?"}, ["451 4.5.0 The next"] * 3),  # perhaps the answer to the last RCPT
         ({"DATA": DROP}, [LOST, "550 5.1.1 No", LOST]),
         ({"DOT": "554 5.7.1 Bad"}, ["554 5.7.1 Bad", "550 5.1.1 No", "554 5.7.1 Bad"]),
         ({"DOT": "421 4.3.2 Bye"}, ["451 4.3.2 Bye", "550 5.1.1 No", "451 4.3.2 Bye"]),
@@ -282,4 +286,67 @@ async def test_a_client_that_goes_away_stops_every_next_hop_before_its_dot() -> 
         for hop in (first, second):
             await asyncio.wait_for(hop.connections[0].ended.wait(), 30)
             assert hop.contents == []
+        await relay.close()
+
+
+@pytest.mark.parametrize("lmtp", [False, True], ids=["smtp", "lmtp"])
+async def test_an_answer_too_many_at_rcpt_was_taken_for_the_next_recipients(lmtp: bool) -> None:
+    """The last answer, which would have shown it, came late: a recipient that the next hop accepts was refused."""
+    late = asyncio.Event()
+
+    async def data() -> str:
+        await late.wait()
+        return "354 Go"
+
+    script: Script = {"RCPT": [f"{OK}\r\n550 5.1.1 No", OK], "DATA": data}
+    async with ScriptedHop(script, lmtp=lmtp) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        late.set()
+        assert hop.contents == [] and relay.pool.connections == (0, 0)
+        await relay.close()
+
+
+async def test_an_answer_too_many_after_a_mail_was_taken_for_the_next_mails() -> None:
+    """The second answer to a dot came just after the next mail was sent, whose sender it seemed to refuse."""
+    async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}", OK], "DATA": ["354 Go", f"{OK}\r\n354 Go"]}) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == ["250 2.0.0 Ok: queued as 4ABC123"] * 3
+        assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        assert len(hop.contents) == 1
+        await relay.close()
+
+
+async def test_an_answer_too_many_at_the_dot_is_noticed_if_it_has_arrived() -> None:
+    """It was in the kernel's buffer when the others were read, and one recipient's answer was another's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop = asyncio.get_running_loop()
+        conn = (await loop.create_connection(NextHopConnection, *server.getsockname()))[1]
+        with server.accept()[0] as peer:
+            conn.data_received(b"220 hi\r\n")
+            await conn.replies(1, SOON)
+            conn.send(b"x\r\n.\r\n", 2)
+            await asyncio.sleep(0)  # it is written at the end of the event loop's turn
+            peer.sendall(b"550 5.1.1 No\r\n")
+            conn.data_received(b"250 2.0.0 Ok\r\n250 2.0.0 Ok\r\n")
+            assert len(await conn.replies(2, SOON, settles=True)) == 2
+            assert conn.ended is End.BROKEN and conn.unasked == Reply(550, "5.1.1", "No")
+
+
+async def test_slow_lmtp_answers_together_end_at_the_deadline() -> None:
+    """Each of a hundred recipients had the whole `relay.timeout`, so one mail could take an hour and a half."""
+
+    async def slowly() -> str:
+        await asyncio.sleep(0.25)  # the part of a slow server
+        return OK
+
+    people = tuple(f"r{number}@example.org" for number in range(40))
+    async with ScriptedHop({"DOT": slowly}, lmtp=True) as hop:
+        relay = SmtpRelay(hop.settings(timeout_s=2.0))
+        with pytest.raises(Mixed) as caught:
+            await relay.deliver(each(*people), HEAD, asyncio.get_running_loop().time() + 1.0)
+        given = [reply.code for reply in caught.value.replies]
+        assert given == sorted(given) and given[0] == 250
+        assert caught.value.replies[-1] == replies.LATE
+        assert caught.value.unsure == frozenset(range(given.count(250), 40))
         await relay.close()

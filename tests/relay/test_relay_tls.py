@@ -136,3 +136,10 @@ async def test_a_stalled_handshake_ends() -> None:
 
         hop.handshake = never  # type: ignore[method-assign]
         assert await outcome(hop, tls="required", connect_timeout_s=0.3) == replies.UNREACHABLE
+
+
+async def test_an_answer_behind_a_refused_starttls_ends_the_connection() -> None:
+    """What came with the refusal was dropped, as it must be before a handshake, and the connection was used."""
+    async with ScriptedHop({"STARTTLS": "454 4.7.0 Not now\r\n250 2.0.0 Ok"}, OFFERED) as hop:
+        assert await outcome(hop, tls="opportunistic") == replies.UNREACHABLE
+        assert not any(c.startswith("MAIL") for c in hop.connections[0].commands)

@@ -73,6 +73,10 @@ async def test_an_address_is_not_looked_up(names: NameServer, address: str) -> N
     assert not names.asked
 
 
+def nothing(made: object) -> None:
+    """There is nothing to close."""
+
+
 async def silent_first(tried: list[str], address: str) -> str:
     tried.append(address)
     if address == "192.0.2.1":
@@ -85,7 +89,7 @@ async def test_an_address_that_did_not_accept_is_tried_last_for_a_while(names: N
     lookup, tried = NameLookup(), list[str]()
     connect = partial(silent_first, tried)
     for _ in range(2):
-        assert await lookup.connect("name.example", connect, 0.2) == "2001:db8::1"
+        assert await lookup.connect("name.example", connect, 0.2, nothing) == "2001:db8::1"
     assert tried == ["192.0.2.1", "2001:db8::1", "2001:db8::1"]
 
 
@@ -95,7 +99,7 @@ async def test_the_last_address_has_the_rest_of_the_time_and_its_error_is_report
         raise ConnectionRefusedError(address)
 
     with pytest.raises(ConnectionRefusedError, match="2001:db8::1"):
-        await NameLookup().connect("name.example", connect, 0.2)
+        await NameLookup().connect("name.example", connect, 0.2, nothing)
 
 
 async def test_a_silent_address_is_avoided_even_if_the_callers_time_ended_first(names: NameServer) -> None:
@@ -104,8 +108,8 @@ async def test_a_silent_address_is_avoided_even_if_the_callers_time_ended_first(
     connect = partial(silent_first, tried)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await lookup.connect("name.example", connect, 60.0)
-    assert await lookup.connect("name.example", connect, 60.0) == "2001:db8::1"
+            await lookup.connect("name.example", connect, 60.0, nothing)
+    assert await lookup.connect("name.example", connect, 60.0, nothing) == "2001:db8::1"
     assert tried == ["192.0.2.1", "2001:db8::1"]
 
 
@@ -116,4 +120,44 @@ async def test_many_addresses_left_each_too_little_time_for_a_slow_line(names: N
         await asyncio.sleep(0.2)
         return address
 
-    assert await NameLookup().connect("name.example", connect, 0.01) == "192.0.2.1"
+    assert await NameLookup().connect("name.example", connect, 0.01, nothing) == "192.0.2.1"
+
+
+async def test_an_address_that_is_slower_than_its_part_still_wins(names: NameServer) -> None:
+    """It was given up when its part was over; the next one, which had as little time, then failed in the same way."""
+    tried, closed = list[str](), list[str]()
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if address == "2001:db8::1":
+            await asyncio.Event().wait()
+        await eventually(lambda: len(tried) == 2, "the second address to be tried")
+        return address
+
+    assert await NameLookup().connect("name.example", connect, 0.02, closed.append) == "192.0.2.1"
+    assert tried == ["192.0.2.1", "2001:db8::1"] and closed == []
+
+
+async def test_of_two_connections_the_second_is_closed(names: NameServer) -> None:
+    """Both addresses accept in the same turn of the event loop."""
+    tried, closed = list[str](), list[str]()
+    both = asyncio.Event()
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if len(tried) == 2:
+            both.set()
+        await both.wait()
+        return address
+
+    made = await NameLookup().connect("name.example", connect, 0.02, closed.append)
+    await eventually(lambda: bool(closed), "the other connection to be closed")
+    assert sorted([made, *closed]) == ["192.0.2.1", "2001:db8::1"]
+
+
+async def test_the_next_address_is_tried_within_a_short_time_limit(names: NameServer) -> None:
+    """Each address had at least a second: with less than that in total, only the first was ever tried."""
+    tried = list[str]()
+    async with asyncio.timeout(0.95):
+        made = await NameLookup().connect("name.example", partial(silent_first, tried), 0.1, nothing)
+    assert made == "2001:db8::1"

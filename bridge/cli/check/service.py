@@ -254,7 +254,7 @@ async def _reach(
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            connection = await connect(address, NameLookup(), opening or as_it_is)
+            connection = await connect(address, NameLookup(), CONNECT_TIMEOUT_S, opening or as_it_is)
     except OSError as exc:  # TimeoutError is one
         reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
         text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {reason}; start it"

@@ -16,6 +16,7 @@ from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import ask_secret, say, say_cells, say_lines
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.early_signals import EarlySignals
 
 if TYPE_CHECKING:
     from bridge.config.model import Config
@@ -139,6 +140,7 @@ def enter_url(conf: Config, token: str) -> str:
 
 def run_console(path: Path | None, *, beside: bool = False) -> None:
     """`beside`: started by the embedded default: print a sign-in link, and exit when standard input is closed."""
+    early = EarlySignals()
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)
@@ -169,7 +171,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
 
     async def run() -> None:
         feeding = asyncio.create_task(feed_watchdog())
-        await process.run(sources, Sockets().open("console.address", address), on_ready, ends_with_input=beside)
+        await process.run(sources, Sockets().open("console.address", address), on_ready, early, ends_with_input=beside)
         feeding.cancel()
 
     try:

@@ -16,6 +16,7 @@ from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.counted import counted
+from bridge.runtime.early_signals import EarlySignals
 
 if TYPE_CHECKING:
     from bridge.cli.digest.wiring import Digesting
@@ -98,6 +99,7 @@ def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
 @config_option
 def serve(path: Path | None) -> None:
     """Serve the pages for users, and send digests when they are due."""
+    early = EarlySignals()
     import asyncio
 
     import uvloop
@@ -128,7 +130,7 @@ def serve(path: Path | None) -> None:
         async def run() -> None:
             feeding = asyncio.create_task(feed_watchdog())
             sockets = Sockets().open("digests.page.address", page.address)
-            await process.run(sources, sockets, send_due, on_ready, opened.forget)
+            await process.run(sources, sockets, send_due, on_ready, opened.forget, early)
             feeding.cancel()
 
         uvloop.run(run())

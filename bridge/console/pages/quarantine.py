@@ -99,7 +99,7 @@ async def quarantine(call: Call) -> Response:
     conf = call.sources.config
     return call.page(
         "quarantine.html",
-        400 if asked.mistakes or is_gone else 200,
+        400 if asked.mistakes else 404 if is_gone else 200,
         asked=asked,
         is_gone=is_gone,
         lines=lines,

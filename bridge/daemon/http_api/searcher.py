@@ -24,6 +24,7 @@ from bridge.daemon.http_api.failures import ApiError
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError, HistoryStore
+from bridge.runtime.early_signals import ignore_hangup
 
 MAX_MEMORY = 256 * 1024**2  # bytes of address space; it needs 85 MB before the first question
 LONGEST_S = 60  # if the daemon is killed, nobody else ends a long search
@@ -32,6 +33,7 @@ _DATABASE_S = 12.0  # for one statement
 
 
 def main() -> None:
+    ignore_hangup()
     with suppress(OSError):
         os.nice(_NICE)
     with suppress(OSError, ValueError):

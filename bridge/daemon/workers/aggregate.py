@@ -170,6 +170,7 @@ def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str,
         **own,
         "connections": sum(state["connections"] for state in states),
         "saturated": [cause for cause in SATURATION if any(cause in state["saturated"] for state in states)],
+        "spool_problem": next((text for state in states if (text := state.get("spool_problem", ""))), ""),
         "quarantine_problem": next((text for state in states if (text := state["quarantine_problem"])), ""),
         "history": {
             "problem": next((text for state in states if (text := state["history"]["problem"])), ""),

@@ -20,6 +20,7 @@ from bridge.daemon.workers.aggregate import INTERVAL_S, Aggregate, SharedRow
 from bridge.daemon.workers.shared_counters import Column
 from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
+from bridge.mail.spool_file import SpoolDisk
 
 _AHEAD = 8  # connections more than a quarter above the fewest: connections come and go
 
@@ -66,7 +67,7 @@ class SingleProcess:
         return Admission(settings)
 
     def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
-        return Spool(limit, memory_per_mail, directory)
+        return Spool(limit, memory_per_mail, directory, disk=SpoolDisk())
 
     def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
         return None
@@ -104,7 +105,8 @@ class SupervisedWorker:
         return Admission(settings, self._counters.mails(self._row))
 
     def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
-        return Spool(limit, memory_per_mail, directory, ReservedBytes(self._counters.bytes(self._row), limit // 1000))
+        account = ReservedBytes(self._counters.bytes(self._row), limit // 1000)
+        return Spool(limit, memory_per_mail, directory, account, SpoolDisk())
 
     def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
         return lambda: self.is_ahead(connections())

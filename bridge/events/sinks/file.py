@@ -58,10 +58,8 @@ class FileSink:
     def _open(self) -> None:
         """A file that `scanbridge events test` creates as root is given to the owner of its directory."""
         self._close()
-        durable_files.refuse_planted(self.path)
         is_new = not self.path.exists()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        self._fd = os.open(self.path, flags, 0o640)
+        self._fd = durable_files.open_to_append(self.path, 0o640)
         if is_new:
             durable_files.give_to_owner(self.path)
             durable_files.sync_directory(self.path.parent)

@@ -32,11 +32,12 @@ from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.session import SmtpSession
+from bridge.intake.smtp.tls_and_proxy import is_stream, named_client
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import UNKNOWN_CLIENT, Client, Session, canonical_ip
+from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
@@ -201,17 +202,13 @@ class SmtpServer:
     async def handle_PROXY(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, proxy: Any
     ) -> bool:
-        """Accept the header from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
+        """Accept the header from a trusted peer only. One that names no client (a health check) leaves the peer."""
         peer = peer_address(session.peer)
-        if not proxy.valid or peer not in self.listener.trusted:
+        if not is_stream(proxy) or peer not in self.listener.trusted:
             self._refused(peer, Refusal.UNTRUSTED)
             return False
-        source = str(proxy.src_addr) if proxy.src_addr else None
-        try:
-            address = canonical_ip(source) if source else peer
-        except ValueError:
-            address = peer
-        session.client = Client(address=address, port=proxy.src_port or None)
+        address = named_client(proxy)
+        session.client = Client(address=address or peer, port=proxy.src_port or None)
         return True
 
     def handle_MAIL(
@@ -391,7 +388,7 @@ def _is_told(session: SmtpSession) -> bool:
     """Whether XFORWARD, XCLIENT or a PROXY header named the client."""
     if session.forwarded is not None or session.introduced:
         return True
-    return session.proxy_data is not None and bool(session.proxy_data.src_addr)
+    return session.proxy_data is not None and named_client(session.proxy_data) is not None
 
 
 @lru_cache(_MAX_CLIENTS)

@@ -26,6 +26,7 @@ class ClamAvAnalyzer:
         self._address = settings.address
         self._max_size = settings.max_size
         self._names = NameLookup()
+        self._timeout_s = settings.timeout
 
     async def start(self) -> None:
         return None
@@ -33,7 +34,7 @@ class ClamAvAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")
-        connection = await connect(self._address, self._names)
+        connection = await connect(self._address, self._names, self._timeout_s)
         try:
             connection.allow(MAX_ANSWER)
             return read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))

@@ -20,7 +20,8 @@ from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
-_CONNECT_S = 5.0  # shared by the addresses of a name; the last one has all the time that the pipeline gives
+_CONNECT_S = 5.0  # shared by the addresses of a name; the pipeline gives the last ones all the time that there is
+_CONNECT_SHARE = 0.5  # of the engine's own timeout, if that is less: the rest is for the mail
 
 T = TypeVar("T")
 
@@ -127,12 +128,17 @@ async def as_it_is(sock: socket.socket) -> Connection:
     return Connection(sock)
 
 
-async def connect(address: Endpoint, names: NameLookup, opening: Opening = as_it_is) -> Connection:
-    """To the first address that accepts. Raises OSError."""
+async def connect(
+    address: Endpoint, names: NameLookup, timeout_s: float, opening: Opening = as_it_is
+) -> Connection:  # fmt: skip
+    """To the first address that accepts. `timeout_s`: for the whole analysis. Raises OSError."""
     if address.path:
         return await _connected(socket.AF_UNIX, address.path, opening)
     return await names.connect(
-        address.host or "", lambda ip: _connected(_family(ip), (ip, address.port), opening), _CONNECT_S
+        address.host or "",
+        lambda ip: _connected(_family(ip), (ip, address.port), opening),
+        min(_CONNECT_S, timeout_s * _CONNECT_SHARE),
+        Connection.close,
     )
 
 
@@ -155,8 +161,9 @@ async def _connected(family: int, place: Any, opening: Opening) -> Connection:
 class Connections:
     """At most `count` connections to one engine; callers wait for a free one."""
 
-    def __init__(self, address: Endpoint, count: int, opening: Opening = as_it_is) -> None:
+    def __init__(self, address: Endpoint, count: int, timeout_s: float, opening: Opening = as_it_is) -> None:
         self._address = address
+        self._timeout_s = timeout_s
         self._opening = opening
         self._names = NameLookup()
         self._free = asyncio.Semaphore(count)
@@ -187,7 +194,7 @@ class Connections:
             if connection.is_clean:
                 return connection
             connection.close()
-        return await connect(self._address, self._names, self._opening)
+        return await connect(self._address, self._names, self._timeout_s, self._opening)
 
     def end(self, mail: object) -> None:
         """Close the connections of this mail."""

@@ -76,7 +76,7 @@ class IcapAnalyzer:
         self._settings = settings
         self._url = settings.url.replace("icaps:", "icap:", 1)  # what RFC 3507 knows, and servers behind a TLS proxy
         self._host = urlsplit(settings.url).netloc
-        self._connections = Connections(settings.address, settings.connections, opening_of(settings))
+        self._connections = Connections(settings.address, settings.connections, settings.timeout, opening_of(settings))
         self._known: Options | None = None
         self._asking = asyncio.Lock()
 

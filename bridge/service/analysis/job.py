@@ -29,7 +29,7 @@ class StoredMail(Message):
     @property
     def descriptor(self) -> int | None:
         """The file that holds the mail; None if it is in memory."""
-        return self._file
+        return None if self._file is None else self._file.descriptor
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _RULE = re.compile(r"[A-Za-z0-9_]{1,100}")
 class SpamAssassinAnalyzer:
     def __init__(self, settings: SpamAssassin) -> None:
         self._settings = settings
-        self._connections = Connections(settings.address, settings.connections)
+        self._connections = Connections(settings.address, settings.connections, settings.timeout)
 
     async def start(self) -> None:
         return None

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bridge.runtime.early_signals import ignore_hangup
+
 Answer = tuple[dict[str, Any], bytes]
 Handler = Callable[[dict[str, Any], int], Answer]  # (request, mail) -> answer
 
@@ -26,6 +28,7 @@ LENGTHS = struct.Struct("!II")  # of an answer: its JSON, its bytes
 
 def serve(begin: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
     """`begin` gets the setup and returns a greeting for the parent and the handler for each mail."""
+    ignore_hangup()
     connection = socket.socket(fileno=int(sys.argv[1]))
     memory = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

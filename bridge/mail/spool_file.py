@@ -1,0 +1,271 @@
+"""The file of a mail that is too large for memory. It has no name, so a crash leaves nothing behind.
+
+`DirectFile` is written by its caller. The bridge uses `QueuedFile`: on a disk that hangs, a write, and even a close,
+does not return for minutes, and the event loop would stop with it. So the event loop only hands blocks over, and the
+threads of a `SpoolDisk` write them. What they have not written yet stays in memory and is read from there: no mail
+waits for the disk. A disk that hangs thus costs memory, at most MAX_UNWRITTEN for all mail of a process; beyond that,
+large mail is deferred. Mail that fits in memory is not affected.
+
+What was written is read by the event loop itself, from the page cache. While the disk hangs, only what is there is
+read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or a mail has a
+gap.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from bridge.runtime.threads import Threads
+
+BLOCK = 256 * 1024
+_SMALL = 4096
+MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes; a disk that does not hang is less than a mail behind
+_HANGS_AFTER_S = 3.0  # for one block: the slowest disks take tenths of a second
+_THREADS = 4
+
+
+class SpoolFile(Protocol):
+    """A file that grows until it is closed."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file, if it contains everything."""
+
+    def write(self, chunk: bytes) -> None:
+        """Append. Raises OSError."""
+
+    def read(self, offset: int) -> Iterator[bytes]:
+        """The content from here on, in blocks. Raises OSError."""
+
+    def close(self) -> None: ...
+
+
+class DirectFile:
+    """Whoever writes to it waits for the disk."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, directory: str | None) -> None:
+        self.descriptor: int | None = open_unlinked(directory)
+
+    def write(self, chunk: bytes) -> None:
+        assert self.descriptor is not None
+        _write_all(self.descriptor, chunk)
+
+    def read(self, offset: int) -> Iterator[bytes]:
+        while self.descriptor is not None and (block := os.pread(self.descriptor, BLOCK, offset)):
+            offset += len(block)
+            yield block
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class SpoolDisk:
+    """The threads that write the queued files of a process. Its lock guards the state of all of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.unwritten = 0  # bytes
+        self._threads = Threads("spool", _THREADS)
+        self._jobs = 0
+        self._waiting: dict[QueuedFile, None] = {}  # in this order
+        self._in_hand: dict[QueuedFile, float] = {}  # files that a thread works on, and since when
+
+    def hangs_s(self) -> float:
+        """For how long the disk has not answered; 0 if it does."""
+        with self.lock:
+            oldest = min(self._in_hand.values(), default=None)
+        waited_s = 0.0 if oldest is None else time.monotonic() - oldest
+        return waited_s if waited_s >= _HANGS_AFTER_S else 0.0
+
+    # The following are called with the lock.
+
+    def is_in_hand(self, file: QueuedFile) -> bool:
+        return file in self._in_hand
+
+    def put(self, file: QueuedFile) -> None:
+        """There is something to do for this file, unless a thread is at it."""
+        if file not in self._in_hand:
+            self._waiting[file] = None
+            if self._jobs < _THREADS:
+                self._jobs += 1
+                self._start()
+
+    def _start(self) -> None:
+        try:
+            self._threads.submit(self._work)
+        except RuntimeError:  # no thread available: it is tried again with the next block
+            self._jobs -= 1
+
+    def take_out(self, file: QueuedFile) -> None:
+        """There is nothing to do for this file any more."""
+        self._waiting.pop(file, None)
+
+    # In a thread.
+
+    def _work(self) -> None:
+        """One step of one file after another, so that none of them has to wait for all of another."""
+        while True:
+            with self.lock:
+                file = next(iter(self._waiting), None)
+                if file is None:
+                    self._jobs = max(self._jobs - 1, 0)
+                    return
+                del self._waiting[file]
+                self._in_hand[file] = time.monotonic()
+            try:
+                file.work()
+            finally:
+                with self.lock:
+                    del self._in_hand[file]
+                    if file.has_work:
+                        self._waiting[file] = None
+
+    def write(self, descriptor: int, chunk: bytes) -> None:
+        """May take forever."""
+        _write_all(descriptor, chunk)
+
+
+class QueuedFile:
+    """Written by a thread. All of it can be read at any time."""
+
+    __slots__ = ("_directory", "_disk", "_error", "_fd", "_is_closed", "_unwritten", "_written")
+
+    def __init__(self, disk: SpoolDisk, directory: str | None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._fd: int | None = None  # opened by the thread
+        self._written = 0
+        self._unwritten: list[bytes] = []
+        self._error: OSError | None = None
+        self._is_closed = False
+
+    @property
+    def descriptor(self) -> int | None:
+        with self._disk.lock:
+            return None if self._unwritten or self._is_closed else self._fd
+
+    def write(self, chunk: bytes) -> None:
+        """Returns at once. Raises the OSError of an earlier block, or one if too much is unwritten."""
+        disk = self._disk
+        with disk.lock:
+            if self._error is not None:
+                raise OSError(self._error.errno, self._error.strerror)
+            if disk.unwritten + len(chunk) > MAX_UNWRITTEN:
+                raise OSError(errno.EAGAIN, "the disk of the spool does not keep up")
+            disk.unwritten += len(chunk)
+            waiting = self._unwritten
+            if len(waiting) > 1 and len(waiting[-1]) < _SMALL and len(chunk) < _SMALL:  # the first may be in hand
+                waiting[-1] += chunk
+            else:
+                waiting.append(chunk)
+            disk.put(self)
+
+    def read(self, offset: int) -> Iterator[bytes]:
+        with self._disk.lock:  # from now on, bytes only move from memory to the file
+            written, rest = self._written, tuple(self._unwritten)
+        while offset < written:
+            block = self._read_block(min(BLOCK, written - offset), offset)
+            offset += len(block)
+            yield block
+        offset -= written
+        for chunk in rest:
+            if offset < len(chunk):
+                yield chunk[offset:] if offset else chunk
+            offset = max(offset - len(chunk), 0)
+
+    def _read_block(self, count: int, offset: int) -> bytes:
+        if self._fd is None or self._is_closed:
+            raise OSError(errno.EBADF, "the mail is closed")
+        block = _read_cached(self._fd, count, offset) if self._disk.hangs_s() else os.pread(self._fd, count, offset)
+        if not block:
+            raise OSError(errno.EIO, "the spool file is shorter than the mail")
+        return block
+
+    def close(self) -> None:
+        """Returns at once; a thread closes the file."""
+        disk = self._disk
+        with disk.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            disk.unwritten -= sum(map(len, self._unwritten))
+            self._unwritten = []
+            if self._fd is not None:
+                disk.put(self)
+            else:
+                disk.take_out(self)
+
+    # In a thread.
+
+    @property
+    def has_work(self) -> bool:
+        """Called with the lock."""
+        if self._is_closed:
+            return self._fd is not None
+        return bool(self._unwritten) and self._error is None
+
+    def work(self) -> None:
+        """One step: write a block, or close the file."""
+        disk = self._disk
+        with disk.lock:
+            if not self.has_work:
+                return
+            is_closed = self._is_closed
+            chunk = b"" if is_closed else self._unwritten[0]
+        try:
+            if is_closed:
+                self._close()
+                return
+            if self._fd is None:
+                self._fd = open_unlinked(self._directory)
+            disk.write(self._fd, chunk)
+        except OSError as exc:
+            self._error = exc
+            return
+        with disk.lock:
+            if not self._is_closed:  # in the meantime, which counted the block as gone
+                del self._unwritten[0]
+                self._written += len(chunk)
+                disk.unwritten -= len(chunk)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def open_unlinked(directory: str | None) -> int:
+    try:
+        return os.open(directory or tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # not every file system supports O_TMPFILE
+        fd, path = tempfile.mkstemp(dir=directory)
+        os.unlink(path)
+        return fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read_cached(fd: int, count: int, offset: int) -> bytes:
+    """Only what is in the page cache: the rest would have to come from a disk that hangs. Raises OSError."""
+    buffer = bytearray(count)
+    try:
+        got = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as exc:
+        if exc.errno == errno.EOPNOTSUPP:  # a file system in memory, which does not hang
+            return os.pread(fd, count, offset)
+        raise OSError(errno.EIO, "the disk of the spool does not answer") from exc
+    return bytes(buffer[:got])
