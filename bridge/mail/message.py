@@ -161,6 +161,11 @@ class Message:
     def is_in_file(self) -> bool:
         return self._file is not None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is in a file, and the disk has much to write."""
+        return self._file is not None and self._spool.disk is not None and self._spool.disk.is_behind()
+
     def head(self) -> bytes:
         """The header section, including the CRLF of its last field but not the blank line."""
         if self._head is not None:

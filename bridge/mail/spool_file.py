@@ -87,6 +87,10 @@ class SpoolDisk:
         waited_s = 0.0 if oldest is None else time.monotonic() - oldest
         return waited_s if waited_s >= _HANGS_AFTER_S else 0.0
 
+    def is_behind(self) -> bool:
+        """Whether half of the room is taken, and the disk does not hang."""
+        return self.unwritten > MAX_UNWRITTEN // 2 and not self.hangs_s()
+
     # The following are called with the lock.
 
     def is_in_hand(self, file: QueuedFile) -> bool:

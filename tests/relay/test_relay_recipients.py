@@ -309,10 +309,20 @@ async def test_an_answer_too_many_at_rcpt_was_taken_for_the_next_recipients(lmtp
 
 async def test_an_answer_too_many_after_a_mail_was_taken_for_the_next_mails() -> None:
     """The second answer to a dot came just after the next mail was sent, whose sender it seemed to refuse."""
-    async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}", OK], "DATA": ["354 Go", f"{OK}\r\n354 Go"]}) as hop:
+    late = asyncio.Event()
+    asked: list[str] = []
+
+    async def data() -> str:
+        asked.append("DATA")
+        if len(asked) > 1:
+            await late.wait()
+        return "354 Go"
+
+    async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}"], "DATA": data}) as hop:
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == ["250 2.0.0 Ok: queued as 4ABC123"] * 3
         assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        late.set()
         assert len(hop.contents) == 1
         await relay.close()
 
