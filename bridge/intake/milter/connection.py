@@ -348,6 +348,7 @@ class MilterConnection(asyncio.Protocol):
 
     def _on_abort(self, data: bytes) -> None:
         self._drop_mail()
+        self._client.abandon_mail()
 
     def _on_quit(self, data: bytes) -> None:
         self._drop_mail()
