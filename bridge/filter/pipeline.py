@@ -33,6 +33,7 @@ from bridge.filter.policy import (
     CONTINUES,
     LONG_HEAD,
     LOOP,
+    NO_STORAGE,
     TENANTS_CHANGED,
     UNCERTAIN_DOMAIN,
     Case,
@@ -258,6 +259,9 @@ class Filter:
 
     async def _run_steps(self, record: Record, token: Token | None) -> Outcome:
         tx = record.tx
+        if token is None and tx.message.is_in_file and not await tx.message.is_kept():
+            record.error, record.rule = cause_of(NO_STORAGE), rule_of_refusal(NO_STORAGE)
+            return Outcome(Action.TEMPFAIL, with_id(NO_STORAGE, tx.id))
         head = tx.message.head()
         lower = head.lower()
         record.message_id = message_id(head, lower)

@@ -161,6 +161,15 @@ class Message:
     def is_in_file(self) -> bool:
         return self._file is not None
 
+    async def is_kept(self) -> bool:
+        """Whether a mail in a file could be written. A disk that hangs is not waited for: the rest is in memory."""
+        return self._file is None or await self._file.is_kept()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is in a file, and the disk has much to write."""
+        return self._file is not None and self._spool.disk is not None and self._spool.disk.is_behind()
+
     def head(self) -> bytes:
         """The header section, including the CRLF of its last field but not the blank line."""
         if self._head is not None:

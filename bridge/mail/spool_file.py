@@ -6,6 +6,8 @@ threads of a `SpoolDisk` write them. What they have not written yet stays in mem
 waits for the disk. A disk that hangs thus costs memory, at most MAX_UNWRITTEN for all mail of a process; beyond that,
 large mail is deferred. Mail that fits in memory is not affected.
 
+A mail is accepted only if its file could be written (`is_kept`), unless the disk hangs.
+
 What was written is read by the event loop itself, from the page cache. While the disk hangs, only what is there is
 read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or a mail has a
 gap.
@@ -13,6 +15,7 @@ gap.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import tempfile
@@ -43,6 +46,9 @@ class SpoolFile(Protocol):
     def read(self, offset: int) -> Iterator[bytes]:
         """The content from here on, in blocks. Raises OSError."""
 
+    async def is_kept(self) -> bool:
+        """Whether it could be written, as soon as that is known. A disk that hangs is not waited for."""
+
     def close(self) -> None: ...
 
 
@@ -62,6 +68,9 @@ class DirectFile:
         while self.descriptor is not None and (block := os.pread(self.descriptor, BLOCK, offset)):
             offset += len(block)
             yield block
+
+    async def is_kept(self) -> bool:
+        return True
 
     def close(self) -> None:
         if self.descriptor is not None:
@@ -86,6 +95,10 @@ class SpoolDisk:
             oldest = min(self._in_hand.values(), default=None)
         waited_s = 0.0 if oldest is None else time.monotonic() - oldest
         return waited_s if waited_s >= _HANGS_AFTER_S else 0.0
+
+    def is_behind(self) -> bool:
+        """Whether half of the room is taken, and the disk does not hang."""
+        return self.unwritten > MAX_UNWRITTEN // 2 and not self.hangs_s()
 
     # The following are called with the lock.
 
@@ -190,6 +203,13 @@ class QueuedFile:
         if not block:
             raise OSError(errno.EIO, "the spool file is shorter than the mail")
         return block
+
+    async def is_kept(self) -> bool:
+        pause_s = 0.0
+        while self._unwritten and self._error is None and not self._disk.hangs_s():
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s + 0.0005, 0.02)
+        return self._error is None
 
     def close(self) -> None:
         """Returns at once; a thread closes the file."""

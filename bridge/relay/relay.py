@@ -44,7 +44,7 @@ from bridge.relay.answers import (
     Stale,
 )
 from bridge.relay.commands import CannotCarry, Capabilities, Commands
-from bridge.relay.connection import NextHopConnection
+from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.pool import Pool
 
@@ -55,6 +55,7 @@ log = logging.getLogger("bridge.relay")
 _REMEMBERED_S = 3600.0  # an extension that is missing for longer is not missing for a moment
 _MAX_REMEMBERED = 100
 _TIMER_S = 1.0  # a limit that the connection's own timer is to reach first is this much longer
+_NO_SUCH_COMMAND = frozenset({500, 502})  # RFC 5321 4.2.4: no answer to MAIL, RCPT or DATA
 
 
 class Mixed(NextHopError):
@@ -209,12 +210,30 @@ class SmtpRelay:
                 raise decision.error()
             case RefusedForAll(reply, must_hang_up):
                 _leave_open(conn, must_hang_up)
+                await self._confirm(conn, (reply,), deadline)
                 raise NextHopError(reply, is_about_recipient=answers.is_refused_at_rcpt(batch, received))
             case AnsweredPerRecipient(each, must_hang_up):
                 _leave_open(conn, must_hang_up)
+                await self._confirm(conn, each, deadline)
                 raise Mixed(each)
             case _:
                 assert_never(decision)
+
+    async def _confirm(self, conn: NextHopConnection, given: tuple[Reply, ...], deadline: float) -> None:
+        """Raises NextHopError unless RSET gets its own answer, for which a 5xx waits.
+
+        If there was an answer too many, the last one is yet to come, and would be the answer to RSET: a 354 or a
+        refusal. A next hop that hangs up has no more to say.
+        """
+        if conn.ended is not None or all(reply.code < 500 for reply in given):
+            return
+        conn.send(b"RSET\r\n", 1)
+        answer = await conn.replies(1, self._settings.timeout_s, deadline)
+        is_reset = bool(answer) and answer[0].is_success
+        conn.needs_reset = not is_reset
+        if not (is_reset or conn.ended is End.LOST or (answer and answer[0].code in _NO_SUCH_COMMAND)):
+            conn.abort()
+            raise NextHopError(replies.OUT_OF_PLACE)
 
     async def _step_by_step(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -62,3 +64,38 @@ def has_arrived(disk: HangingDisk, mails: int) -> bool:
 def begin(client: SmtpClient) -> bytes:
     client.open()
     return client.begin()[:3]
+
+
+class SlowDisk(HangingDisk):
+    """Once it is told to, it writes slowly."""
+
+    most = 0
+
+    def write(self, descriptor: int, chunk: bytes) -> None:
+        super().write(descriptor, chunk)
+        time.sleep(0.005)  # the part of a slow disk
+        self.most = max(self.most, self.unwritten)
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+def test_a_client_that_is_faster_than_the_disk_is_slowed_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Its mail is not deferred for want of room, and small mail does not wait for it."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk = SlowDisk()
+    content = LARGE * 20
+    with running_bridge(tmp_path, {"spool": {"memory_per_mail": "64KiB"}}, protocol=protocol) as bridge:
+        bridge.daemon.spool.disk = disk
+        with bridge.client() as client, bridge.client() as other, ThreadPoolExecutor(1) as thread:
+            for each in (client, other):
+                each.open(b"LHLO client.example" if protocol == "lmtp" else b"EHLO client.example")
+            assert client.begin()[:3] == b"354"
+            sending = thread.submit(client.say, content + b".")
+            until(lambda: disk.unwritten > 512 * KiB, "the bridge to stop reading")
+            assert other.mail().startswith(b"250")
+            disk.goes_on.set()
+            assert sending.result()[0].startswith(b"250")
+        assert disk.most <= 1024 * KiB
+        assert len(bridge.next_hop.mails[-1].content) > len(content)

@@ -295,6 +295,26 @@ def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, ad
     assert proxied.scanner.submissions[-1].parameters["borderMtaData"].get("remoteAddress") == address
 
 
+@pytest.mark.parametrize(
+    ("header", "address"),
+    [
+        (b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 25\r\n", "192.0.2.7"),
+        (V2_IPV4, "192.0.2.7"),
+        (v2(0, 0xFF, bytes(9)), None),
+    ],
+)
+def test_a_proxy_header_may_arrive_byte_by_byte(proxied: RunningBridge, header: bytes, address: str | None) -> None:
+    """And the client's first command with its last byte."""
+    with proxied.client() as client:
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for position in range(len(header) - 1):
+            client.send(header[position : position + 1])
+        client.send(header[-1:] + b"EHLO client.example\r\n")
+        assert client.reply().startswith(b"220 ") and client.reply().startswith(b"250-")
+        assert client.mail().startswith(b"250")
+    assert proxied.scanner.submissions[-1].parameters["borderMtaData"].get("remoteAddress") == address
+
+
 @pytest.mark.parametrize("source", [b"TCP4 198.51.100.1 127.0.0.1", b"TCP6 ::ffff:198.51.100.1 ::1"])
 def test_proxied_stranger_cannot_send(proxied: RunningBridge, source: bytes) -> None:
     """The client named in the header must itself be trusted."""

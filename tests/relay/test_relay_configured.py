@@ -49,21 +49,21 @@ def test_a_domain_has_its_own_route(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extensions", "replies"),
+    ("extensions", "replies", "answer"),
     [
-        (("PIPELINING",), {b"EHLO": b"250 next.example\r\n550 5.7.1 Go away"}),
-        ((), {b"RCPT": b"250 2.1.5 Ok\r\n550 5.1.1 No"}),
+        (("PIPELINING",), {b"EHLO": b"250 next.example\r\n550 5.7.1 Go away"}, b"451 4.4.1 "),  # another may be tried
+        ((), {b"RCPT": b"250 2.1.5 Ok\r\n550 5.1.1 No"}, b"451 4.4.2 "),
     ],
     ids=["EHLO", "RCPT"],
 )
 def test_a_next_hop_that_answers_twice_had_mail_bounced(
-    tmp_path: Path, extensions: tuple[str, ...], replies: dict[bytes, bytes]
+    tmp_path: Path, extensions: tuple[str, ...], replies: dict[bytes, bytes], answer: bytes
 ) -> None:
     """The second answer, a 5xx that no command had asked for, was passed on as the refusal of the mail."""
     with running_bridge(tmp_path) as bridge:
         bridge.next_hop.extensions = extensions or ("8BITMIME",)
         bridge.next_hop.replies = replies
-        assert send(bridge, b"b@example.org", b"c@example.org").startswith(b"451 4.4.2 ")
+        assert send(bridge, b"b@example.org", b"c@example.org").startswith(answer)
         bridge.next_hop.replies = {}
         assert send(bridge, b"b@example.org", b"c@example.org").startswith(b"250 ")
 

@@ -309,10 +309,20 @@ async def test_an_answer_too_many_at_rcpt_was_taken_for_the_next_recipients(lmtp
 
 async def test_an_answer_too_many_after_a_mail_was_taken_for_the_next_mails() -> None:
     """The second answer to a dot came just after the next mail was sent, whose sender it seemed to refuse."""
-    async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}", OK], "DATA": ["354 Go", f"{OK}\r\n354 Go"]}) as hop:
+    late = asyncio.Event()
+    asked: list[str] = []
+
+    async def data() -> str:
+        asked.append("DATA")
+        if len(asked) > 1:
+            await late.wait()
+        return "354 Go"
+
+    async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}"], "DATA": data}) as hop:
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == ["250 2.0.0 Ok: queued as 4ABC123"] * 3
         assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        late.set()
         assert len(hop.contents) == 1
         await relay.close()
 
@@ -349,4 +359,32 @@ async def test_slow_lmtp_answers_together_end_at_the_deadline() -> None:
         assert given == sorted(given) and given[0] == 250
         assert caught.value.replies[-1] == replies.LATE
         assert caught.value.unsure == frozenset(range(given.count(250), 40))
+        await relay.close()
+
+
+@pytest.mark.parametrize("is_per_recipient", [True, False])
+async def test_a_refusal_was_passed_on_before_the_answers_were_known_to_be_complete(is_per_recipient: bool) -> None:
+    """The answer too many was a 5xx, and those after it made sense one place off: greylisted mail was bounced."""
+    late = asyncio.Event()
+
+    async def data() -> str:
+        await late.wait()
+        return "354 Go"
+
+    script: Script = {"RCPT": [f"{OK}\r\n550 5.1.1 No", "450 4.2.0 Later"], "DATA": data}
+    async with ScriptedHop(script) as hop:
+        relay = SmtpRelay(hop.settings())
+        asyncio.get_running_loop().call_later(0.2, late.set)  # the last answer, some time after the others
+        mail = replace(each(*PEOPLE[:2]), is_per_recipient=is_per_recipient)
+        assert await answers(relay, mail) == [str(replies.OUT_OF_PLACE)] * 2
+        assert hop.contents == [] and relay.pool.connections == (0, 0)
+        await relay.close()
+
+
+@pytest.mark.parametrize("goodbye", [DROP, "421 4.7.0 Too many errors", "250 2.0.0 Ok", "502 5.5.1 No RSET"])
+async def test_a_refusal_is_passed_on_if_the_next_hop_hangs_up_after_it(goodbye: str) -> None:
+    """Many servers do; they have no more to say about the mail."""
+    async with ScriptedHop({"RCPT": "550 5.1.1 No", "DATA": "503 5.5.1 No", "RSET": goodbye}) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == ["550 5.1.1 No"] * 3
         await relay.close()

@@ -68,6 +68,10 @@ class ClientInfo:
             self._mail_macros = {}
         self._has_mail_macros = False
 
+    def abandon_mail(self) -> None:
+        """The mail ends before its content, perhaps before MAIL: what was said about it is not about the next one."""
+        self._mail_macros, self._has_mail_macros = {}, False
+
     def session(self, session_id: str, listener: str, peer: str) -> Session:
         macros = self._macros()
         queue_id, login = macros.get(b"i"), macros.get(b"{auth_authen}")

@@ -23,6 +23,7 @@ from typing import cast
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
+from bridge.intake.brake import brake
 from bridge.intake.connection_limits import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
@@ -334,17 +335,20 @@ class MilterConnection(asyncio.Protocol):
     def _on_body_part(self, data: bytes) -> None:
         assert self._mail is not None
         self._mail.add_body(data)
+        brake(self._mail.message, self._transport)
 
     def _on_body(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
         mail.add_body(data)
+        brake(mail.message, self._transport)
         if protocol.BODY in self._answered:
             skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
             self._out.append(answer.SKIP if skip else answer.CONTINUE)
 
     def _on_abort(self, data: bytes) -> None:
         self._drop_mail()
+        self._client.abandon_mail()
 
     def _on_quit(self, data: bytes) -> None:
         self._drop_mail()

@@ -20,6 +20,7 @@ from typing import Any, assert_never
 
 from aiosmtpd.smtp import MISSING, TLSSetupException
 
+from bridge.intake.brake import brake
 from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.data import DataReader
@@ -392,13 +393,14 @@ class SmtpConnection(StockSurface):
         assert content is not None
         rest = content.feed(data)
         if rest is None or self.transport is None:  # once the connection is closed, no one would read the answer
-            return
+            return brake(content.message, self._transport)
         self._content, self._complete = None, content
         self._is_busy = True
         self._start(self._process_mail)
         if rest:
             self._buffer.feed(rest)
             self._bound_buffer()
+        return None
 
     async def _process_mail(self) -> None:
         content, self._complete = self._complete, None

@@ -219,6 +219,20 @@ async def test_macros_of_any_event_and_any_bytes_are_harmless():
     assert (client.ident, client.login) == ("\ufffd\ufffd", "\ufffd")
 
 
+async def test_macros_of_an_aborted_mail_named_the_login_of_the_next():
+    """The mail was aborted after its macros and before MAIL; a mail server sends none if it has nothing to say."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        mta.send(frame("D", b"Mi\0FIRST\0{auth_authen}\0ann\0"), frame("A"))
+        await mta.mail()
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
+    client = filter_.seen[0].tx.session.client
+    assert (client.ident, client.login) == (None, None)
+
+
 async def test_version_two_peer_is_answered_at_every_step():
     """An old mail server waits for an answer to each event, and sends header values without the space."""
     filter_ = ScriptedFilter()
