@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -72,18 +73,21 @@ class Guard:
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
-        try:
-            if self.route.changes:
-                check_origin(call.request, origins)
-            self._check_role(call)  # before the form, which may be large
-            if self.route.changes:
-                await self._read_form(call)
-                self._check_token(call)
-            await self._find_mail(call)
-        except Refused as exc:
-            await self._note_refused(call, exc)
-            raise
-        return await self._audited(call)
+        with ExitStack() as place:
+            try:
+                if self.route.changes:
+                    check_origin(call.request, origins)
+                self._check_role(call)  # before the form, which may be large
+                if self.route.max_files:  # until the answer is made: so long, the file is on disk
+                    place.enter_context(call.queues.files.place(call.person.key))
+                if self.route.changes:
+                    await self._read_form(call)
+                    self._check_token(call)
+                await self._find_mail(call)
+            except Refused as exc:
+                await self._note_refused(call, exc)
+                raise
+            return await self._audited(call)
 
     # Who it is
 

@@ -51,6 +51,10 @@ class Queues:
         )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
+        # Forms with a file, from their first byte on: each may take 64 MiB of the disk for minutes.
+        self.files = Queue(CapacityLimiter(30), max_waiting=30, max_per_person=5)
+        # Mails that are downloaded: each is in a file until the client has read it.
+        self.downloads = Queue(CapacityLimiter(40), max_waiting=40, max_per_person=10)
         # A next hop or a list service may take minutes, and pages need threads, too.
         self.mail_jobs = asyncio.Semaphore(8)
         self.list_jobs = asyncio.Semaphore(4)
