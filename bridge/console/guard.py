@@ -68,15 +68,22 @@ class Guard:
         return self._with_headers(response)
 
     async def _answer(self, call: Call) -> Response:
-        origins = call.sources.console.origins
-        check_host(call.request, origins)
+        check_host(call.request, call.sources.console.origins)
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
+        if call.person_or_none is None or self.route.role is None:
+            return await self._checked(call)
+        async with call.queues.requests.turn(call.person.key) as has_waited:
+            if has_waited and not await self._is_still_signed_in(call):
+                return self._to_sign_in(call)
+            return await self._checked(call)
+
+    async def _checked(self, call: Call) -> Response:
         with ExitStack() as place:
             try:
                 if self.route.changes:
-                    check_origin(call.request, origins)
+                    check_origin(call.request, call.sources.console.origins)
                 self._check_role(call)  # before the form, which may be large
                 if self.route.max_files:  # until the answer is made: so long, the file is on disk
                     place.enter_context(call.queues.files.place(call.person.key))
@@ -98,6 +105,11 @@ class Guard:
             call.person_or_none, call.session, call.session_label = found.person, token, found.label
         elif self.route.role is None:
             call.session = call.request.cookies.get(FORM_COOKIE, "")
+
+    async def _is_still_signed_in(self, call: Call) -> bool:
+        call.person_or_none = None
+        await self._find_session(call)
+        return call.person_or_none is not None
 
     def _to_sign_in(self, call: Call) -> Response:
         if self.route.changes or self.route.is_live:

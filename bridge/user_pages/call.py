@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
-from bridge.console.queues import Queue
+from bridge.console.queues import PersonTurns, Queue
 from bridge.console.render import StaticFiles, show_bytes
 from bridge.console.tokens import form_token
 from bridge.digests.languages import NAMES, Language, language, preferred
@@ -61,6 +61,7 @@ class Pages:
     def __init__(self, root_path: str) -> None:
         self.root_path = root_path
         self.static = StaticFiles()
+        self.requests = PersonTurns()
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         # The next hop may be slow, and pages need threads, too; no person takes all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
