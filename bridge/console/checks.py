@@ -77,6 +77,19 @@ def check_origin(request: Request, origins: Collection[str]) -> None:
         raise Refused(403, N_("Not from this page"), text)
 
 
+def check_reader(request: Request) -> None:
+    """Whether the reader opens this page, or one of our pages loads it.
+
+    Cookies know sites, not origins: another server of the same site could load our pages as pictures or frames. It
+    cannot read them, but the audit log would say that the reader saw them.
+    """
+    given = request.headers
+    is_link = given.get("sec-fetch-mode") == "navigate" and given.get("sec-fetch-dest", "document") == "document"
+    if given.get("sec-fetch-site", "none") not in (_SAME_SITE, "none") and not is_link:
+        text = N_("This address cannot be used in this way. Go back and try again.")
+        raise Refused(403, N_("Not from this page"), text)
+
+
 async def read_form(request: Request, limit: int, limit_s: float, max_files: int = 0) -> Form:
     """The whole form has to arrive within `limit_s`: a slow sender occupies a connection. Raises Refused."""
     kind = _kind_of_form(request)

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
-from bridge.console.checks import check_host, check_origin, client_address, read_form
+from bridge.console.checks import check_host, check_origin, check_reader, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.headers import page_headers, preview_headers, sample_headers
 from bridge.console.roles import Role
@@ -84,6 +84,8 @@ class Guard:
             try:
                 if self.route.changes:
                     check_origin(call.request, call.sources.console.origins)
+                elif self.route.role is not None:
+                    check_reader(call.request)
                 self._check_role(call)  # before the form, which may be large
                 if self.route.max_files:  # until the answer is made: so long, the file is on disk
                     place.enter_context(call.queues.files.place(call.person.key))

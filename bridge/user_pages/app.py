@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from bridge.console import audit as audit_log
 from bridge.console.app import BelowPath
-from bridge.console.checks import Refused, check_host, check_origin, client_address, read_form
+from bridge.console.checks import Refused, check_host, check_origin, check_reader, client_address, read_form
 from bridge.console.headers import page_headers, preview_headers, set_cookie, with_allowed_methods
 from bridge.console.tokens import is_form_token, is_token, new_token
 from bridge.errors import ConfigError, StoreError
@@ -169,6 +169,8 @@ class Guard:
         try:
             if self.route.changes:
                 await self._check_form(call)
+            elif not self.route.is_open:
+                check_reader(call.request)
             response = await self.route.handler(call)
         except Refused as exc:
             await _note_refused(call, self.route, exc)
