@@ -21,7 +21,7 @@ from bridge.console.call import Call, Refused
 from bridge.console.checks import check_host, check_origin, check_reader, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.headers import page_headers, preview_headers, sample_headers
-from bridge.console.roles import Role
+from bridge.console.roles import Person, Role
 from bridge.console.route import About, Route, is_mail_id
 from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import is_form_token
@@ -103,7 +103,7 @@ class Guard:
     async def _find_session(self, call: Call) -> None:
         token = call.request.cookies.get(SESSION_COOKIE, "")
         found = await call.run(call.sources.sessions.find, token, is_use=not self.route.is_live) if token else None
-        if found is not None:
+        if found is not None and _may_be_signed_in(call, found.person):
             call.person_or_none, call.session, call.session_label = found.person, token, found.label
         elif self.route.role is None:
             call.session = call.request.cookies.get(FORM_COOKIE, "")
@@ -223,6 +223,12 @@ class Guard:
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+def _may_be_signed_in(call: Call, person: Person) -> bool:
+    """Local users are signed out when they are changed; the rights of other people are in the configuration."""
+    provider = call.sources.provider
+    return not person.provider or (provider is not None and provider.grants(person))
 
 
 async def _finish(call: Call, seq: int, result: str) -> None:
