@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from bridge.console.checks import Refused
 from bridge.console.queues import PersonTurns
 from bridge.testing import eventually
 from bridge.user_pages.app import Guard, Route
@@ -64,3 +65,23 @@ async def test_slow_pages_of_one_person_made_everybody_wait() -> None:
         may_end.set()
     statuses = [(await each).status_code for each in waiting]
     assert (statuses.count(200), statuses.count(303)) == (PersonTurns().most, MANY - PersonTurns().most)
+
+
+async def test_who_had_a_link_kept_everybody_else_from_reading_mail() -> None:
+    """Two mails are read at a time, and a hundred requests may wait: all of them with one link."""
+    pages, may_end = Pages(""), threading.Event()
+
+    def read(recipient: str) -> asyncio.Task[bool]:
+        call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
+        call.link_of = recipient
+        return asyncio.create_task(call.read_mail(may_end.wait))
+
+    try:
+        stolen, other = [read("jane@a.example") for _ in range(100)], read("jim@a.example")
+        await eventually(lambda: sum(each.done() for each in stolen) == 88, "the others to be refused")
+        assert not other.done()
+    finally:
+        may_end.set()
+    answers = await asyncio.gather(*stolen, return_exceptions=True)
+    assert answers.count(True) == 12 and await other
+    assert {answer.status for answer in answers if isinstance(answer, Refused)} == {429}
