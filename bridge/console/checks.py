@@ -27,7 +27,8 @@ _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 # Beside a file, which goes to disk. Text is in memory, and takes up to eighty times its size for a moment.
 _MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE = 64 * 1024, 20
-_UTF_8 = (b"utf-8", b"utf8")
+_PARTS = b"multipart/form-data"
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 
 
 class Refused(BridgeError):
@@ -94,7 +95,7 @@ async def read_form(request: Request, limit: int, limit_s: float, max_files: int
     """The whole form has to arrive within `limit_s`: a slow sender occupies a connection. Raises Refused."""
     kind = _kind_of_form(request)
     max_text, max_fields = (_MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE) if max_files else (limit, _MAX_FIELDS)
-    limit = limit if kind == b"multipart/form-data" else max_text  # other forms have no files
+    limit = limit if kind == _PARTS else max_text  # other forms have no files
     if int_or(request.headers.get("content-length", ""), 0) > limit:
         raise _too_large(limit)
     counted = Request(request.scope, _limited(request.receive, limit))
@@ -116,10 +117,13 @@ async def read_form(request: Request, limit: int, limit_s: float, max_files: int
 
 
 def _kind_of_form(request: Request) -> bytes:
-    """Raises Refused for a charset that no browser names: the name would stay in Python's memory, whatever it is, and
-    some codecs take seconds."""
+    """Raises Refused for a form in parts with a charset, which no browser names.
+
+    The parser would look for the codec: the name stays in Python's memory, whatever it is, and some codecs take long.
+    For other forms it is ignored, and some mail programs name one there (RFC 8058).
+    """
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if options.get(b"charset", b"utf-8").lower() not in _UTF_8:
+    if kind == _PARTS and options.get(b"charset", b"utf-8").lower() not in _UTF_8:
         raise _not_readable()
     return bytes(kind)
 

@@ -40,14 +40,16 @@ def part(name: str, content: bytes) -> bytes:
     return b'--B\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), content)
 
 
-@pytest.mark.parametrize("kind", [MULTIPART, URLENCODED])
 @pytest.mark.parametrize("quote", ["", '"'])
-async def test_every_charset_that_a_stranger_named_stayed_in_memory(kind: str, quote: str) -> None:
+async def test_every_charset_that_a_stranger_named_stayed_in_memory(quote: str) -> None:
     """Python keeps the names of codecs that it does not know: 18 kB for each form, before any sign-in."""
     name = f"x{os.urandom(8).hex()}{'y' * 1000}"
+    charset = f"charset={quote}{name}{quote}"
     with pytest.raises(Refused) as refused:
-        await read_form(form_request(f"{kind}; charset={quote}{name}{quote}", part("name", b"x") + b"--B--"), 9999, 9)
+        await read_form(form_request(f"{MULTIPART}; {charset}", part("name", b"x") + b"--B--"), 9999, 9)
     assert refused.value.status == 400
+    form = await read_form(form_request(f"{URLENCODED}; {charset}", b"List-Unsubscribe=One-Click"), 9999, 9)
+    assert form.texts == {"List-Unsubscribe": ["One-Click"]}  # mail programs name a charset
     assert not [known for known in encodings._cache if str(known).startswith(name[:17])]  # type: ignore[attr-defined]
 
 
