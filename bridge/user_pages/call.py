@@ -33,9 +33,9 @@ __all__ = ["Call", "Handler", "Pages", "Refused"]
 
 log = logging.getLogger(__name__)
 
-_OPENED_S = 3600.0
-_FEW = 3  # entries in the audit log about one link, in that time
-_MAX_OPENED = 10_000
+_LATELY_S = 3600.0
+_FEW = 3  # entries in the audit log about one link, and reports of one mail by one person, in that time
+_MAX_KNOWN = 10_000
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,8 @@ class Pages:
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
-        self.opened = OpenedLinks()
+        self.opened = RecentUses()  # links
+        self.reported = RecentUses()  # mails, by a person: each report sends a mail, and is learned from
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -100,19 +101,19 @@ class Pages:
         return f"{self.url(f'/static/{name}')}?v={self.static.versions[name]}"
 
 
-class OpenedLinks:
-    """How often each link was opened lately, in this process."""
+class RecentUses:
+    """How often each thing was used lately, in this process."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # by hash: since when, how often
 
-    def is_one_of_few(self, link: str) -> bool:
-        key, now = hashlib.sha256(link.encode("utf-8", "replace")).digest(), time.monotonic()
+    def is_one_of_few(self, thing: str) -> bool:
+        key, now = hashlib.sha256(thing.encode("utf-8", "replace")).digest(), time.monotonic()
         since, count = self._times.pop(key, (now, 0))
-        if now - since >= _OPENED_S:
+        if now - since >= _LATELY_S:
             since, count = now, 0
         self._times[key] = since, count + 1
-        if len(self._times) > _MAX_OPENED:
+        if len(self._times) > _MAX_KNOWN:
             self._times.popitem(last=False)
         return count < _FEW
 

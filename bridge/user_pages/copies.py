@@ -203,6 +203,9 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     if kind == "ham" and not may_be_ham(copy):
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
+    if not call.pages.reported.is_one_of_few(f"{copy.person} {copy.mail.id}"):
+        text = call.speak("This cannot be done at the moment. Try again later.")
+        raise Refused(429, call.speak("Not done"), text, 3600)
     with call.pages.reports.place(copy.person):
         try:
             async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
