@@ -50,12 +50,15 @@ class PersonTurns:
     """
 
     most: int = 12
+    max_waiting: int = 100  # including those: a client that goes away leaves its request behind
     _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _requests: Counter[str] = field(default_factory=Counter)
 
     @asynccontextmanager
     async def turn(self, person: str) -> AsyncIterator[bool]:
-        """Yields whether it had to wait: much may have happened since."""
+        """Yields whether it had to wait: much may have happened since. Raises Refused."""
+        if self._requests[person] >= self.max_waiting:
+            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 5)
         turns = self._turns.setdefault(person, asyncio.Semaphore(self.most))
         self._requests[person] += 1
         try:

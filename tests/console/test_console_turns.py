@@ -96,3 +96,16 @@ async def test_requests_that_wait_end_with_their_session(console: Console) -> No
     answers = [await each for each in searching]
     assert [answer.status_code for answer in answers].count(200) == search.begun == PersonTurns().most
     assert [answer.status_code for answer in answers].count(303) == MANY - PersonTurns().most
+
+
+async def test_requests_that_nobody_waits_for_any_more_filled_the_memory(console: Console) -> None:
+    """A client that goes away leaves its request behind: it could send any number of them."""
+    search, gone = Search(), Visitor(console, "gone")
+    most = PersonTurns().max_waiting
+    searching = [gone.asks(Guard(console, Route("/x", search))) for _ in range(most + 20)]
+    try:
+        await eventually(lambda: sum(each.done() for each in searching) == 20, "those beyond the limit to be refused")
+        assert {each.result().status_code for each in searching if each.done()} == {429}
+    finally:
+        search.may_end.set()
+    assert [(await each).status_code for each in searching].count(200) == most
