@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +25,10 @@ from bridge.runtime.marked_text import N_
 
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
+# Beside a file, which goes to disk. Text is in memory, and takes up to eighty times its size for a moment.
+_MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE = 64 * 1024, 20
+_PARTS = b"multipart/form-data"
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 
 
 class Refused(BridgeError):
@@ -73,19 +78,35 @@ def check_origin(request: Request, origins: Collection[str]) -> None:
         raise Refused(403, N_("Not from this page"), text)
 
 
+def check_reader(request: Request) -> None:
+    """Whether the reader opens this page, or one of our pages loads it.
+
+    Cookies know sites, not origins: another server of the same site could load our pages as pictures or frames. It
+    cannot read them, but the audit log would say that the reader saw them.
+    """
+    given = request.headers
+    is_link = given.get("sec-fetch-mode") == "navigate" and given.get("sec-fetch-dest", "document") == "document"
+    if given.get("sec-fetch-site", "none") not in (_SAME_SITE, "none") and not is_link:
+        text = N_("This address cannot be used in this way. Go back and try again.")
+        raise Refused(403, N_("Not from this page"), text)
+
+
 async def read_form(request: Request, limit: int, limit_s: float, max_files: int = 0) -> Form:
     """The whole form has to arrive within `limit_s`: a slow sender occupies a connection. Raises Refused."""
+    kind = _kind_of_form(request)
+    max_text, max_fields = (_MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE) if max_files else (limit, _MAX_FIELDS)
+    limit = limit if kind == _PARTS else max_text  # other forms have no files
     if int_or(request.headers.get("content-length", ""), 0) > limit:
         raise _too_large(limit)
     counted = Request(request.scope, _limited(request.receive, limit))
     try:
         async with asyncio.timeout(limit_s):
-            form = await counted.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=limit)
+            form = await counted.form(max_files=max_files, max_fields=max_fields, max_part_size=max_text)
     except TimeoutError:
         text = N_("The form did not arrive within %(seconds)d seconds.")
         raise Refused(408, N_("Too slow"), text, seconds=limit_s) from None
-    except (HTTPException, UnicodeError) as exc:  # its Content-Type chooses how the text is read
-        raise Refused(400, N_("Not a form"), N_("The form cannot be read.")) from exc
+    except (HTTPException, UnicodeError) as exc:
+        raise _not_readable() from exc
     texts = {
         name: [value for value in form.getlist(name) if isinstance(value, str)]
         for name in form.keys()  # noqa: SIM118
@@ -93,6 +114,22 @@ async def read_form(request: Request, limit: int, limit_s: float, max_files: int
     if not all(is_storable(value) for values in texts.values() for value in values):
         raise Refused(400, N_("Not a form"), N_("The form contains characters that are not text."))
     return Form(texts, {name: value for name, value in form.items() if isinstance(value, UploadFile)})
+
+
+def _kind_of_form(request: Request) -> bytes:
+    """Raises Refused for a form in parts with a charset, which no browser names.
+
+    The parser would look for the codec: the name stays in Python's memory, whatever it is, and some codecs take long.
+    For other forms it is ignored, and some mail programs name one there (RFC 8058).
+    """
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind == _PARTS and options.get(b"charset", b"utf-8").lower() not in _UTF_8:
+        raise _not_readable()
+    return bytes(kind)
+
+
+def _not_readable() -> Refused:
+    return Refused(400, N_("Not a form"), N_("The form cannot be read."))
 
 
 def client_address(request: Request, settings: Front) -> str:

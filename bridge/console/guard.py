@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -17,10 +18,10 @@ from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
-from bridge.console.checks import check_host, check_origin, client_address, read_form
+from bridge.console.checks import check_host, check_origin, check_reader, client_address, read_form
 from bridge.console.console import Console
 from bridge.console.headers import page_headers, preview_headers, sample_headers
-from bridge.console.roles import Role
+from bridge.console.roles import Person, Role
 from bridge.console.route import About, Route, is_mail_id
 from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import is_form_token
@@ -67,33 +68,50 @@ class Guard:
         return self._with_headers(response)
 
     async def _answer(self, call: Call) -> Response:
-        origins = call.sources.console.origins
-        check_host(call.request, origins)
+        check_host(call.request, call.sources.console.origins)
         await self._find_session(call)
         if self.route.role is not None and call.person_or_none is None:
             return self._to_sign_in(call)
-        try:
-            if self.route.changes:
-                check_origin(call.request, origins)
-            self._check_role(call)  # before the form, which may be large
-            if self.route.changes:
-                await self._read_form(call)
-                self._check_token(call)
-            await self._find_mail(call)
-        except Refused as exc:
-            await self._note_refused(call, exc)
-            raise
-        return await self._audited(call)
+        if call.person_or_none is None or self.route.role is None:
+            return await self._checked(call)
+        async with call.queues.requests.turn(call.person.key) as has_waited:
+            if has_waited and not await self._is_still_signed_in(call):
+                return self._to_sign_in(call)
+            return await self._checked(call)
+
+    async def _checked(self, call: Call) -> Response:
+        with ExitStack() as place:
+            try:
+                if self.route.changes:
+                    check_origin(call.request, call.sources.console.origins)
+                elif self.route.role is not None:
+                    check_reader(call.request)
+                self._check_role(call)  # before the form, which may be large
+                if self.route.max_files:  # until the answer is made: so long, the file is on disk
+                    place.enter_context(call.queues.files.place(call.person.key))
+                if self.route.changes:
+                    await self._read_form(call)
+                    self._check_token(call)
+                await self._find_mail(call)
+            except Refused as exc:
+                await self._note_refused(call, exc)
+                raise
+            return await self._audited(call)
 
     # Who it is
 
     async def _find_session(self, call: Call) -> None:
         token = call.request.cookies.get(SESSION_COOKIE, "")
         found = await call.run(call.sources.sessions.find, token, is_use=not self.route.is_live) if token else None
-        if found is not None:
+        if found is not None and _may_be_signed_in(call, found.person):
             call.person_or_none, call.session, call.session_label = found.person, token, found.label
         elif self.route.role is None:
             call.session = call.request.cookies.get(FORM_COOKIE, "")
+
+    async def _is_still_signed_in(self, call: Call) -> bool:
+        call.person_or_none = None
+        await self._find_session(call)
+        return call.person_or_none is not None
 
     def _to_sign_in(self, call: Call) -> Response:
         if self.route.changes or self.route.is_live:
@@ -205,6 +223,12 @@ class Guard:
             response.headers[name] = value
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+def _may_be_signed_in(call: Call, person: Person) -> bool:
+    """Local users are signed out when they are changed; the rights of other people are in the configuration."""
+    provider = call.sources.provider
+    return not person.provider or (provider is not None and provider.grants(person))
 
 
 async def _finish(call: Call, seq: int, result: str) -> None:

@@ -82,6 +82,12 @@ class Provider:
     _not_before: float = 0.0  # on the monotonic clock
     _keys: tuple[float, KeySet] | None = None
 
+    def grants(self, person: Person) -> bool:
+        """Whether a person of this provider can still have these rights: the configuration may have changed."""
+        rows = ((Role.named(row.role), row.tenants) for row in self.settings.roles)
+        rights = {(role, None if tenants is None else frozenset(tenants)) for role, tenants in rows}
+        return person.provider == self.settings.issuer and (person.role, person.tenants) in rights
+
     # Beginning
 
     def begin(self, following: str) -> Begun:

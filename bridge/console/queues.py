@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter
@@ -42,8 +42,38 @@ class Queue:
                 del self.persons[person]
 
 
+@dataclass(slots=True)
+class PersonTurns:
+    """A few requests of each person are worked on at once; further ones wait, without a thread.
+
+    All pages share forty threads: with as many slow searches, one person would make everybody else wait.
+    """
+
+    most: int = 12
+    max_waiting: int = 100  # including those: a client that goes away leaves its request behind
+    _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _requests: Counter[str] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def turn(self, person: str) -> AsyncIterator[bool]:
+        """Yields whether it had to wait: much may have happened since. Raises Refused."""
+        if self._requests[person] >= self.max_waiting:
+            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 5)
+        turns = self._turns.setdefault(person, asyncio.Semaphore(self.most))
+        self._requests[person] += 1
+        try:
+            has_waited = turns.locked()
+            async with turns:
+                yield has_waited
+        finally:
+            self._requests[person] -= 1
+            if not self._requests[person]:
+                del self._requests[person], self._turns[person]
+
+
 class Queues:
     def __init__(self) -> None:
+        self.requests = PersonTurns()
         # Each attempt takes 64 MiB and a tenth of a second: a flood of them must not slow down signed-in users.
         self.passwords = Queue(CapacityLimiter(2), max_waiting=10)
         self.links = Queue(
@@ -51,6 +81,10 @@ class Queues:
         )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
+        # Forms with a file, from their first byte on: each may take 64 MiB of the disk for minutes.
+        self.files = Queue(CapacityLimiter(30), max_waiting=30, max_per_person=5)
+        # Mails that are downloaded: each is in a file until the client has read it.
+        self.downloads = Queue(CapacityLimiter(40), max_waiting=40, max_per_person=10)
         # A next hop or a list service may take minutes, and pages need threads, too.
         self.mail_jobs = asyncio.Semaphore(8)
         self.list_jobs = asyncio.Semaphore(4)

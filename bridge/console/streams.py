@@ -1,4 +1,4 @@
-"""Server-sent event streams: how many are open, of each session and in all.
+"""Server-sent event streams: how many are open, of each session, of each person and in all.
 
 Each holds a connection and costs work every few seconds. If this is wrong, a few browsers, or one script with a valid
 session, use up the connections that everybody needs.
@@ -19,6 +19,7 @@ from bridge.console.checks import Refused
 log = logging.getLogger(__name__)
 
 MAX_OF_SESSION = 10
+MAX_OF_PERSON = 40  # who may have many sessions
 MAX_OPEN = 200  # of the 500 connections
 _RETRY_S = 10
 
@@ -28,15 +29,17 @@ class Streams:
     """Must be used in the event loop."""
 
     refused: int = 0  # since the start
-    _open: Counter[str] = field(default_factory=Counter)
+    _open: Counter[str] = field(default_factory=Counter)  # by session
+    _persons: Counter[str] = field(default_factory=Counter)
 
     @property
     def number(self) -> int:
         return self._open.total()
 
-    def stream(self, session: str, events: AsyncIterator[str]) -> EventStream:
+    def stream(self, person: str, session: str, events: AsyncIterator[str]) -> EventStream:
         """Counts until the response has ended. Raises Refused."""
-        if self._open[session] >= MAX_OF_SESSION or self.number >= MAX_OPEN:
+        is_many = self._open[session] >= MAX_OF_SESSION or self._persons[person] >= MAX_OF_PERSON
+        if is_many or self.number >= MAX_OPEN:
             self.refused += 1
             log.warning(
                 "console: event stream refused: %d open, %d of this session; %d refused since the start",
@@ -45,21 +48,23 @@ class Streams:
             text = "Live pages are open in too many windows. Close some of them, or reload this page from time to time."
             raise Refused(503, "Too many live pages", text, _RETRY_S)
         self._open[session] += 1
-        return EventStream(self, session, events)
+        self._persons[person] += 1
+        return EventStream(self, person, session, events)
 
-    def ended(self, session: str) -> None:
-        self._open[session] -= 1
-        if not self._open[session]:
-            del self._open[session]
+    def ended(self, person: str, session: str) -> None:
+        for counts, key in ((self._open, session), (self._persons, person)):
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
 
 
 class EventStream(StreamingResponse):
-    def __init__(self, streams: Streams, session: str, events: AsyncIterator[str]) -> None:
+    def __init__(self, streams: Streams, person: str, session: str, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        self._streams, self._session = streams, session
+        self._streams, self._person, self._session = streams, person, session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:  # a browser may be gone before the first event is asked for
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.ended(self._session)
+            self._streams.ended(self._person, self._session)

@@ -124,8 +124,11 @@ def create_admin(view: AdminView, api: ASGIApp, hosts: Callable[[], Collection[s
         return PlainTextResponse("ok\n")
 
     async def readyz(request: Request) -> Response:
+        """The status is for everyone, under any host name; the problems name machines."""
         state = await view.state()
         text = state["phase"] or "\n".join(state["problems"]) or "ok"
+        if not state["ready"] and not has_known_host(request.scope, hosts()):
+            text = "not ready"
         return PlainTextResponse(f"{text}\n", status_code=200 if state["ready"] else 503)
 
     async def status(request: Request) -> Response:

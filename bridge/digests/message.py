@@ -159,7 +159,7 @@ class DigestMaker:
         sender = parseaddr(tenant.sender)[1]
         mail = EmailMessage(policy=SMTP if (to + sender).isascii() else SMTPUTF8)
         mail["From"] = tenant.sender
-        mail["To"] = to
+        mail["To"] = to if _is_plain(to) else "undisclosed-recipients:;"
         mail["Subject"] = subject
         mail["Date"] = format_datetime(datetime.fromtimestamp(now, UTC))
         mail["Message-ID"] = f"<{_unique(to, now)}@{domain_of(sender)}>"
@@ -210,6 +210,11 @@ def shown(text: str, limit: int) -> str:
     text = visible(" ".join(text.split()))
     text = text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
     return _LINKED.sub(rf"\1{JOINER}", text)
+
+
+def _is_plain(address: str) -> bool:
+    """Whether the email package writes it as it is: it decodes encoded words (RFC 2047), and refuses a line end."""
+    return "=?" not in address and address.isprintable()
 
 
 def _unique(person: str, now: float) -> str:

@@ -15,6 +15,7 @@ class ActionResult:
     is_done: bool
     text: str
     is_known: bool = True  # False: it may have been done
+    was_done_before: bool = False
 
 
 class UserActions(Protocol):

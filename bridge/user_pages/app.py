@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from bridge.console import audit as audit_log
 from bridge.console.app import BelowPath
-from bridge.console.checks import Refused, check_host, check_origin, client_address, read_form
+from bridge.console.checks import Refused, check_host, check_origin, check_reader, client_address, read_form
 from bridge.console.headers import page_headers, preview_headers, set_cookie, with_allowed_methods
 from bridge.console.tokens import is_form_token, is_token, new_token
 from bridge.errors import ConfigError, StoreError
@@ -147,12 +147,30 @@ class Guard:
         await self._find_session(call)
         await call.choose_language()
         if call.person_or_none is None and not self.route.is_open:
-            if self.route.changes:
-                raise Refused(401, call.speak("Signed out"), call.speak("Your session has ended. Sign in again."))
-            return call.redirect("/sign-in")
+            return self._to_sign_in(call)
+        if call.person_or_none is None or self.route.is_open:
+            return await self._checked(call)
+        async with self.pages.requests.turn(call.person) as has_waited:
+            if has_waited and not await self._is_still_signed_in(call):
+                return self._to_sign_in(call)
+            return await self._checked(call)
+
+    async def _is_still_signed_in(self, call: Call) -> bool:
+        call.person_or_none = None
+        await self._find_session(call)
+        return call.person_or_none is not None
+
+    def _to_sign_in(self, call: Call) -> Response:
+        if self.route.changes:
+            raise Refused(401, call.speak("Signed out"), call.speak("Your session has ended. Sign in again."))
+        return call.redirect("/sign-in")
+
+    async def _checked(self, call: Call) -> Response:
         try:
             if self.route.changes:
                 await self._check_form(call)
+            elif not self.route.is_open:
+                check_reader(call.request)
             response = await self.route.handler(call)
         except Refused as exc:
             await _note_refused(call, self.route, exc)

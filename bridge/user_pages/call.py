@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
-from bridge.console.queues import Queue
+from bridge.console.queues import PersonTurns, Queue
 from bridge.console.render import StaticFiles, show_bytes
 from bridge.console.tokens import form_token
 from bridge.digests.languages import NAMES, Language, language, preferred
@@ -33,9 +33,9 @@ __all__ = ["Call", "Handler", "Pages", "Refused"]
 
 log = logging.getLogger(__name__)
 
-_OPENED_S = 3600.0
-_FEW = 3  # entries in the audit log about one link, in that time
-_MAX_OPENED = 10_000
+_LATELY_S = 3600.0
+_FEW = 3  # entries in the audit log about one link, and reports of one mail by one person, in that time
+_MAX_KNOWN = 10_000
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,14 +61,17 @@ class Pages:
     def __init__(self, root_path: str) -> None:
         self.root_path = root_path
         self.static = StaticFiles()
-        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.requests = PersonTurns()
+        # A large mail takes three times its size. Who has the link of a digest may ask again and again.
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100, max_per_person=12)
         # The next hop may be slow, and pages need threads, too; no person takes all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
         # Who learns from a report may take minutes, and each report has a mail in memory.
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
-        self.opened = OpenedLinks()
+        self.opened = RecentUses()  # links
+        self.reported = RecentUses()  # mails, by a person: each report sends a mail, and is learned from
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -98,19 +101,19 @@ class Pages:
         return f"{self.url(f'/static/{name}')}?v={self.static.versions[name]}"
 
 
-class OpenedLinks:
-    """How often each link was opened lately, in this process."""
+class RecentUses:
+    """How often each thing was used lately, in this process."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # by hash: since when, how often
 
-    def is_one_of_few(self, link: str) -> bool:
-        key, now = hashlib.sha256(link.encode("utf-8", "replace")).digest(), time.monotonic()
+    def is_one_of_few(self, thing: str) -> bool:
+        key, now = hashlib.sha256(thing.encode("utf-8", "replace")).digest(), time.monotonic()
         since, count = self._times.pop(key, (now, 0))
-        if now - since >= _OPENED_S:
+        if now - since >= _LATELY_S:
             since, count = now, 0
         self._times[key] = since, count + 1
-        if len(self._times) > _MAX_OPENED:
+        if len(self._times) > _MAX_KNOWN:
             self._times.popitem(last=False)
         return count < _FEW
 
@@ -159,7 +162,7 @@ class Call:
     async def read_mail(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
         queue = self.pages.readers
-        with queue.place():
+        with queue.place(self.person_or_none or self.link_of):
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
     async def send_report(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

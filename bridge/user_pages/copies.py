@@ -101,14 +101,15 @@ async def release(call: Call, copy: Copy) -> str:
     """Release it, or ask for it; returns the notice. Raises Refused."""
     may = may_release(call, copy)
     if not copy.missing:
-        text = call.speak("This mail has already been released to you. Look for it in your mailbox.")
-        raise Refused(409, call.speak("You already have it"), text)
+        raise _has_it(call)
     if may == "nothing":
         text = call.speak("Your organisation does not release such mail.")
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
     outcome = await call.pages.carry_out(_release(call, copy))
+    if outcome.was_done_before:  # by another window, or a second click, at the same moment
+        raise _has_it(call)
     if not outcome.is_known:
         text = call.speak("It may already have been delivered. Look for it in your mailbox, or ask your administrator.")
         raise Refused(409, call.speak("Not released"), text)
@@ -116,6 +117,11 @@ async def release(call: Call, copy: Copy) -> str:
         text = call.speak("The mail could not be released. Try again later.")
         raise Refused(503, call.speak("Not released"), text, 60)
     return "released"
+
+
+def _has_it(call: Call) -> Refused:
+    text = call.speak("This mail has already been released to you. Look for it in your mailbox.")
+    return Refused(409, call.speak("You already have it"), text)
 
 
 async def _release(call: Call, copy: Copy) -> ActionResult:
@@ -197,6 +203,9 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
     if kind == "ham" and not may_be_ham(copy):
         text = call.speak("Your organisation does not let you do this.")
         raise await refused(call, copy, "reported as ham", 403, call.speak("Not allowed"), text)
+    if not call.pages.reported.is_one_of_few(f"{copy.person} {copy.mail.id}"):
+        text = call.speak("This cannot be done at the moment. Try again later.")
+        raise Refused(429, call.speak("Not done"), text, 3600)
     with call.pages.reports.place(copy.person):
         try:
             async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):

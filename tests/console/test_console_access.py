@@ -238,7 +238,7 @@ def test_another_host_name_is_not_answered(shared: World, host: str) -> None:
     [
         "/static/../console.py", "/static/..%2f..%2fconsole.py", "/static/%2e%2e/guard.py", "/static//etc/passwd",
         "/static/", "/mail/../../etc/passwd", "/mail/..%2f..%2fetc%2fpasswd", "/mail/%00", "/mail/" + "A" * 65,
-        "/nowhere", "//evil.example/", "/sign-in/",
+        "/nowhere", "//evil.example/", "/sign-in/", "/users/~ED~A0~80", "/users/~00", "/lists/~ED~A0~80",
     ],
 )  # fmt: skip
 def test_paths_lead_nowhere_else(shared: World, path: str) -> None:

@@ -23,7 +23,7 @@ from bridge.console.live import Live, Picture
 from bridge.console.pages.mail import PER_PAGE, read
 from bridge.console.pages.overview import sentence_of
 from bridge.console.roles import Role
-from bridge.console.streams import MAX_OF_SESSION, MAX_OPEN, Streams
+from bridge.console.streams import MAX_OF_PERSON, MAX_OF_SESSION, MAX_OPEN, Streams
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.endpoints import Endpoint
@@ -179,14 +179,28 @@ async def test_all_sessions_together_have_a_limited_number_of_streams() -> None:
     async def gone(_: object = None) -> Any:
         raise OSError
 
-    opened = [streams.stream(f"session {number % 50}", events()) for number in range(MAX_OPEN)]
+    opened = [streams.stream(f"{number % 5}", f"session {number % 50}", events()) for number in range(MAX_OPEN)]
     with pytest.raises(Refused) as found:
-        streams.stream("another session", events())
+        streams.stream("another", "another session", events())
     assert (found.value.status, found.value.retry_after_s, streams.refused) == (503, 10, 1)
     for each in opened:
         with pytest.raises((OSError, ExceptionGroup)):
             await each({"type": "http", "asgi": {}}, gone, gone)
-    assert streams.number == 0 and streams.stream("another session", events())
+    assert streams.number == 0 and streams.stream("another", "another session", events())
+
+
+async def test_one_person_with_many_sessions_took_all_streams() -> None:
+    """Everybody else was told that too many live pages were open."""
+    streams = Streams()
+
+    async def events() -> AsyncIterator[str]:
+        yield "retry: 3000\n\n"
+
+    for number in range(MAX_OF_PERSON):
+        streams.stream("greedy", f"session {number}", events())
+    with pytest.raises(Refused):
+        streams.stream("greedy", "one more", events())
+    assert streams.stream("other", "theirs", events())
 
 
 # Mail

@@ -150,6 +150,24 @@ def test_a_site_whose_name_points_here_cannot_read_the_pages(tmp_path: Path, pat
         assert get(bridge.admin, "/livez")[0] == 200
 
 
+def test_a_site_whose_name_points_here_read_the_names_of_our_machines(tmp_path: Path) -> None:
+    """/readyz answers under every host name, because load balancers use any; its text is for operators."""
+    with running(tmp_path) as (bridge, scanner, _):
+        scanner.reply = answer(401, json.dumps({"error": "bad", "message": "no"}).encode())
+        assert bridge.send().startswith("451")
+        until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the problem to be noticed")
+
+        def text(host: str) -> bytes:
+            with socket.create_connection(("127.0.0.1", bridge.admin), 30) as peer:
+                peer.sendall(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                return peer.makefile("rb").read()
+
+        for host in ("127.0.0.1", "localhost"):
+            assert b"NOT SCANNING" in text(host)
+        told = text("evil.example")
+        assert told.startswith(b"HTTP/1.1 503") and told.endswith(b"\r\n\r\nnot ready\n")
+
+
 def test_the_names_of_an_address_that_is_not_local_are_not_checked() -> None:
     """Prometheus reaches it by any name."""
     scope = {"server": ("192.0.2.1", 9082), "headers": [(b"host", b"mx.example.org:9082")]}

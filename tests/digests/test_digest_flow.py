@@ -115,7 +115,8 @@ def test_user_operator_and_command_line_press_at_the_same_moment(shared: Users) 
     browsers = [shared.served.browser() for _ in range(3)]
     for browser in browsers:
         browser.get(release)
-    work = [lambda browser=browser: browser.post(release) for browser in browsers]
+    answers: list[int] = []
+    work = [lambda browser=browser: answers.append(browser.post(release).status) for browser in browsers]
     work += [lambda: shared.command("quarantine", "release", "RACE1")] * 2
     threads = [threading.Thread(target=each) for each in work]
     for thread in threads:
@@ -123,6 +124,8 @@ def test_user_operator_and_command_line_press_at_the_same_moment(shared: Users) 
     for thread in threads:
         thread.join()
     assert [recipients for recipients, _ in released(shared, "race")] == [["race@a.example"]]
+    # Who clicked twice was told that the mail could not be released.
+    assert len(answers) == 3 and set(answers) <= {200, 409} and answers.count(200) <= 1
 
 
 def test_malware_is_only_requested_and_the_releasers_are_told(shared: Users) -> None:

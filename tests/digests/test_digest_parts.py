@@ -282,6 +282,20 @@ def test_nobody_signs_in_with_a_link_of_a_sample(tmp_path: Path) -> None:
     assert len(found) == 9 and all(token.endswith("-sample") for token in found)
 
 
+@pytest.mark.parametrize("odd", ["=?utf-8?q?a=0d=0ab?=", "=?utf-8?q?=41?=", '"a\u2028b"', "\u202ea"])
+def test_an_address_that_no_field_can_have_made_a_traceback(tmp_path: Path, odd: str) -> None:
+    """Anyone could type one on the sign-in page; an encoded word became another address."""
+    keys = LinkKeys(tmp_path / "keys")
+    keys.make()
+    config = Digests.model_validate({"from": "q@example.org", "domains": ["example.org"]})
+    settings, address = DigestSettings(config, tmp_path, {}, "host.example"), f"{odd}@example.org"
+    values = {"code": "12345678", "person": "x", "minutes": 15}
+    assert People(["example.org"]).person_of(address) == address
+    note = DigestMaker(settings, keys).note(address, settings.of(address), language("en"), "code.txt", 0.0, **values)
+    head = note.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert b"To: undisclosed-recipients:;" in head and b"b?=" not in b"".join(head)
+
+
 @pytest.mark.parametrize(
     ("header", "chosen"),
     [

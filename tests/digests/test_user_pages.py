@@ -121,6 +121,18 @@ def test_every_change_needs_our_page_and_our_token(pages: Users, route: Any) -> 
     assert browser.post(path, {"form_token": "0" * 64}).status == 403
 
 
+@pytest.mark.parametrize("route", [each for each in CLOSED if not each.changes], ids=lambda route: route.path)
+def test_no_page_is_loaded_by_another_site(pages: Users, route: Any) -> None:
+    """Another server of the same site loaded held mail as pictures: the audit log said that its reader had seen it."""
+    hold(pages.directory, "LOADED1", "loaded@a.example")
+    browser, path = signed_in(pages, "loaded@a.example"), route.path.replace("{id}", "LOADED1")
+    loads = (("no-cors", "image", 403), ("navigate", "iframe", 403), ("navigate", "document", 200))
+    for site in ("same-site", "cross-site"):
+        for mode, dest, status in loads:
+            fields = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": dest}
+            assert browser.get(path, **fields).status == status, fields
+
+
 def test_every_answer_has_its_header_fields(pages: Users) -> None:
     hold(pages.directory, "HEAD1", "head@a.example", CONTENT + b"<b>x</b>")
     browser = signed_in(pages, "head@a.example")

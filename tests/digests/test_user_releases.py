@@ -105,3 +105,21 @@ async def test_an_action_that_is_cancelled_stays_started_in_the_audit_log(audit:
     task.cancel()
     await asyncio.wait([task])
     assert [entry.result for entry in audit.find()] == [STARTED]
+
+
+async def test_who_changed_their_mind_again_and_again_flooded_those_who_learn(audit: Audit) -> None:
+    """Spam, not spam, spam, ...: each time the mail was sent to `report_to`, with up to 50 MB, and learned from."""
+    call, learned = call_for(audit, SlowNextHop()), []
+    sources: Any = call.sources
+    sources.feedback = lambda kind, mail, who: learned.append((kind, mail.id))
+
+    def copy(mail: str) -> Any:
+        return SimpleNamespace(mail=SimpleNamespace(id=mail), person=JANE, reason=None)
+
+    for kind in ("spam", "ham", "spam"):
+        assert await copies.report(call, copy("MAIL1"), kind) == "reported"
+    with pytest.raises(Refused) as refused:
+        await copies.report(call, copy("MAIL1"), "ham")
+    assert refused.value.status == 429
+    assert await copies.report(call, copy("MAIL2"), "ham") == "reported"
+    assert learned == [("spam", "MAIL1"), ("ham", "MAIL1"), ("spam", "MAIL1"), ("ham", "MAIL2")]

@@ -10,7 +10,7 @@ from bridge.cli.quarantine.session import Session
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import ReleaseRequest
+from bridge.quarantine.release import AlreadyReleased, ReleaseRequest
 from bridge.user_pages.actions import ActionResult
 
 _WAIT_S = 30.0  # for a release of the same mail to somebody else
@@ -33,7 +33,8 @@ class CommandUserActions:
                 done = await release_one(session, mail, relay, order)
             finally:
                 await relay.close()
-            return ActionResult(done.problem is None, done.text, not done.is_unsure)
+            was_before = isinstance(done.problem, AlreadyReleased)
+            return ActionResult(done.problem is None, done.text, not done.is_unsure, was_before)
 
         return asyncio.run(work())
 

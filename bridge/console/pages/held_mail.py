@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO
 
 import pyzipper
 from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from bridge.console.call import Call, Refused
 from bridge.console.checks import int_or
@@ -86,9 +89,26 @@ async def source(call: Call) -> Response:
 async def download(call: Call) -> Response:
     """As a zip with a password, so that no virus scanner removes it and nothing opens it by accident."""
     mail: MailRecord = call.held
-    packed, size = await _reading(call, lambda: _packed(mail.id, _all(call, mail)))
-    headers = {"Content-Disposition": f'attachment; filename="{mail.id}.zip"', "Content-Length": str(size)}
-    return StreamingResponse(_chunks(packed), media_type="application/zip", headers=headers)
+    with ExitStack() as place:
+        place.enter_context(call.queues.downloads.place(call.person.key))
+        packed, size = await _reading(call, lambda: _packed(mail.id, _all(call, mail)))
+        headers = {"Content-Disposition": f'attachment; filename="{mail.id}.zip"', "Content-Length": str(size)}
+        return Download(packed, headers, place.pop_all())
+
+
+class Download(StreamingResponse):
+    """Has its place in the queue for as long as its file exists: a slow client may take hours to read it."""
+
+    def __init__(self, file: IO[bytes], headers: dict[str, str], place: ExitStack) -> None:
+        super().__init__(_chunks(file), media_type="application/zip", headers=headers)
+        place.callback(file.close)
+        self._end = weakref.finalize(self, place.close)  # also if it is never sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
@@ -130,7 +150,7 @@ def _source(call: Call, mail: MailRecord, at: int) -> tuple[str, int]:
 
 def _packed(name: str, content: bytes) -> tuple[IO[bytes], int]:
     """In a file without a name: a reader may take long, and memory is for those who come next."""
-    target = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_chunks`
+    target = tempfile.TemporaryFile()  # noqa: SIM115  closed by `Download`
     with pyzipper.AESZipFile(target, "w", compression=pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as archive:
         archive.setpassword(PASSWORD.encode())
         archive.writestr(f"{name}.eml", content)
@@ -140,6 +160,5 @@ def _packed(name: str, content: bytes) -> tuple[IO[bytes], int]:
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    while chunk := file.read(_CHUNK):
+        yield chunk

@@ -31,7 +31,7 @@ async def overview(call: Call) -> Response:
 
 async def live(call: Call) -> Response:
     """Server-sent events: the part of the page that changes, whenever it has changed."""
-    return call.console.streams.stream(call.session_label, _events(call))
+    return call.console.streams.stream(call.person.key, call.session_label, _events(call))
 
 
 async def _events(call: Call) -> AsyncIterator[str]:

@@ -122,7 +122,7 @@ async def _named(call: Call) -> User:
 
 
 async def _found(call: Call, name: str) -> User:
-    found = await call.run(call.sources.users.find, name[:200]) if name else None
+    found = await call.run(call.sources.users.find, name[:200]) if name and audit_log.is_storable(name) else None
     if found is None:
         raise Refused(404, "No such user", "This user no longer exists.")
     return found
