@@ -1,8 +1,8 @@
 """Records each mail in the history, off the path of the mail.
 
-The event loop only puts the row of a finished mail into a bounded queue; a thread writes the rows in batches. A
-database that is slow, full, locked or gone costs rows, which are counted, and never mail. Refusals before the content
-can come by the thousands each second: beyond a few rows per second they are summed, by client.
+The event loop only puts the record of a finished mail into a bounded queue; a thread makes rows of them and writes
+them in batches. A database that is slow, full, locked or gone costs rows, which are counted, and never mail. Refusals
+before the content can come by the thousands each second: beyond a few rows per second they are summed, by client.
 
 Mail that was deferred will come again. Its attempts are joined by a fingerprint, which is computed only for mail that
 is deferred, and for mail with the sender and the Message-ID of such a mail.
@@ -33,8 +33,7 @@ from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB
-_FEW_RECIPIENTS = 20  # they weigh as much as a row
+MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB; twenty recipients weigh as much as a row
 MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
 MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
 MAX_DEFERRED = 10_000  # mails that may come again
@@ -70,16 +69,7 @@ _SumKey = tuple[str, str, str | None, str, str]  # listener, stage, client, send
 
 
 def _weight(more_recipients: int) -> int:
-    return 1 + max(0, more_recipients) // _FEW_RECIPIENTS
-
-
-@dataclass(frozen=True, slots=True)
-class _Unmade:
-    """A mail whose row is made by the thread."""
-
-    record: Record
-    at: float
-    attempt: str
+    return 1 + max(0, more_recipients) // 20
 
 
 @dataclass(slots=True)
@@ -102,7 +92,7 @@ class Recorder:
         self._settings = settings
         self._count = count
         self.size = 0  # bytes on disk, when they were last added up
-        self._waiting: deque[tuple[Kind, Row] | _Unmade] = deque()
+        self._waiting: deque[tuple[float, Record, str]] = deque()
         self._rows: list[tuple[Kind, Row]] = []  # of the thread
         self._refused: Counter[str] = Counter()  # ids of rows that were refused while others were written
         self._sums: dict[_SumKey, _Refusals] = {}
@@ -159,20 +149,7 @@ class Recorder:
             self._count("overflow", 1)
             return
         self._added += _weight(len(record.tx.envelope.recipients) - 1)
-        self._waiting.append(self._row(record, now))
-
-    def _row(self, record: Record, now: float) -> tuple[Kind, Row] | _Unmade:
-        """Of most mails, the row: its values are in the processor's caches now, and the record is not kept.
-
-        Rows that may take longer are left to the thread, and so are errors.
-        """
-        attempt, redaction = self._attempt(record, now), self._settings.redaction
-        if redaction is FULL and len(record.tx.envelope.recipients) <= _FEW_RECIPIENTS:
-            try:
-                return row_of(record, now, attempt, redaction)
-            except Exception:  # the thread tries again, and reports it
-                return _Unmade(record, now, attempt)
-        return _Unmade(record, now, attempt)
+        self._waiting.append((now, record, self._attempt(record, now)))
 
     def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
         """A client was refused before there was a mail: at the connection, or at MAIL because of saturation."""
@@ -268,28 +245,21 @@ class Recorder:
             log.exception("history: unexpected error")
 
     def _take(self) -> None:
-        waiting = self._waiting
+        waiting, redaction = self._waiting, self._settings.redaction
         while waiting:
-            row = waiting[0]
-            if isinstance(row, _Unmade):
-                self._make(row)
-            else:
-                self._rows.append(row)
+            at, record, attempt = waiting[0]
+            try:
+                self._rows.append(row_of(record, at, attempt, redaction))
+            except Exception:  # one mail must not stop the history of all
+                log.exception("history: no entry could be created for mail %s", record.tx.id)
+                self._count("failed", 1)
+                self._removed += _weight(len(record.tx.envelope.recipients) - 1)
             waiting.popleft()
         if self._sums:
             with self._sums_lock:
                 sums, self._sums = self._sums, {}
             for refusals in sums.values():
                 self._take_sum(refusals)
-
-    def _make(self, unmade: _Unmade) -> None:
-        record = unmade.record
-        try:
-            self._rows.append(row_of(record, unmade.at, unmade.attempt, self._settings.redaction))
-        except Exception:  # one mail must not stop the history of all
-            log.exception("history: no entry could be created for mail %s", record.tx.id)
-            self._count("failed", 1)
-            self._removed += _weight(len(record.tx.envelope.recipients) - 1)
 
     def _take_sum(self, refusals: _Refusals) -> None:
         if len(self._rows) >= self._settings.max_waiting:

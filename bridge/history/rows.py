@@ -1,4 +1,4 @@
-"""From the record of a mail to its row: called for every mail.
+"""From the record of a mail to its row: called by the recorder's thread, for every mail.
 
 Nearly all mails are ordinary: they have a decision, and nothing special happened. For them, all values that make up
 the kind are read at once, and the kind is looked up by them. This takes 5 us instead of 13 (Python 3.11).
