@@ -25,7 +25,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,7 @@ CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fi
 CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {MAIL_COLUMNS});
 """
 _PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
-_VALUES = f"(?, {', '.join('?' * len(Row._fields))})"
-_TOGETHER = 40  # mails of one statement; older versions of SQLite allow 999 values
-_PUT_MAIL = f"INSERT INTO mail VALUES {_VALUES}"  # noqa: S608
-_PUT_MAILS = f"INSERT INTO mail VALUES {', '.join([_VALUES] * _TOGETHER)}"  # noqa: S608
-
+_PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
 _COPY = (
     "INSERT INTO finished.kind SELECT * FROM main.kind",
     "INSERT INTO finished.mail SELECT * FROM main.mail",  # SQLite copies whole pages: 0.7 us for each mail; sorted 4.5
@@ -206,19 +201,11 @@ def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails:
     try:
         with transaction(connection):
             connection.executemany(_PUT_KIND, kinds)
-            _put_mails(connection, mails)
+            connection.executemany(_PUT_MAIL, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
             connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
-            _put_mails(connection, [tuple(map(storable, values)) for values in mails])
-
-
-def _put_mails(connection: sqlite3.Connection, mails: list[tuple[Any, ...]]) -> None:
-    """Python passes its lock on before and after each statement, which costs more than writing a mail."""
-    rest = len(mails) % _TOGETHER
-    for first in range(0, len(mails) - rest, _TOGETHER):
-        connection.execute(_PUT_MAILS, [*chain.from_iterable(mails[first : first + _TOGETHER])])
-    connection.executemany(_PUT_MAIL, mails[len(mails) - rest :])
+            connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:
