@@ -15,7 +15,7 @@ def read(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise OSError(errno.EFBIG, f"has more than {limit:,} bytes, which is too large for a mail", str(path))
+        raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, which is too large for a mail", str(path))
     return content
 
 
