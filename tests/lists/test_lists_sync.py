@@ -224,7 +224,7 @@ def test_one_list_that_is_refused_does_not_stop_the_others(service, directory):
     """The other lists are synced, and the exit code says that there was a failure."""
     write(directory / "blocked-domains.txt", {"not a domain": ""})
     done = service.run("sync", str(directory))
-    assert done.exit_code == 1 and "'not a domain' is refused" in done.output
+    assert done.exit_code == 1 and "'not a domain' was refused" in done.output
     assert service.entries("allowed-domains", OTHER) == {"other.example": ""}
 
 
