@@ -31,7 +31,7 @@ Send these signals to the `scanbridge run` process.
 
 | signal | effect |
 |---|---|
-| SIGTERM, SIGINT | accepts no new connections, answers idle sessions with 421, finishes mail in processing within `drain_timeout` (60 s), then exits |
+| SIGTERM, SIGINT | accepts no new connections, answers idle sessions with 421, finishes the mail that it is processing within `drain_timeout` (60 s), then exits |
 | SIGTERM or SIGINT again | mail that is being processed has 2 s to finish; no mail is lost ([details](../understand/faults.md)) |
 | SIGHUP | reloads the configuration and all files it names; an invalid one is rejected and the old one stays in effect ([details](../operate/workers.md#reload)) |
 | SIGKILL | no mail is lost: every mail without a reply is still queued at the mail server ([when a mail may arrive twice](../understand/faults.md#when-the-bridge-is-killed)) |

@@ -51,11 +51,11 @@ relay:
   that is set (systemd's `LoadCredential=`), then in the directory of the configuration file.
 - A changed file takes effect at the next start, or after `scanbridge reload` (SIGHUP):
   [workers and reload](../operate/workers.md#reload).
-- `scanbridge config show` prints the effective configuration, `scanbridge config schema` a JSON Schema for editors, and
-  `scanbridge check` [tests it](../operate/going-live.md).
+- `scanbridge config show` prints the effective configuration, `scanbridge config schema` prints a JSON Schema for
+  editors, and `scanbridge check` [tests the configuration](../operate/going-live.md).
 - The scanning service has its own file: [the scanning service](../operate/service.md#configuration).
 
-**Required** in the column "default" means that the key has no default and must be given.
+**Required** in the "default" column means that the key has no default and must be given.
 """
 
 METRICS = """\

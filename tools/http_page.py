@@ -34,7 +34,7 @@ A 503 says in `Retry-After` when to try again.
 Both interfaces speak HTTP/1.1 and HTTP/1.0.
 An HTTP/1.0 client gets no chunks, and its connection is closed after the answer.
 JSON may start with a byte order mark; an object in which a field occurs twice is refused.
-Every request may have the header `X-Scan-Request-Id`, a random id of up to 64 letters, digits and hyphens.
+Every request may have an `X-Scan-Request-Id` header, a random id of up to 64 letters, digits and hyphens.
 The answer repeats it, so that a client can tell which request an answer belongs to; any other value is ignored.
 """
 

@@ -37,7 +37,7 @@ OPTIONS = {
     "before": (0.9, "share of a bridge's CPU time for a mail that is used before the scan; fitted"),
     "bridge_cores": (4, "cores, and so processes, of a bridge"),
     "worker_cores": (8, "cores of a worker"),
-    "worker_limit": (80, "mails in processing for each worker; more are refused"),
+    "worker_limit": (80, "mails that each worker processes at a time; more are refused"),
     "worker_memory": (1.0, "GiB of memory for each core of a worker"),
     "open_s": (2.0, "seconds that a client's connection stays open"),
     "database_ms": (0.37, "CPU ms of PostgreSQL for each mail; measured, see below"),

@@ -32,7 +32,7 @@ _COMMANDS = {
         "trace",
         "Show every step that a mail would go through, without delivering or storing it.",
     ),
-    "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
+    "lists": ("lists.command", "lists", "Show, change and sync the service's lists."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
     "report": ("report", "report", "Report mail as spam, or as ham (not spam)."),
     "explain": ("history.explain", "explain", "Explain what happened to a mail."),

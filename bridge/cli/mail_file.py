@@ -22,7 +22,7 @@ def read(path: Path, limit: int) -> bytes:
     if problem := mbox_problem(content):
         raise OSError(errno.EINVAL, problem, str(path))
     if len(content) > limit:
-        raise OSError(errno.EFBIG, f"has more than {limit:,} bytes, which is too large for a mail", str(path))
+        raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, which is too large for a mail", str(path))
     return content
 
 

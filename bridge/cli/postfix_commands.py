@@ -40,7 +40,7 @@ no_mailbox_limit virtual_mailbox_limit"""
 
 _FIND_FRONT = """\
 if [ -z "$(postconf -M {service} 2>/dev/null | awk '$8 == "smtpd"')" ]; then
-    say "Postfix has no smtpd {service}; choose one with --service NAME:" \\
+    say "Postfix has no smtpd service {service}; choose one with --service NAME:" \\
         $(postconf -M | awk '$8 == "smtpd" {{ print $1 "/" $2 }}')
     exit 78
 fi"""

@@ -55,10 +55,10 @@ def read(directory: Path | None, *names: str) -> Settings:
 def front_service(conf: Config, settings: Settings, wanted: str | None = None) -> str:
     """The smtpd that is to pass mail to us: the wanted one, that of port 25, or the only one. Raises ConfigError."""
     fronts = settings.fronts(conf)
-    found = f"master.cf has {', '.join(fronts)}" if fronts else "master.cf has no smtpd for the network"
+    found = f"master.cf has {', '.join(fronts)}" if fronts else "master.cf has no smtpd service for the network"
     if wanted is not None:
         if wanted not in fronts:
-            raise ConfigError(f"--service: Postfix has no smtpd {wanted}; {found}")
+            raise ConfigError(f"--service: Postfix has no smtpd service {wanted}; {found}")
         return wanted
     if FRONT in fronts:
         return FRONT
@@ -66,7 +66,7 @@ def front_service(conf: Config, settings: Settings, wanted: str | None = None) -
         return _BEHIND_POSTSCREEN
     if len(fronts) == 1:
         return fronts[0]
-    raise ConfigError(f"Postfix has no smtpd {FRONT}; {found}: choose one with --service NAME")
+    raise ConfigError(f"Postfix has no smtpd service {FRONT}; {found}: choose one with --service NAME")
 
 
 def is_way_back(conf: Config, service: str) -> bool:

@@ -25,7 +25,11 @@ _KIND = click.Choice(["spam", "ham"])
 @click.argument("kind", type=_KIND)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
-    "--by", "person", metavar="NAME", default="", help="Who reports the mail. Default: the user at the terminal."
+    "--by",
+    "person",
+    metavar="NAME",
+    default="",
+    help="Name of the person reporting the mail. Default: the user at the terminal.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as_json: bool) -> None:

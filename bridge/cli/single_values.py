@@ -16,7 +16,8 @@ class Command(click.Command):
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for param, times in Counter(order).items() if not ctx.resilient_parsing else ():  # a shell that completes
             if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count):
-                raise click.UsageError(f"{max(param.opts, key=len)} is given {times} times: it takes one value", ctx)
+                name = max(param.opts, key=len)
+                raise click.UsageError(f"{name} was given {times} times, but takes only one value", ctx)
         return super().parse_args(ctx, args)
 
 

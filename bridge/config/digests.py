@@ -129,7 +129,7 @@ class Digests(Section):
     from_: Sender | None = Field(
         None,
         alias="from",
-        description="The From of digests: `Quarantine <quarantine@example.org>`. Required for digests.",
+        description="The From address of digests: `Quarantine <quarantine@example.org>`. Required for digests.",
     )
     envelope_sender: str = Field(
         "",

@@ -20,13 +20,13 @@ class Admission(Section):
     max_in_processing: int = Field(
         DEFAULT_IN_PROCESSING,
         ge=1,
-        description="Maximum number of mails in processing (the service's maxGuardRequestsInProcessing). Further mail "
-        "is answered with 451 4.3.2.",
+        description="Maximum number of mails being processed (the service's maxGuardRequestsInProcessing). Further "
+        "mail is answered with 451 4.3.2.",
     )
     throttle_threshold: int = Field(
         DEFAULT_IN_PROCESSING,
         ge=1,
-        description="Number of mails in processing above which mail is delayed (the service's "
+        description="Number of mails being processed above which mail is delayed (the service's "
         "guardRequestThrottleThreshold). The delay grows linearly up to `throttle_max_delay`; while the scanner "
         "reports YELLOW, every mail is delayed. If this is not below `max_in_processing`, mail is delayed only while "
         "the scanner reports YELLOW.",
@@ -35,7 +35,7 @@ class Admission(Section):
     max_bytes_in_processing: Size = Field(
         GiB,
         ge=1,
-        description="Maximum size of all mails in processing together. Further mail is answered with 451 4.3.2.",
+        description="Maximum total size of all mails being processed. Further mail is answered with 451 4.3.2.",
     )
     shared_by: int = Field(
         1,
@@ -95,8 +95,8 @@ class Limits(Section):
 class Spool(Section):
     memory_per_mail: Size = Field(
         256 * KiB,
-        description="Mail up to this size is kept in memory, larger mail in an unlinked temporary file. A mail that "
-        "is still being received moves to the file at three quarters of this size.",
+        description="Mail up to this size is kept in memory; larger mail is kept in an unlinked temporary file. A mail "
+        "that is still being received moves to the file at three quarters of this size.",
     )
     directory: str | None = Field(
         None, description="Directory of the temporary files. Default: the system's temporary directory."

@@ -221,7 +221,7 @@ class Config(Section):
         description=f"File with the password of `state_database`. {FILE_LOOKUP}",
     )
     drain_timeout: Duration = Field(
-        60.0, description="Maximum time to finish mail in processing when scanbridge stops."
+        60.0, description="Maximum time to finish the mail being processed when scanbridge stops."
     )
     embedded_service: bool = Field(
         False, description="Also run the embedded scanning service, at the first of `scanner.urls`."
@@ -258,7 +258,7 @@ class Config(Section):
     def _domains(cls, tenants: list[Tenant], info: ValidationInfo) -> list[Tenant]:
         refuse_same_domain("tenants", domain_places(tenants))
         if len({tenant.uid for tenant in tenants}) != len(tenants):
-            raise ValueError("two tenants have the same uid; give one of them all the domains")
+            raise ValueError("two tenants have the same uid; list all their domains under one of them")
         hops = (
             place
             for number, tenant in enumerate(tenants)

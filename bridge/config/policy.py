@@ -84,8 +84,8 @@ class Policy(Section):
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="Too much mail in processing, here or at the scanner. With any action but tempfail, such mail is "
-        "accepted at MAIL instead of being refused there.",
+        description="Too much mail is being processed, here or at the scanner. With any action but tempfail, such mail "
+        "is accepted at MAIL instead of being refused there.",
     )
     too_large: PolicyEntry = Field(
         PolicyEntry(action=Action.REJECT), description="The mail is larger than `limits.max_message_size`."

@@ -56,7 +56,7 @@ class Discovery(Section):
         "SRV records is a host, with its port, priority and weight.",
     )
     nameservers: list[AddressField] = Field(
-        [], description="Name servers, `127.0.0.1:8600`. Default: those of the system, in `/etc/resolv.conf`."
+        [], description="Name servers, such as `127.0.0.1:8600`. Default: those of the system, in `/etc/resolv.conf`."
     )
     min_interval: Duration = Field(5.0, ge=0.1, description="Minimum time between lookups, whatever the TTL.")
     max_interval: Duration = Field(60.0, ge=0.1, description="Maximum time between lookups.")
@@ -156,7 +156,7 @@ class Scanner(Section):
             if discovery is not None and discovery.records == "srv" and parts.port is not None:
                 raise ValueError("with SRV records, a URL must not have a port: https://_scan._tcp.example.org")
             if parts.scheme == "http" and not info.data.get("allow_plain_http"):  # `localhost`, too, is looked up
-                raise ValueError("the DNS may return any host: use https://, or set allow_plain_http: true")
+                raise ValueError("DNS may resolve the name to any host: use https://, or set allow_plain_http: true")
         return discovery
 
     @field_validator("token_file")

@@ -153,7 +153,7 @@ class Users:
 
     def _hash(self, password: str, name: str) -> str:
         if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
-            raise UserMistake(f"a password must have {MIN_PASSWORD} to {MAX_PASSWORD} characters")
+            raise UserMistake(f"a password must be {MIN_PASSWORD} to {MAX_PASSWORD} characters long")
         if password.lower() in (name.lower() * 2, name.lower() * 3) or len(set(password)) < 4:
             raise UserMistake("this password is too easy to guess")
         with _AT_ONCE:

@@ -37,7 +37,7 @@ def page(state: dict[str, Any]) -> str:
 <h1>scanbridge</h1>
 {_paragraphs(state["problems"] or [_GOOD], "strong")}{_paragraphs([f"Warning: {text}" for text in state["warnings"]])}
 <p>Version {escape(state["version"])}, up {spoken(state["uptime_s"])}, {state["in_processing"]} of \
-{state["max_in_processing"]} mails in processing; {escape(state["mails"]["summary"])}.</p>
+{state["max_in_processing"]} mails being processed; {escape(state["mails"]["summary"])}.</p>
 <ul>
 {_parts(state)}</ul>
 <ul>

@@ -57,7 +57,8 @@ def assess(state: dict[str, Any], conf: Config) -> Health:
         problems.append("SATURATED: the scanner reports that it is full (RED); new mail is being deferred")
     elif "limit" in state["saturated"]:
         limit = state["max_in_processing"]
-        warnings.append(f"saturated: the limit of {limit} mails in processing is reached; new mail is being deferred")
+        warnings.append(
+            f"saturated: the limit of {limit} mails being processed has been reached; new mail is being deferred"
     if state.get("spool_problem"):
         problems.append(
             f"SPOOL: {state['spool_problem']} (spool.directory); large mail is kept in memory, and deferred when there "
@@ -89,7 +90,7 @@ def _scanner(hosts: Sequence[dict[str, Any]], conf: Config) -> tuple[list[str], 
 
 
 def _reason(host: dict[str, Any]) -> str:
-    problem = str(host["problem"]).replace("the token is refused", "token refused")
+    problem = str(host["problem"]).replace("the token was refused", "token refused")
     return problem if problem.startswith("token refused") else f"scanner {host['url']}: {problem}"
 
 

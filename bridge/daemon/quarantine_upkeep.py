@@ -102,7 +102,7 @@ class QuarantineUpkeep:
             return None
         limit = self._running.config.quarantine.max_size
         if limit is not None and usage.size_bytes >= limit:
-            self.problem = f"quarantine.max_size is reached: {usage.size_bytes} of {limit} bytes"
+            self.problem = f"quarantine.max_size has been reached: {usage.size_bytes} of {limit} bytes"
         elif self._quarantine.is_remote:
             self.problem = ""
         else:

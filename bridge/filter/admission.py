@@ -111,7 +111,7 @@ class Admission:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""
         before = self._slots.take_one(self.settings.max_in_processing)
         if before is None:
-            raise Saturated("mail in processing is at its limit")
+            raise Saturated("the limit on mails being processed has been reached")
         return self.delay_after(before, is_pressed)
 
     def leave(self) -> None:

@@ -113,7 +113,7 @@ _UNDECIDED = Reply(451, "4.7.1", "The scan came to no decision, try again later"
 def cause_of(refusal: Reply) -> BridgeError | None:
     """The error behind a refusal during the transfer of the content; None when the mail itself was refused."""
     if refusal == SATURATED:
-        return Saturated("bytes in processing reached their limit during the transfer")
+        return Saturated("the limit on bytes being processed was reached during the transfer")
     return SpoolFull("cannot write to the spool: is its disk full?") if refusal == NO_STORAGE else None
 
 

@@ -52,7 +52,7 @@ class Slots:
         if self._scanner.is_saturated():
             raise Saturated("the scanner reports that it is full")
         if self._limit is not None and self._is_full():
-            raise Saturated("mail in processing is at the adaptive limit")
+            raise Saturated("the adaptive limit on mails being processed has been reached")
         self._admission.note_arrival(monotonic())
         return self._admission.enter(self._scanner.is_yellow)
 

@@ -360,8 +360,8 @@ class Recorder:
         self._count("deleted_early", early)
         if early:
             log.warning(
-                "history: history.max_size is reached; "
+                "history: history.max_size has been reached; "
                 "the oldest entries were deleted before history.retention had passed"
             )
         elif old:
-            log.info("history: entries older than history.retention deleted")
+            log.info("history: deleted entries older than history.retention")

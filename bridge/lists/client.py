@@ -386,4 +386,4 @@ def _named(exc: EntryRefused, batch: list[str]) -> EntryRefused:
     if exc.position is None or exc.position >= len(batch):
         return exc
     entry = batch[exc.position]
-    return EntryRefused(f"the entry {clean(entry)!r} is refused: {exc}", exc.position, entry)
+    return EntryRefused(f"the entry {clean(entry)!r} was refused: {exc}", exc.position, entry)

@@ -119,7 +119,7 @@ class _Lines:
         while line := self._text.readline(self._limit):
             number += 1
             if len(line) == self._limit and not line.endswith(("\n", "\r")):
-                raise InputError(f"{self._shown}:{number}: the line has more than {self._limit:,} characters")
+                raise InputError(f"{self._shown}:{number}: the line is longer than {self._limit:,} characters")
             yield line
 
     def whole(self) -> str:

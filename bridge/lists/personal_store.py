@@ -245,7 +245,7 @@ def _said(text: str, exc: ValueError) -> str:
 
 def _short(text: str) -> str:
     if len(text) > _MAX_ADDRESS:
-        raise ValueError(f"not an address: it has more than {_MAX_ADDRESS} characters")
+        raise ValueError(f"not an address: it is longer than {_MAX_ADDRESS} characters")
     return text
 
 

@@ -101,7 +101,7 @@ def _ask(kind: str, address: Endpoint, timeout_s: float) -> tuple[dict[str, Any]
     summary = (
         f"{state['version']}, up {spoken(state['uptime_s'])}, "
         f"{state['in_processing']} of {state['max_in_processing']} mails "
-        f"in processing, {state.get('mails', {}).get('summary', 'mail unknown')}"
+        f"being processed, {state.get('mails', {}).get('summary', 'mail unknown')}"
     )
     warnings = tuple(map(str, state.get("warnings", ())))
     return state, NodeView(kind, str(address), summary, problem="; ".join(problems), warnings=warnings)

@@ -163,9 +163,9 @@ class Metrics(Collector):
 
     def _declare_levels(self) -> None:
         self.connections = Gauge("scanbridge_connections", "Open connections.", ("listener",), combine=sum)
-        self.in_processing = Gauge("scanbridge_in_processing", "Mails in processing.")
+        self.in_processing = Gauge("scanbridge_in_processing", "Mails being processed.")
         self.in_processing_limit = Gauge(
-            "scanbridge_in_processing_limit", "Number of mails in processing at which new mail is refused."
+            "scanbridge_in_processing_limit", "Number of mails being processed at which new mail is refused."
         )
         self.adaptive_limit = Gauge(
             "scanbridge_in_processing_adaptive_limit",
@@ -174,9 +174,9 @@ class Metrics(Collector):
         self.late_running = Gauge(
             "scanbridge_late_scans_running", "Scans that are still running after their deadline.", combine=sum
         )
-        self.bytes_in_processing = Gauge("scanbridge_bytes_in_processing", "Bytes of the mails in processing.")
+        self.bytes_in_processing = Gauge("scanbridge_bytes_in_processing", "Bytes of the mails being processed.")
         self.bytes_limit = Gauge(
-            "scanbridge_bytes_in_processing_limit", "Number of bytes in processing at which new mail is refused."
+            "scanbridge_bytes_in_processing_limit", "Number of bytes being processed at which new mail is refused."
         )
         self.throttle_delay = Gauge(
             "scanbridge_throttle_delay_seconds", "How long the next mail would wait in the throttle."
@@ -346,7 +346,7 @@ class Metrics(Collector):
         self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn from later.")
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
         self.events_waiting_bytes = Gauge(
-            "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, with dead letters.", ("sink",)
+            "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, including dead letters.", ("sink",)
         )
         self.events_oldest = Gauge(
             "scanbridge_events_oldest_age_seconds",

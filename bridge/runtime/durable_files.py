@@ -230,7 +230,7 @@ def read(path: Path, limit: int) -> tuple[bytes, float]:
     with open(open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_size > limit:
-            raise OSError(errno.EFBIG, f"has more than {limit} bytes", str(path))
+            raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
         return file.read(limit), found.st_mtime
 
 

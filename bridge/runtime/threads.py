@@ -57,7 +57,8 @@ class Threads:
         result: Future[T] = Future()
         with self._submitting:
             if self._max_waiting is not None and self._queue.qsize() >= self._max_waiting:
-                raise OSError(errno.EAGAIN, f"{self._queue.qsize():,} jobs already wait for a thread ({self._name})")
+                waiting = f"{self._queue.qsize():,} jobs are already waiting for a thread"
+                raise OSError(errno.EAGAIN, f"{waiting} ({self._name})")
             self._queue.put((work, result))
             if not self._idle.acquire(blocking=False) and self._count < self._size:
                 about = (self._queue, self._idle)

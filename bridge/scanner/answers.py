@@ -91,7 +91,7 @@ def _refusal(status: int, failure: Failure) -> type[ScanRefused]:
 def need_status(url: str, answer: Answer, expected: int = 200) -> None:
     """Raises ScanError unless a status request was answered as expected."""
     if answer.status in (401, 403):
-        raise TokenRefused(f"{url}: the token is refused ({answer.status})")
+        raise TokenRefused(f"{url}: the token was refused ({answer.status})")
     if answer.status != expected:
         text = f"{url}: the status request was answered with {answer.status}"
         if answer.headers.get(b"server", b"").startswith(b"rspamd/"):

@@ -161,7 +161,7 @@ class Scanner:
         limit = self._settings.max_request_bytes
         if limit is not None and (size := self._dialect.body_bytes(request, message)) > limit:
             raise MessageTooLarge(
-                f"the request would have {size} bytes, more than the {limit} that the scanner accepts"
+                f"the request would be {size} bytes long, more than the {limit} that the scanner accepts"
             )
 
     def _learn_from(

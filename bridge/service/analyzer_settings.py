@@ -43,7 +43,7 @@ class Mime(AnalyzerSection):
         "auto", description="Opens RAR, 7z, cab, ISO and other archives; auto: if the extra `archives` is installed."
     )
     qr_codes: Literal["auto"] | bool = Field(
-        "auto", description="Reads QR codes in pictures; auto: if the extra `pictures` is installed."
+        "auto", description="Reads QR codes in images; auto: if the extra `pictures` is installed."
     )
     office: bool = Field(True, description="Reads Office documents and RTF: macros, links, embedded files.")
     pdf: bool = Field(True, description="Reads PDF documents: links, actions, embedded files.")

@@ -165,7 +165,7 @@ class Site:
         metrics.know_engines(engine.name for engine in self._engines)
         metrics.know_engines(["yara"] if self.config.analyzers.yara else [])
         metrics.gauge(
-            "in_processing", "submitEmail requests in processing.", lambda: self._lasting.admission.in_processing
+            "in_processing", "submitEmail requests being processed.", lambda: self._lasting.admission.in_processing
         )
         metrics.gauge("queue_waiting", "Analyses waiting for a worker.", lambda: self._backend.waiting)
         metrics.gauge(

@@ -81,13 +81,13 @@ class Guard(Section):
         DEFAULT_IN_PROCESSING,
         ge=1,
         le=10_000,
-        description="Limit on requests in processing; the next one gets 503. Default: mainWorkerCount.",
+        description="Limit on requests being processed; the next one gets 503. Default: mainWorkerCount.",
     )
     guardRequestThrottleThreshold: int = Field(  # noqa: N815
         DEFAULT_IN_PROCESSING,
         ge=1,
         le=10_000,
-        description="Requests in processing at which the linear delay starts. Default: mainWorkerCount.",
+        description="Number of requests being processed at which the linear delay starts. Default: mainWorkerCount.",
     )
 
     @model_validator(mode="before")

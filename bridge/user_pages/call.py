@@ -44,7 +44,7 @@ T = TypeVar("T")
 # Sentences that a redirect may ask the next page to show, and no others.
 NOTICES = {
     "released": N_("The mail was released. It is on its way to you."),
-    "requested": N_("Your request has been received. Someone will decide on it."),
+    "requested": N_("Your request has been received. Someone will review it."),
     "deleted": N_("Your copy was deleted."),
     "blocked": N_("From now on, mail from this sender is blocked for you."),
     "allowed": N_("From now on, mail from this sender is always delivered to you."),

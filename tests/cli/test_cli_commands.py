@@ -294,7 +294,7 @@ def test_check_reports_all_problems_together(place: Place) -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (answer(401), "the token is refused"),
+        (answer(401), "the token was refused"),
         (answer(500), "the status request was answered with 500"),
         (answer(200, b"[]"), "cannot be read"),
     ],

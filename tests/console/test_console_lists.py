@@ -162,7 +162,7 @@ def test_what_the_service_refuses_is_said(empty: Listed) -> None:
     browser, form = empty.admin, {"list": "large", "tenant": "all", "entries": "not an address\ngood@client.example"}
     assert browser.post("/lists/actions/add", form).status == 303
     said = wait_for_jobs(browser)
-    assert "1 of 2 entries added to large; 1 not" in said and "not an address" in said and "is refused" in said
+    assert "1 of 2 entries added to large; 1 not" in said and "not an address" in said and "was refused" in said
     assert set(empty.service.entries("large")) == {"good@client.example"}
     full = {
         "list": "partners",

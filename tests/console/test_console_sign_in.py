@@ -206,7 +206,7 @@ def test_users_are_listed_with_role_and_tenants(own: World) -> None:
 @pytest.mark.parametrize(
     ("words", "typed", "said"),
     [
-        (("user", "add", "ann", "--role", "admin"), "short\n", "a password must have 10 to 1000 characters"),
+        (("user", "add", "ann", "--role", "admin"), "short\n", "a password must be 10 to 1000 characters long"),
         (("user", "add", "ann", "--role", "admin"), "aaaaaaaaaaaa\n", "too easy to guess"),
         (("user", "add", "a b", "--role", "admin"), "long enough it is\n", "a name consists of letters, digits"),
         (("user", "add", "ann", "--role", "king"), "long enough it is\n", "'king' is not one of"),

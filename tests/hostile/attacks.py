@@ -307,7 +307,7 @@ _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
         "a mail",
     ),
     ("4 times 100 connections over TLS that leave in DATA, 1 MiB each", left_in_data, 100 * ENCRYPTED, "a mail"),
-    ("20 mails of 8 MiB in the scan", large_mails, 20 * PROCESSED, "mails in processing"),
+    ("20 mails of 8 MiB in the scan", large_mails, 20 * PROCESSED, "mails being processed"),
     ("a scanner's answer of 64 MiB", scanner_says(large_answer), _MAX_ANSWER, "the scanner's answer"),
     ("a scanner's answer that unpacks to 64 MiB", scanner_says(packed_answer), _MAX_ANSWER, "the scanner's answer"),
     ("a scanner's header without end", scanner_says(endless_head), 0, "the head of its answer"),

@@ -158,7 +158,7 @@ async def test_retry_after_delays_all_requests(tmp_path):
         (http(404, {"error": "list_not_found", "message": "there is no list"}), ListNotFound, "there is no list"),
         (http(404, b"<html>"), ListNotFound, "no List API at this URL"),
         (http(409, {"error": "list_full", "message": "more than 3"}), ListFull, "more than 3"),
-        (http(409, {"error": "x", "message": "`entries[1]`: odd"}), EntryRefused, "'user000001@\\S+' is refused"),
+        (http(409, {"error": "x", "message": "`entries[1]`: odd"}), EntryRefused, "'user000001@\\S+' was refused"),
         (http(400, {"error": "x", "message": "`entries[999]`: odd"}), EntryRefused, "odd"),
         (http(400, {"error": "bad\r\n\x1b[31m", "message": "m" * 5000}), ListsRefused, r"bad\?\?\?\[31m"),
         (http(307, None, "Location: http://127.0.0.1:1/"), ListsRefused, "redirect"),

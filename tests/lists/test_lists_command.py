@@ -93,7 +93,7 @@ def test_add_reads_what_entries_writes(service, kind, tmp_path):
         (["add", "no-such-list", "a@x.org"], None, 1, "done: 0 of 1; not done: 1"),
         (["entries", "no-such-list"], None, 1, "list_not_found"),
         (["delete", "no-such-list", "a@x.org"], None, 1, "list_not_found"),
-        (["add", "large", "good@x.org", "not an address"], None, 1, "the entry 'not an address' is refused"),
+        (["add", "large", "good@x.org", "not an address"], None, 1, "the entry 'not an address' was refused"),
         (["add", "partners", "a@x.org", "b@x.org", "c@x.org", "d@x.org"], None, 1, "list_full"),
         (["entries", "large", "-o", "/dev/null/x"], None, 1, "cannot be written"),
     ],
@@ -109,8 +109,8 @@ def test_a_refused_entry_of_a_file_is_named_with_its_line(service, tmp_path):
     file = tmp_path / "feed.csv"
     file.write_text("entry,comment\na@x.org,first\nno address,second\n")
     done = service.run("add", "large", "--file", str(file))
-    assert done.exit_code == 1 and f"large: stopped: {file}:3: the entry 'no address' is refused" in done.stderr
-    assert "large: stopped: the entry '@' is refused" in service.run("add", "large", "@").stderr
+    assert done.exit_code == 1 and f"large: stopped: {file}:3: the entry 'no address' was refused" in done.stderr
+    assert "large: stopped: the entry '@' was refused" in service.run("add", "large", "@").stderr
 
 
 def test_refused_entries_can_be_skipped(service):
@@ -119,8 +119,8 @@ def test_refused_entries_can_be_skipped(service):
     done = service.run("add", "large", "--keep-going", stdin=feed)
     assert done.exit_code == 1
     assert done.stdout == "large of the deployment: 700 entries added or updated\n"
-    assert "standard input:701: the entry 'no address' is refused" in done.stderr
-    assert "standard input:702: the entry '@' is refused" in done.stderr
+    assert "standard input:701: the entry 'no address' was refused" in done.stderr
+    assert "standard input:702: the entry '@' was refused" in done.stderr
     assert len(service.entries("large")) == 700
     data = json.loads(service.run("add", "large", "--keep-going", "--json", "no address", "good@x.org").stdout)
     assert (list(data["refused"]), data["confirmed"], data["not_done"]) == (["no address"], 1, 0)

@@ -61,7 +61,7 @@ def test_a_file_is_the_same_line_by_line(kind, text):
 
 def test_a_line_without_an_end_is_not_read_whole():
     """It would take as much memory as the file."""
-    with pytest.raises(InputError, match="x:2: the line has more than 1,048,576 characters"):
+    with pytest.raises(InputError, match="x:2: the line is longer than 1,048,576 characters"):
         streamed(b"ok\n" + b"x" * (MAX_LINE + 1), Format.TEXT)
     assert streamed(b"x" * (MAX_LINE - 1) + b"\n", Format.TEXT)
     with pytest.raises(InputError, match="not UTF-8"):

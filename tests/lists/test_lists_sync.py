@@ -163,7 +163,7 @@ def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
     entries = {f"u{i:04}@x.org": "" for i in range(1200)} | {"not an address": ""}
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
     assert done.exit_code == 1
-    assert f"{tmp_path}/f.txt:1201: the entry 'not an address' is refused" in done.output
+    assert f"{tmp_path}/f.txt:1201: the entry 'not an address' was refused" in done.output
     step = "correct this, then run the command again to continue"
     assert f"done: 1,000 of 1,201; not done: 201; {step}" in done.output
     assert len(service.entries(LIST)) == 1000
@@ -176,7 +176,7 @@ def test_a_feed_with_refused_entries_can_be_synced_without_them(service, tmp_pat
     assert done.exit_code == 1
     assert (
         "refused and skipped: 25 entries" in done.stderr
-        and f"{tmp_path}/f.txt:601: the entry 'bad 0' is refused" in done.stderr
+        and f"{tmp_path}/f.txt:601: the entry 'bad 0' was refused" in done.stderr
     )
     assert "and 5 more entries were refused" in done.stderr
     assert len(service.entries(LIST)) == 600
@@ -224,7 +224,7 @@ def test_one_list_that_is_refused_does_not_stop_the_others(service, directory):
     """The other lists are synced, and the exit code says that there was a failure."""
     write(directory / "blocked-domains.txt", {"not a domain": ""})
     done = service.run("sync", str(directory))
-    assert done.exit_code == 1 and "'not a domain' is refused" in done.output
+    assert done.exit_code == 1 and "'not a domain' was refused" in done.output
     assert service.entries("allowed-domains", OTHER) == {"other.example": ""}
 
 

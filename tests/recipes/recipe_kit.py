@@ -263,7 +263,7 @@ def _place(setting: Setting, server: MailServer, case: Case, reply: str) -> str:
             "held by the mail server": state == HELD,
         }
         return [name for name, there in found.items() if there] or [
-            "gone" if reply.startswith("2") else "with the client"
+            "gone" if reply.startswith("2") else "still at the client"
         ]
 
     def twice() -> list[str]:
@@ -271,7 +271,7 @@ def _place(setting: Setting, server: MailServer, case: Case, reply: str) -> str:
         return first if first and first == look() else []
 
     places = until(twice, f"an end for the mail {case}")
-    assert reply.startswith("2") or places == ["with the client"], f"{case}: {reply}, and yet {places}"
+    assert reply.startswith("2") or places == ["still at the client"], f"{case}: {reply}, and yet {places}"
     assert len(setting.destination.find(case.marker)) < 2
     return ", ".join(places)
 

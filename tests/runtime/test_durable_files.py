@@ -228,7 +228,7 @@ async def test_the_jobs_that_callers_of_a_hung_disk_gave_up_piled_up(
         with pytest.raises(durable_files.Stopped):
             await durable_files.in_thread(lambda stop: begun.append("too late"), 0.0, threads)
     for _ in range(20):
-        with pytest.raises(NextHopError, match="3 jobs already wait for a thread") as caught:
+        with pytest.raises(NextHopError, match="3 jobs are already waiting for a thread") as caught:
             await maildir.deliver(make_tx(b"Subject: x\r\n\r\n"), b"", math.inf)
         assert caught.value.reply.code == 451
     await disk.release("confirmed")

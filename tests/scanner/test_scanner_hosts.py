@@ -193,4 +193,4 @@ async def test_a_lasting_problem_is_logged_once(caplog: pytest.LogCaptureFixture
         await eventually(lambda: len(server.requests) >= 5, "five status requests")
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-    assert len([record for record in caplog.records if "token is refused" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "token was refused" in record.getMessage()]) == 1

@@ -237,7 +237,7 @@ def drain(world: World) -> str:
     assert replies[0].startswith("250"), replies
     assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
     return (
-        f"`systemctl stop` took {took:.1f} s: the mail in processing received its 250 "
+        f"`systemctl stop` took {took:.1f} s: the mail that was being processed received its 250 "
         "(TimeoutStopSec=2s: the daemon had asked for more)"
     )
 

@@ -345,7 +345,7 @@ def test_a_file_of_any_size_was_read_into_memory(tmp_path: Path, file: str) -> N
     with (tmp_path / "large.eml").open("wb") as large:
         large.truncate(1 << 40)  # a hole
     done = scanbridge("trace", "-c", tmp_path / "bridge.yml", tmp_path / file)
-    assert done.returncode == 1 and "has more than 2,097,152 bytes" in done.stderr and done.stdout == ""
+    assert done.returncode == 1 and "is larger than 2,097,152 bytes" in done.stderr and done.stdout == ""
     (tmp_path / "large.eml").write_bytes(b"Subject: x\r\n\r\n" + b"x" * (1 << 20))
     done = scanbridge("trace", "-c", tmp_path / "bridge.yml", tmp_path / "large.eml")
     assert done.returncode == 0 and "MAIL is refused" in done.stdout and "552 5.3.4" in done.stdout

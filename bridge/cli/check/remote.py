@@ -209,7 +209,7 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
             note = _UNCONDITIONAL if is_shared and not is_conditional else ""
             yield Finding("quarantine.s3", detail=settings.name, note=note)
     except BridgeError as exc:
-        rights = "check endpoint, bucket and keys; the bridge needs to put, get, list and delete objects"
+        rights = "check the endpoint, the bucket and the keys; the bridge needs to put, get, list and delete objects"
         yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
 
 

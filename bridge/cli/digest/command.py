@@ -70,10 +70,12 @@ def preview(
 
 @digest.command()
 @click.option(
-    "--to", "people", multiple=True, metavar="ADDRESS", help="Send only to this person, due or not; repeatable."
+    "--to", "people", multiple=True, metavar="ADDRESS", help="Send only to this person, whether due or not; repeatable."
 )
 @click.option(
-    "--now", is_flag=True, help="Send to everyone with new held mail, due or not, except those who chose `never`."
+    "--now",
+    is_flag=True,
+    help="Send to everyone with new held mail, whether due or not, except those who chose `never`.",
 )
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:

@@ -62,7 +62,8 @@ def history(
     bridge, a Message-ID or a ggrid.
     To see everything about one mail, use `explain`.
 
-    On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
+    On a terminal, long columns are truncated to fit. When output is piped, nothing is truncated, and columns are
+    separated by tabs.
     """
     from bridge.cli.history.session import HistorySession
 

@@ -58,7 +58,7 @@ _WHO = (
 _WHEN = (
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
-    click.option("--until", type=Moment(), metavar="TIME", help="Before TIME (same forms)."),
+    click.option("--until", type=Moment(), metavar="TIME", help="Before TIME (same formats)."),
 )  # fmt: skip
 _WHAT = (
     click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),

@@ -60,7 +60,7 @@ def stats(
 ) -> None:
     """Count mails by action, tag, sender, hour and so on.
 
-    Covers the last seven days unless --since is given. A mail with several tags or recipients counts for each.
+    Covers the last seven days unless --since is given. A mail with several tags or recipients counts for each of them.
     Hours and days are in the local time zone.
     """
     from bridge.cli.history.session import HistorySession

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def lists() -> None:
-    """Show, change and sync the lists of the service."""
+    """Show, change and sync the service's lists."""
 
 
 @lists.command()
@@ -129,7 +129,7 @@ def refresh(path: Path | None, as_json: bool) -> None:
 def personal() -> None:
     """Show and change personal lists: the senders that a recipient blocks, or always wants mail from.
 
-    They are stored by this bridge, not in the lists of the service; the daemon applies changes within seconds.
+    They are stored by this bridge, not in the service's lists; the daemon applies changes within seconds.
     """
 
 

@@ -58,7 +58,8 @@ def quarantine() -> None:
 def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool, as_csv: bool, as_json: bool) -> None:
     """List quarantined mail, newest first: one line per mail.
 
-    On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
+    On a terminal, long columns are truncated to fit. When output is piped, nothing is truncated, and columns are
+    separated by tabs.
     """
     from bridge.cli.quarantine.columns import QUARANTINED
     from bridge.cli.quarantine.session import Session
@@ -141,10 +142,10 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Also release mail to recipients who already have it, or may have it, even if all of them do.",
+    help="Also release mail to recipients who have it or may have it, including mail that all of its recipients have.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
-    """Send mail to the next hop, for its original recipients or others, without scanning it again.
+    """Send mail through the next hop to its original recipients, or to others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. If the result of an
     earlier release is unknown (interrupted, unsure), recipients may have the mail, so it needs --again. The command
@@ -264,8 +265,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     "--older-than",
     type=Moment(),
     metavar="AGE",
-    help="Delete mail that has been in quarantine for longer than this age (such as 30d), "
-    "or since before this date. "
+    help="Delete mail that was quarantined longer ago than this (such as 30d), or before this date. "
     "Default: quarantine.retention.",
 )
 @with_consent

@@ -39,7 +39,7 @@ _OPTIONS = (
     click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
-    click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same forms)."),
+    click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same formats)."),
     click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),

@@ -37,12 +37,12 @@ _options = (
     config_option,
     with_selection,
     click.option("--domain", "whole_domain", is_flag=True, help="Add the sender's whole domain, not only the address."),
-    click.option("--list", "name", default=None, help="Add to this list instead of the configured one."),
+    click.option("--list", "name", default=None, help="Add the entries to this list instead of the configured one."),
     click.option(
         "--global",
         "everywhere",
         is_flag=True,
-        help="Add for the whole deployment, not only for a tenant.",
+        help="Add the entries for the whole deployment, not only for one tenant.",
     ),
     click.option("--force", is_flag=True, help="Also add dangerous entries: a large provider, your own domain."),
     click.option("--comment", default=None, help="Comment for the entries. Default: the mail, its date and your name."),
@@ -63,7 +63,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
 
-    The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
+    The entry applies to the mail's tenant; without a tenant, or with --global, it applies to the whole deployment.
     """
     _add(path, choice, "block", **given)
 
@@ -73,7 +73,7 @@ def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
 def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).
 
-    The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
+    The entry applies to the mail's tenant; without a tenant, or with --global, it applies to the whole deployment.
     Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """
     _add(path, choice, "allow", **given)

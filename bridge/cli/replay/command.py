@@ -74,7 +74,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--from",
     "envelope_sender",
     metavar="ADDRESS",
-    help="Files: envelope sender. Default: Return-Path, else the null sender.",
+    help="Envelope sender of mail files. Default: Return-Path, else the null sender.",
 )
 @click.option(
     "--to",
@@ -87,12 +87,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--remote-address",
     metavar="ADDRESS",
     callback=ip_address,
-    help="Files: IP address of the host that sent the mail. Default: unknown.",
+    help="IP address of the host that sent the mail files. Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="Files: HELO or EHLO name of that host. Default: unknown.")
-@click.option("--id", "ids", metavar="ID", multiple=True, help="Quarantine: only this mail; repeatable.")
+@click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host (for mail files). Default: unknown.")
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Replay only this quarantined mail; repeatable.")
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=Limit(), default=0, help="Quarantine: at most this many mails, newest first.")
+@click.option("--limit", type=Limit(), default=0, help="Replay at most this many quarantined mails, newest first.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 64),
@@ -104,7 +104,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--timeout", "timeout_s", default="5m", show_default=True, callback=duration, help="Maximum time for one mail."
 )
 @click.option("--all", "everything", is_flag=True, help="Also list mail for which nothing changed.")
-@click.option("--plot", type=_FILE, metavar="FILE.svg", help="Write the confusion matrix to this file, as a picture.")
+@click.option(
+    "--plot", type=_FILE, metavar="FILE.svg", help="Write the confusion matrix to this file, as an SVG image."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print all mails as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, with all mails.")
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:

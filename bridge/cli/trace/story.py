@@ -144,8 +144,8 @@ def _size(setup: Setup) -> Step:
     received = count_received(head.lower())
     ambiguity = "refuses" if setup.listener.refuse_ambiguous_mime else "does not refuse"
     text = (
-        f"The mail has {len(content):,} bytes (limits.max_message_size: {show_size(limits.max_message_size)}), its "
-        f"header section {len(head):,} bytes and {received} Received fields (limits.max_received: "
+        f"The mail is {len(content):,} bytes long (limits.max_message_size: {show_size(limits.max_message_size)}); its "
+        f"header section is {len(head):,} bytes long and has {received} Received fields (limits.max_received: "
         f"{limits.max_received}). The listener {ambiguity} mail with an ambiguous MIME structure."
     )
     facts = {"size": len(content), "header_size": len(head), "received_fields": received}

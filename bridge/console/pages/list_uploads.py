@@ -91,7 +91,7 @@ async def cancel(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if _is_pending(found):
-        raise Refused(409, "Too late", "The file is already being applied. Cancel it on the list's page.")
+        raise Refused(409, "Too late", "This upload is already being applied. Cancel it on the list's page.")
     call.console.uploads.remove(number)
     call.audit_detail = _about(found)
     return to_list(call, found.sent.info.name, found.sent.tenant)
@@ -102,9 +102,10 @@ async def apply(call: Call) -> Response:
     number = call.form.get("upload", "")
     found = _found(call, number)
     if found.stage is not Stage.READY or not found.changes:
-        raise Refused(409, "Not ready", "The file has not been compared yet, or changes nothing. Nothing was done.")
+        text = "The file has not been compared with the list yet, or would change nothing. Nothing was done."
+        raise Refused(409, "Not ready", text)
     if _is_pending(found):
-        raise Refused(409, "Already started", "The file is already being applied.")
+        raise Refused(409, "Already started", "This upload is already being applied.")
     if found.dangers and call.form.get("sure") != "yes":
         raise Refused(409, "Not confirmed", "The file has dangerous entries: nothing was changed.")
     name, tenant, total = found.sent.info.name, found.sent.tenant, found.changes
@@ -183,7 +184,8 @@ def _found(call: Call, number: str) -> Upload:
 
 
 def _gone() -> Refused:
-    return Refused(404, "No such file", "The file has been applied or cancelled, or has expired. Upload it again.")
+    text = "This upload has been applied or cancelled, or has expired. Upload the file again."
+    return Refused(404, "No such file", text)
 
 
 @dataclass(frozen=True, slots=True)

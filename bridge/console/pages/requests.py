@@ -97,4 +97,4 @@ def _requests(call: Call) -> Requests:
 
 
 def _decided_before() -> Refused:
-    return Refused(409, "Already decided", "Someone else has already decided on this request.")
+    return Refused(409, "Already decided", "Someone else has already granted or refused this request.")

@@ -49,7 +49,8 @@ def read_secrets(text: str) -> tuple[bytes, ...]:
         except (binascii.Error, ValueError):
             raise ValueError("a secret must be whsec_ followed by base64") from None
         if not _SHORTEST_SECRET <= len(secret) <= _LONGEST_SECRET:
-            raise ValueError(f"a secret must have {_SHORTEST_SECRET} to {_LONGEST_SECRET} bytes before base64 encoding")
+            size = f"{_SHORTEST_SECRET} to {_LONGEST_SECRET} bytes"
+            raise ValueError(f"a secret must be {size} long before base64 encoding")
         found.append(secret)
     if not found:
         raise ValueError("a secret must be whsec_ followed by base64; the file is empty")

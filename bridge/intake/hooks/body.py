@@ -45,14 +45,14 @@ class Body:
         spool, limits = self._context.spool, self._context.settings
         received = counted = 0
         if self._length.isdigit() and int(self._length[:20]) > limits.max_body:
-            raise TooMuch(f"the request has more than {limits.max_body} bytes")
+            raise TooMuch(f"the request is larger than {limits.max_body} bytes")
         pace = _Pace(self._context)
         try:
             while not self.is_read:
                 block = await self._next(pace)
                 received += len(block)
                 if received > limits.max_body:
-                    raise TooMuch(f"the request has more than {limits.max_body} bytes")
+                    raise TooMuch(f"the request is larger than {limits.max_body} bytes")
                 self._hash.update(block)
                 reader.feed(block)
                 if reader.kept_bytes > counted:

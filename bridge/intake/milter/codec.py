@@ -309,7 +309,7 @@ def encode_reply(event: int, reply: Reply) -> bytes:
     """Our own code and text. The mail server uses it as a format string: every % is doubled."""
     digit = str(reply.code)[0]
     if digit not in "45":
-        raise ValueError("a mail server accepts only 4xx and 5xx replies")
+        raise ValueError("a milter's reply must be a 4xx or 5xx")
     status = "" if reply.status else f"{digit}.7.1 "  # Postfix might take the first words of the text for a status
     lines = [(status + line)[:_REPLY_LINE_LIMIT].replace("%", "%%") for line in reply.lines()[:_MAX_REPLY_LINES]]
     encoded = [f"{reply.code}-{line}" for line in lines[:-1]] + [f"{reply.code} {lines[-1]}"]

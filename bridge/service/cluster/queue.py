@@ -330,4 +330,4 @@ def _no_worker() -> Refused:
 
 
 def _unavailable() -> Refused:
-    return Refused(503, "queue_unavailable", "the queue of analyses cannot be reached", retry_after_s=RETRY_AFTER_S)
+    return Refused(503, "queue_unavailable", "the analysis queue cannot be reached", retry_after_s=RETRY_AFTER_S)

@@ -179,7 +179,7 @@ def _entry(definition: ListDefinition, item: Any, position: int) -> Entry:
     if not isinstance(item, dict) or not item.keys() <= {"entry", "comment"} or not isinstance(item.get("entry"), str):
         raise _invalid(f"`entries[{position}]` must be an object with `entry` and `comment`")
     if not 1 <= len(item["entry"]) <= spelling.MAX_ENTRY:
-        raise _invalid(f"`entries[{position}].entry` must have 1 to {spelling.MAX_ENTRY} characters")
+        raise _invalid(f"`entries[{position}].entry` must be 1 to {spelling.MAX_ENTRY} characters long")
     comment = item.get("comment", "")
     if not isinstance(comment, str) or not spelling.is_clean(comment):
         raise _invalid(f"`entries[{position}].comment` must be text of at most {spelling.MAX_COMMENT} characters")

@@ -127,7 +127,7 @@ def test_a_reload_with_a_refused_token_said_nothing(tmp_path: Path, count: int) 
         (tmp_path / "token").write_text("another-token-that-the-scanner-does-not-know\n")
         done = reload(bridge)
         assert done.returncode == 0 and "the new configuration is in use" in done.stdout
-        assert f"WARNING: scanner {scanner.url}: the token is refused" in done.stderr, done.stderr
+        assert f"WARNING: scanner {scanner.url}: the token was refused" in done.stderr, done.stderr
         change(bridge, scanner={"urls": [f"http://127.0.0.1:{free_port()}"], "token_file": "token"})
         done = reload(bridge)
         assert done.returncode == 0 and "WARNING: scanner http://127.0.0.1:" in done.stderr, done.stderr
