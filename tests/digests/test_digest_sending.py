@@ -24,7 +24,7 @@ from bridge.runtime.database import Database
 from bridge.testing import Received, until
 from tests.console.held_kit import hold
 from tests.daemon.process_kit import environment, get, parts, scanbridge, write_config
-from tests.digests.digest_kit import SENDER, Mail, Users
+from tests.digests.digest_kit import SENDER, Mail, Users, users
 from tests.digests.held_mail_maker import fill
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from tests.warm_commands import WarmProcess, warm_commands
@@ -117,6 +117,15 @@ def test_mail_that_was_indexed_late_is_found(store: DigestStore, tmp_path: Path)
     items.refresh(quarantine, PEOPLE)
     fill(tmp_path, 4, 1, first=3, age_s=1800)
     assert items.refresh(quarantine, PEOPLE) == 4
+
+
+def test_the_envelope_sender_of_the_operator_is_used(tmp_path: Path) -> None:
+    """For a mail server that does not take bounces to others; digests are marked as automatic all the same."""
+    with users(tmp_path, {"envelope_sender": "bounces@a.example"}) as world:
+        hold(tmp_path, "OWNSENDER", "own@a.example")
+        digest = world.send_digests("--now")["own@a.example"]
+        assert world.received()[-1].sender == "bounces@a.example"
+        assert digest["Auto-Submitted"] == "auto-generated"
 
 
 @pytest.mark.parametrize("reply", [b"550 5.1.1 no such user", b"451 4.3.0 later"])
