@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import TOKEN, Background, RunningBridge, SmtpClient, free_port, running_bridge
+from tests.hostile.hostile_kit import MiB, bridge_process
 from tests.scanner.spoken import SPOKEN, discovery, registration
 
 MAIL = b"Subject: s\r\n\r\nbody\r\n"
@@ -24,6 +25,7 @@ class HooksScanner:
     def __init__(self) -> None:
         self.port = free_port()
         self.refuses_token = False
+        self.largest = 0  # in bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -49,6 +51,7 @@ class HooksScanner:
         if path != "/hook":
             return 200, b"{}"
         raw = base64.b64decode(json.loads(body)["rawMessage"])
+        self.largest = max(self.largest, len(raw))
         word = raw.partition(b"Subject: ")[2].partition(b"\r\n")[0].decode()
         return 200, SPOKEN[2].result(word if word in ("bounce", "drop", "quarantine", "undecided") else "deliver")
 
@@ -119,3 +122,18 @@ def test_a_refused_token_is_a_setting_to_correct(tmp_path: Path) -> None:
         with running_bridge(tmp_path, {"scanner": conf}) as bridge:
             assert reply(bridge, "deliver").startswith(b"451 4.3.5")
             assert not bridge.next_hop.mails
+
+
+def test_fifty_mebibytes_are_sent_in_less_memory_than_that(tmp_path: Path) -> None:
+    """They are encoded as they are sent: the 70 MB of the request are never in memory."""
+    with hooks_scanner() as scanner:
+        conf = {"urls": [f"http://127.0.0.1:{scanner.port}"], "dialect": "mta-hooks"}
+        content = b"Subject: large\r\n\r\n" + (b"x" * 1022 + b"\r\n") * (50 * 1024 - 1)
+        with bridge_process(tmp_path, {"scanner": conf}) as process:
+            with process.client() as client:
+                client.open()
+                assert client.mail(MAIL).startswith(b"250 ")
+            with process.growing_at_most(50 * MiB), SmtpClient(process.port, timeout_s=120) as client:
+                client.open()
+                assert client.mail(content).startswith(b"250 ")
+        assert scanner.largest == len(content)

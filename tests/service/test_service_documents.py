@@ -93,6 +93,21 @@ def test_rar() -> None:
     assert "mime:unopened-archive" in tags(rar5("a.txt", b"part", volume=True))
 
 
+def cabinet(name: str, content: bytes) -> bytes:
+    """A stored file, as in [MS-CAB]. Of the programs in Debian, libarchive only reads the format."""
+    file = struct.pack("<IIHHHH", len(content), 0, 0, 0x5D71, 0, 0x20) + name.encode() + b"\0"
+    data = struct.pack("<IHH", 0, len(content), len(content)) + content  # a checksum of 0: none
+    start = 36 + 8 + len(file)
+    head = struct.pack("<4sIIIIIBBHHHHH", b"MSCF", 0, start + len(data), 0, 44, 0, 3, 1, 1, 1, 0, 1, 0)
+    return head + struct.pack("<IHH", start, 1, 0) + file + data
+
+
+def test_cab() -> None:
+    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    assert tags(cabinet("eicar.com", EICAR), "a.cab") == {"malware:eicar", "mime:executable"}
+    assert "malware:eicar" in tags(zipped(("a.cab", cabinet("a.zip", zipped(("x", EICAR))))))
+
+
 @pytest.mark.parametrize("options", [["-psecret"], ["-psecret", "-mhe"]])
 def test_an_encrypted_7z_archive_has_the_tag(options: list[str], tmp_path: Path) -> None:
     pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
