@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, RunningBridge, SmtpClient, free_port, running_bridge
 from tests.hostile.hostile_kit import MiB, bridge_process
 from tests.scanner.spoken import SPOKEN, discovery, registration
@@ -137,3 +140,29 @@ def test_fifty_mebibytes_are_sent_in_less_memory_than_that(tmp_path: Path) -> No
                 client.open()
                 assert client.mail(content).startswith(b"250 ")
         assert scanner.largest == len(content)
+
+
+def test_the_commands_speak_the_dialect(tmp_path: Path, hooked: tuple[HooksScanner, RunningBridge]) -> None:
+    """`check` has a test mail scanned, `scan` prints decision and changes, `status` names the dialect."""
+    scanner, bridge = hooked
+    conf = {
+        "scanner": {"urls": [f"http://127.0.0.1:{scanner.port}"], "dialect": "mta-hooks", "token_file": "token"},
+        "listeners": [{"name": "test", "address": f"127.0.0.1:{free_port()}"}],
+        "relay": {"next_hop": f"maildir:{tmp_path}/Maildir"},
+        "admin": {"address": f"127.0.0.1:{bridge.admin_port}"},
+        "state_directory": str(tmp_path / "state"),
+    }
+    conf["scanner"]["allow_changes"] = ["add_headers"]  # type: ignore[index]
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "bridge.yml").write_text(yaml_file.dump(conf))
+    (tmp_path / "a.eml").write_bytes(b"Subject: bounce\r\n\r\nbody\r\n")
+    (tmp_path / "b.eml").write_bytes(MAIL)
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(main, [*words, "-c", str(tmp_path / "bridge.yml")]).output
+
+    assert "mta-hooks, GREEN" in run("check", "--verbose"), run("check", "--verbose")
+    scanned = run("scan", str(tmp_path / "a.eml"), str(tmp_path / "b.eml"))
+    assert "a.eml: bounce" in scanned and "b.eml: deliver" in scanned and "changes=+X-Word" in scanned, scanned
+    assert f"http://127.0.0.1:{scanner.port} (mta-hooks)" in run("status")
