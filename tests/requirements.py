@@ -7,6 +7,7 @@ skipped with the reason; with `CI=true` it fails, so that no test is silently le
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import socket
@@ -15,12 +16,13 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 # The Debian package of each program, where its name differs.
 PACKAGES = {
+    "7z": "p7zip-full",
     "clamd": "clamav-daemon",
     "dnsmasq": "dnsmasq-base",
     "go": "golang-go",
@@ -57,6 +59,14 @@ def need(*programs: str, root: bool = False) -> None:
         unavailable(f"{', '.join(missing)} not installed (Debian: apt-get install {packages})")
     if root and os.geteuid() != 0:
         unavailable("this test must run as root")
+
+
+def library(name: str, extra: str) -> Any:
+    """This module of an extra of ours; skip, or fail if CI=true, if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        unavailable(f"{name} is not installed (pip install 'scanbridge[{extra}]')")
 
 
 def need_ipv6() -> None:

@@ -63,6 +63,7 @@ class Entry:
     act_url: str
     view_url: str  # "": not allowed
     ham_url: str = ""  # only for spam
+    spam_url: str = ""  # only for mail that is held for another reason
     findings: tuple[str, ...] = ()  # what the scanner found, in words
 
 
@@ -120,6 +121,7 @@ class DigestMaker:
             act_url=self.url(act, item.recipient, now, item.mail) if act else "",
             view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
             ham_url=self.url(Act.HAM, item.recipient, now, item.mail) if reason is Reason.SPAM else "",
+            spam_url=self.url(Act.SPAM, item.recipient, now, item.mail) if reason is not Reason.SPAM else "",
             findings=tuple(shown(text, MAX_FINDING) for text in in_words(mail.reasons, words)),
         )
 

@@ -55,6 +55,7 @@ def sample(maker: DigestMaker, tenant: str = "", language: str | None = None) ->
             act_url=maker.url(Act.RELEASE, PERSON, now),
             view_url=maker.url(Act.VIEW, PERSON, now) if settings.users.preview else "",
             ham_url=maker.url(Act.HAM, PERSON, now) if reason is Reason.SPAM else "",
+            spam_url=maker.url(Act.SPAM, PERSON, now) if reason is not Reason.SPAM else "",
             findings=tuple(shown(text, MAX_FINDING) for text in in_words(found, words)),
         )
         for number, (sender, subject, reason, found) in enumerate(_MAILS, 1)

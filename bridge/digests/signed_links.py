@@ -38,6 +38,7 @@ class Act(StrEnum):
     DELETE = "delete"
     BLOCK = "block"
     HAM = "ham"  # it is not spam
+    SPAM = "spam"  # it is spam
     ENTER = "enter"  # sign in; without a mail
     UNSUBSCRIBE = "unsubscribe"  # without a mail
 

@@ -34,7 +34,10 @@ class MailServer:
 
 
 @contextmanager
-def mail_server(filter_port: int, behind: int) -> Iterator[MailServer]:
+def mail_server(
+    filter_port: int, behind: int, way: str = "smtpd_proxy_filter=127.0.0.1:{port}"
+) -> Iterator[MailServer]:
+    """`way`: the setting by which Postfix hands mail to the bridge."""
     need("postfix", "dovecot", root=True)
     if not LDA.exists():
         unavailable("dovecot-lda not installed (Debian: apt-get install dovecot-core)")
@@ -46,7 +49,8 @@ def mail_server(filter_port: int, behind: int) -> Iterator[MailServer]:
     (home / "dovecot.conf").write_text(_DOVECOT.format(home=home))
     door = free_port()
     services = (
-        f"127.0.0.1:{door} inet n - n - - smtpd -o smtpd_proxy_filter=127.0.0.1:{filter_port}\n"
+        f"127.0.0.1:{door} inet n - n - - smtpd -o {way.format(port=filter_port)}\n"
+        "lmtp unix - - n - - lmtp\n"
         f"127.0.0.1:{behind} inet n - n - - smtpd\n"
         f"dovecot unix - n n - - pipe flags=R user=nobody argv={LDA} -c {home}/dovecot.conf "
         f"-o mail_location=maildir:{boxes}/${{user}} -f ${{sender}} -a ${{recipient}}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +22,9 @@ from bridge.runtime.database import Database
 from bridge.testing import free_port
 from tests.console.browser_kit import EACH_LOOK, LOOKS, chromium, overflows, window, wrong_for_readers
 from tests.console.console_kit import TENANT_A, TENANT_B, TENANTS, Browser, ConsoleProcess, console_process
-from tests.console.held_kit import hold
-from tests.digests.digest_kit import Users, users
+from tests.console.held_kit import CONTENT, hold
+from tests.console.test_console_quarantine import wait_for_jobs
+from tests.digests.digest_kit import Users, links, users
 
 
 @dataclass
@@ -45,7 +48,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory, port = tmp_path_factory.mktemp("requests"), free_port()
-    sections = {"console": {"address": f"127.0.0.1:{port}"}, "tenants": TENANTS}
+    sections = {"console": {"address": f"127.0.0.1:{port}", "undo_period": "1s"}, "tenants": TENANTS}
     digests = {"domains": ["a.example", "b.example"], "tenants": [{"uid": TENANT_B, "language": "fr"}]}
     with (
         users(directory, digests, **sections) as made,
@@ -99,6 +102,39 @@ def test_two_releasers_grant_at_the_same_moment(world: World) -> None:
         thread.join()
     assert sorted(answers) == [303, 409, 409, 409]
     assert world.released()[before:] == [["two@a.example"]]
+
+
+def test_everybody_who_may_release_a_mail_does_so_at_the_same_moment(world: World) -> None:
+    """Its recipient, two operators in the console, and the command line; each mail is delivered once."""
+    mails = [f"ALL{number}" for number in range(3)]
+    for mail in mails:
+        hold(world.users.directory, mail, f"{mail.lower()}@a.example", CONTENT.replace(b"hello", mail.encode()))
+    digests, before = world.users.send_digests("--now"), len(world.released())
+    work: list[Callable[[], object]] = []
+    operator = releaser(world)
+    with closing(DigestStore(Database.file(world.users.directory / "state" / FILE))) as store:
+        requests = Requests(store, "")
+        for mail in mails:
+            address = f"{mail.lower()}@a.example"
+            assert requests.ask(RELEASE, mail, address, address, TENANT_A)
+        waiting = {request.mail: str(request.seq) for request in requests.waiting()}
+    for mail in mails:
+        link, user, another = (
+            links(digests[f"{mail.lower()}@a.example"])[0],
+            world.users.served.browser(),
+            releaser(world),
+        )
+        user.get(link)
+        work += [
+            partial(user.post, link),
+            partial(another.post, "/requests/actions/grant", {"request": waiting[mail]}),
+            partial(world.users.command, "quarantine", "release", mail),
+        ]
+        assert operator.post("/quarantine/actions/release", {"mail": mail}).status == 303  # begins in a second
+    with ThreadPoolExecutor(len(work)) as pool:
+        list(pool.map(lambda press: press(), work))
+    wait_for_jobs(operator)
+    assert sorted(world.released()[before:]) == [[f"{mail.lower()}@a.example"] for mail in mails]
 
 
 def test_what_cannot_be_done_waits_as_before(world: World) -> None:

@@ -99,6 +99,18 @@ def test_a_digest_carries_the_token_of_released_mail(shared: Users) -> None:
     assert len(shared.scanner.submissions) == scans
 
 
+def test_a_link_works_after_a_newer_digest(shared: Users) -> None:
+    """A new digest does not end the links of the one before it, nor do new keys."""
+    hold(shared.directory, "OLDER1", "older@a.example", content("older"))
+    release = links(shared.send_digests("--now")["older@a.example"])[0]
+    hold(shared.directory, "OLDER2", "older@a.example", content("newer"))
+    assert "newer" in text_of(shared.send_digests("--now")["older@a.example"])
+    assert shared.command("digest", "keys", "rotate").returncode == 0
+    assert shared.served.browser().press(release).status == 200
+    assert [recipients for recipients, _ in released(shared, "older")] == [["older@a.example"]]
+    assert released(shared, "newer") == []
+
+
 def test_one_recipient_of_many_releases_their_own_copy(shared: Users) -> None:
     hold_many(shared, "MANY1", ["one@a.example", "two@a.example", "out@elsewhere.example"], content("many"))
     digests = shared.send_digests("--now")

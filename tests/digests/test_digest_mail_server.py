@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,31 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     "language", [word if word in ("en", "de") else pytest.param(word, marks=pytest.mark.long) for word in WORDS]
 )
 def test_a_digest_is_opened_and_the_mail_released(world: World, tmp_path: Path, language: str) -> None:
+    release_from_digest(world, tmp_path, language)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("protocol", "profile", "way"),
+    [
+        ("milter", "", "smtpd_milters=inet:127.0.0.1:{port}"),
+        ("smtp", "postfix-content-filter", "content_filter=smtp:[127.0.0.1]:{port}"),
+        ("lmtp", "", "content_filter=lmtp:inet:127.0.0.1:{port}"),
+    ],
+    ids=["milter", "content filter", "LMTP"],
+)
+def test_however_postfix_asks_the_bridge(world: World, tmp_path: Path, protocol: str, profile: str, way: str) -> None:
+    """The same as with a proxy filter: held, announced, released once, and no byte changed."""
+    behind, port = free_port(), free_port()
+    listener = {"name": "mx", "protocol": protocol, "address": f"127.0.0.1:{port}"}
+    listener |= {"profile": profile} if profile else {}
+    sections: dict[str, Any] = {"relay": {"next_hop": f"127.0.0.1:{behind}"}, "listeners": [listener]}
+    sections["policy"] = {"quarantine": "quarantine"}  # the default of a milter is Postfix's hold queue
+    with users(tmp_path, **sections) as made, mail_server(port, behind, way) as server:
+        release_from_digest(replace(world, users=made, server=server), tmp_path, "en")
+
+
+def release_from_digest(world: World, tmp_path: Path, language: str) -> None:
     name, (subject, button, done) = f"jane-{language}", WORDS[language]
     world.speak(name, language)
     original = world.hold(f"wanted {language}", f"{name}@a.example")

@@ -279,7 +279,7 @@ def test_nobody_signs_in_with_a_link_of_a_sample(tmp_path: Path) -> None:
     config = Digests.model_validate({"from": "q@example.org", "domains": ["example.org"]})
     text = part_of(sample(DigestMaker(DigestSettings(config, tmp_path, {}, "host.example"), keys)), "plain")
     found = re.findall(r"/[lu]/(\S+)", text)
-    assert len(found) == 9 and all(token.endswith("-sample") for token in found)
+    assert len(found) == 11 and all(token.endswith("-sample") for token in found)
 
 
 @pytest.mark.parametrize("odd", ["=?utf-8?q?a=0d=0ab?=", "=?utf-8?q?=41?=", '"a\u2028b"', "\u202ea"])

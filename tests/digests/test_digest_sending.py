@@ -21,10 +21,10 @@ from bridge.digests.requests import Requests
 from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
-from bridge.testing import Received, until
+from bridge.testing import Received, free_port, until
 from tests.console.held_kit import hold
-from tests.daemon.process_kit import environment, get, parts, scanbridge, write_config
-from tests.digests.digest_kit import SENDER, Mail, Users
+from tests.daemon.process_kit import environment, get, parts, running, scanbridge, write_config
+from tests.digests.digest_kit import SENDER, Mail, Users, digest_process, users
 from tests.digests.held_mail_maker import fill
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from tests.warm_commands import WarmProcess, warm_commands
@@ -117,6 +117,35 @@ def test_mail_that_was_indexed_late_is_found(store: DigestStore, tmp_path: Path)
     items.refresh(quarantine, PEOPLE)
     fill(tmp_path, 4, 1, first=3, age_s=1800)
     assert items.refresh(quarantine, PEOPLE) == 4
+
+
+def test_the_envelope_sender_of_the_operator_is_used(tmp_path: Path) -> None:
+    """For a mail server that does not take bounces to others; digests are marked as automatic all the same."""
+    with users(tmp_path, {"envelope_sender": "bounces@a.example"}) as world:
+        hold(tmp_path, "OWNSENDER", "own@a.example")
+        digest = world.send_digests("--now")["own@a.example"]
+        assert world.received()[-1].sender == "bounces@a.example"
+        assert digest["Auto-Submitted"] == "auto-generated"
+
+
+def test_the_process_sends_by_itself_what_is_due(tmp_path: Path) -> None:
+    """By the schedule of the tenant, or the person's own choice; for everybody else, the turn has not come."""
+    tenant, port = "22222222-2222-4222-8222-222222222222", free_port()
+    section = {
+        "schedule": "weekly", "from": SENDER, "domains": ["a.example", "b.example"],
+        "page": {"address": f"127.0.0.1:{port}"}, "tenants": [{"uid": tenant, "schedule": "immediate"}],
+    }  # fmt: skip
+    tenants = [{"uid": tenant, "recipient_domains": ["b.example"]}]
+    with running(tmp_path, digests=section, tenants=tenants) as (_, _, next_hop):
+        with closing(DigestStore(Database.file(tmp_path / "state" / FILE))) as store:
+            Items(store, "").choose("eager@a.example", schedule="immediate")
+            Items(store, "").choose("silent@b.example", schedule="never")
+        for number, who in enumerate(("eager@a.example", "usual@a.example", "tenant@b.example", "silent@b.example")):
+            hold(tmp_path, f"DUE{number}", who)
+        with digest_process(tmp_path, port) as served:
+            until(lambda: "digests: sent=" in served.log, "the digests")
+            assert "digests: sent=2 mails=2 failed=0 refused=0" in served.log
+        assert {Mail.of(mail).recipients[0] for mail in next_hop.mails} == {"eager@a.example", "tenant@b.example"}
 
 
 @pytest.mark.parametrize("reply", [b"550 5.1.1 no such user", b"451 4.3.0 later"])

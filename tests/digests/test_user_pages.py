@@ -358,6 +358,27 @@ def test_a_report_from_the_digest_and_from_the_page(pages: Users) -> None:
     assert "not spam" in actions and "report@a.example" in actions
 
 
+def test_a_mail_that_is_held_for_another_reason_is_reported_as_spam(pages: Users) -> None:
+    """From the digest and from the page. Before, a digest had no such link."""
+    for mail in ("JUNK1", "JUNK2"):
+        hold(pages.directory, mail, "junk@a.example", verdict="phishing", tags=["phishing:likely"])
+    digest = pages.send_digests("--now")["junk@a.example"]
+    text = str(digest.get_body(("plain",)).get_content())  # type: ignore[union-attr]
+    assert text.count("This is spam:") == 2 and "This is not spam" not in text
+    assert str(digest.get_body(("html",)).get_content()).count(">This is spam</a>") == 2  # type: ignore[union-attr]
+    browser, spam = pages.served.browser(), links(digest)[2]
+    assert "This does not delete it" in browser.get(spam).text
+    assert not any(line.startswith("reported as spam") for line in pages.audit())  # a GET does nothing
+    assert "We will learn from this" in browser.post(spam).text
+    person = signed_in(pages, "junk@a.example")
+    assert person.get("/").text.count("/mail/JUNK") >= 2
+    for mail in ("JUNK1", "JUNK2"):
+        assert person.post(f"/mail/{mail}/report", {"kind": "spam"}).status == 303
+    for mail in ("JUNK1", "JUNK2"):
+        assert any(line.startswith(f"reported as spam|{mail}|done|user junk@a.example") for line in pages.audit())
+    assert {"JUNK1", "JUNK2"} <= held_ids(pages.directory)
+
+
 def test_nobody_teaches_the_filter_that_malware_is_wanted(pages: Users) -> None:
     for mail, verdict in (("POISON1", "malware"), ("POISON2", "phishing")):
         hold(pages.directory, mail, "poison@a.example", verdict=verdict, tags=[f"{verdict}:any"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from bridge.cli import main
 from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
+from bridge.console.roles import Role
 from bridge.feedback.report import ReportKind, ReportState
 from bridge.runtime import yaml_file
 from bridge.testing import (
@@ -22,11 +23,18 @@ from bridge.testing import (
     RunningBridge,
     answer,
     configuration,
+    free_port,
     result,
     running_bridge,
     until,
     whole_lines,
 )
+from tests.console.console_kit import console_process
+from tests.console.held_kit import hold
+from tests.console.test_console_quarantine import wait_for_jobs
+from tests.daemon.process_kit import get
+from tests.digests.digest_kit import links, users
+from tests.digests.test_user_pages import signed_in
 from tests.feedback.rspamd_kit import MIN_LEARNS, PASSWORD, LearningRspamd, learning_rspamd, mail_of
 from tests.filter.smtp_kit import send
 
@@ -140,6 +148,43 @@ def test_report_of_a_held_mail_is_in_history_events_and_metrics(rspamd: Learning
         explained = CliRunner().invoke(main, ["explain", kept.stem, "-c", str(_saved(bridge.directory))])
         assert "reported as not spam by user:anna@example.org" in explained.output, explained.output
         reports.close()
+
+
+def test_every_way_to_report_reaches_rspamd(rspamd: LearningRspamd, tmp_path: Path) -> None:
+    """From the digest, from the page of a user and from the console; the daemon counts what was learned."""
+    port = free_port()
+    sections = settings(tmp_path, rspamd) | {"console": {"address": f"127.0.0.1:{port}", "undo_period": "1s"}}
+    with users(tmp_path, **sections) as world, console_process(tmp_path / "bridge.yml", port) as console:
+        for number, (mail, verdict) in enumerate(
+            {"DIGHAM": "spam", "DIGSPAM": "phishing", "PAGEHAM": "spam", "PAGESPAM": "phishing", "CONHAM": "spam",
+             "CONSPAM": "phishing"}.items(), 100
+        ):  # fmt: skip
+            hold(tmp_path, mail, f"{mail.lower()}@a.example", mail_of("new", number), verdict=verdict, tags=[verdict])
+        digests = world.send_digests("--now")
+
+        def learned(kind: str, press: Callable[[], object]) -> bool:
+            before = rspamd.learned("ham"), rspamd.learned("spam")
+            press()
+            after = rspamd.learned("ham"), rspamd.learned("spam")
+            return (after[0] - before[0], after[1] - before[1]) == (kind == "ham", kind == "spam")
+
+        for kind in ReportKind:
+            link = links(digests[f"dig{kind}@a.example"])[2]
+            assert learned(kind, lambda link=link: world.served.browser().press(link))
+            person = signed_in(world, f"page{kind}@a.example")
+            path = f"/mail/PAGE{kind.upper()}/report"
+            assert learned(kind, lambda person=person, path=path, kind=kind: person.post(path, {"kind": kind}))
+            operator = console.signed_in(Role.RELEASER, name=f"rita-{kind}")
+            action = "/quarantine/actions/report" + ("-spam" if kind == "spam" else "")
+
+            def from_console(operator: Any = operator, action: str = action, kind: str = kind) -> None:
+                assert operator.post(action, {"mail": f"CON{kind.upper()}"}).status == 303
+                wait_for_jobs(operator)
+
+            assert learned(kind, from_console)
+        for kind in ReportKind:
+            line = f'scanbridge_reports{{kind="{kind}",result="learned"}} 3.0'
+            until(lambda line=line: line in get(world.bridge.admin, "/metrics")[1], "the metric")
 
 
 def _saved(directory: Path) -> Path:

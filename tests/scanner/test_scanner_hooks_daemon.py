@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, RunningBridge, SmtpClient, free_port, running_bridge
+from tests.hostile.hostile_kit import MiB, bridge_process
 from tests.scanner.spoken import SPOKEN, discovery, registration
 
 MAIL = b"Subject: s\r\n\r\nbody\r\n"
@@ -24,6 +28,7 @@ class HooksScanner:
     def __init__(self) -> None:
         self.port = free_port()
         self.refuses_token = False
+        self.largest = 0  # in bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -49,6 +54,7 @@ class HooksScanner:
         if path != "/hook":
             return 200, b"{}"
         raw = base64.b64decode(json.loads(body)["rawMessage"])
+        self.largest = max(self.largest, len(raw))
         word = raw.partition(b"Subject: ")[2].partition(b"\r\n")[0].decode()
         return 200, SPOKEN[2].result(word if word in ("bounce", "drop", "quarantine", "undecided") else "deliver")
 
@@ -119,3 +125,44 @@ def test_a_refused_token_is_a_setting_to_correct(tmp_path: Path) -> None:
         with running_bridge(tmp_path, {"scanner": conf}) as bridge:
             assert reply(bridge, "deliver").startswith(b"451 4.3.5")
             assert not bridge.next_hop.mails
+
+
+def test_fifty_mebibytes_are_sent_in_less_memory_than_that(tmp_path: Path) -> None:
+    """They are encoded as they are sent: the 70 MB of the request are never in memory."""
+    with hooks_scanner() as scanner:
+        conf = {"urls": [f"http://127.0.0.1:{scanner.port}"], "dialect": "mta-hooks"}
+        content = b"Subject: large\r\n\r\n" + (b"x" * 1022 + b"\r\n") * (50 * 1024 - 1)
+        with bridge_process(tmp_path, {"scanner": conf}) as process:
+            with process.client() as client:
+                client.open()
+                assert client.mail(MAIL).startswith(b"250 ")
+            with process.growing_at_most(50 * MiB), SmtpClient(process.port, timeout_s=120) as client:
+                client.open()
+                assert client.mail(content).startswith(b"250 ")
+        assert scanner.largest == len(content)
+
+
+def test_the_commands_speak_the_dialect(tmp_path: Path, hooked: tuple[HooksScanner, RunningBridge]) -> None:
+    """`check` has a test mail scanned, `scan` prints decision and changes, `status` names the dialect."""
+    scanner, bridge = hooked
+    conf = {
+        "scanner": {"urls": [f"http://127.0.0.1:{scanner.port}"], "dialect": "mta-hooks", "token_file": "token"},
+        "listeners": [{"name": "test", "address": f"127.0.0.1:{free_port()}"}],
+        "relay": {"next_hop": f"maildir:{tmp_path}/Maildir"},
+        "admin": {"address": f"127.0.0.1:{bridge.admin_port}"},
+        "state_directory": str(tmp_path / "state"),
+    }
+    conf["scanner"]["allow_changes"] = ["add_headers"]  # type: ignore[index]
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "bridge.yml").write_text(yaml_file.dump(conf))
+    (tmp_path / "a.eml").write_bytes(b"Subject: bounce\r\n\r\nbody\r\n")
+    (tmp_path / "b.eml").write_bytes(MAIL)
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(main, [*words, "-c", str(tmp_path / "bridge.yml")]).output
+
+    assert "mta-hooks, GREEN" in run("check", "--verbose"), run("check", "--verbose")
+    scanned = run("scan", str(tmp_path / "a.eml"), str(tmp_path / "b.eml"))
+    assert "a.eml: bounce" in scanned and "b.eml: deliver" in scanned and "changes=+X-Word" in scanned, scanned
+    assert f"http://127.0.0.1:{scanner.port} (mta-hooks)" in run("status")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.analyzer_settings import Mime
 from tests.processor_time import fair_cpu_s
+from tests.requirements import library, need
 from tests.service.service_kit import CONFIG, EICAR, attached, service, zipped
 
 ALL = Limits(formats=(*DEFAULT_FORMATS, LIBARCHIVE, QR_CODES))
@@ -58,7 +58,7 @@ def rar5(name: str, content: bytes, *, encrypted: bool = False, volume: bool = F
 
 def written(format_name: str, filter_name: str | None = None) -> bytes:
     """An archive with the test virus, written by libarchive."""
-    libarchive = pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    libarchive = library("libarchive", "archives")
     out: list[bytes] = []
     with libarchive.custom_writer(
         lambda data: out.append(bytes(data)) or len(data), format_name, filter_name
@@ -85,7 +85,7 @@ def test_the_files_in_other_archives_are_inspected(kind: tuple[str, ...]) -> Non
 
 
 def test_rar() -> None:
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    library("libarchive", "archives")
     assert tags(rar5("eicar.com", EICAR)) == {"malware:eicar", "mime:executable"}
     assert "malware:eicar" in tags(b"junk before it" + rar5("eicar.com", EICAR), "a.rar")
     assert "malware:eicar" in tags(zipped(("a.rar", rar5("a.zip", zipped(("x", EICAR))))))
@@ -93,18 +93,32 @@ def test_rar() -> None:
     assert "mime:unopened-archive" in tags(rar5("a.txt", b"part", volume=True))
 
 
+def cabinet(name: str, content: bytes) -> bytes:
+    """A stored file, as in [MS-CAB]. Of the programs in Debian, libarchive only reads the format."""
+    file = struct.pack("<IIHHHH", len(content), 0, 0, 0x5D71, 0, 0x20) + name.encode() + b"\0"
+    data = struct.pack("<IHH", 0, len(content), len(content)) + content  # a checksum of 0: none
+    start = 36 + 8 + len(file)
+    head = struct.pack("<4sIIIIIBBHHHHH", b"MSCF", 0, start + len(data), 0, 44, 0, 3, 1, 1, 1, 0, 1, 0)
+    return head + struct.pack("<IHH", start, 1, 0) + file + data
+
+
+def test_cab() -> None:
+    library("libarchive", "archives")
+    assert tags(cabinet("eicar.com", EICAR), "a.cab") == {"malware:eicar", "mime:executable"}
+    assert "malware:eicar" in tags(zipped(("a.cab", cabinet("a.zip", zipped(("x", EICAR))))))
+
+
 @pytest.mark.parametrize("options", [["-psecret"], ["-psecret", "-mhe"]])
 def test_an_encrypted_7z_archive_has_the_tag(options: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
-    if shutil.which("7z") is None:
-        pytest.skip("7z is not installed")
+    library("libarchive", "archives")
+    need("7z")
     (tmp_path / "a.exe").write_bytes(b"MZ")
     subprocess.run(["7z", "a", "-bd", *options, "a.7z", "a.exe"], cwd=tmp_path, check=True, capture_output=True)
     assert "mime:encrypted-archive" in tags((tmp_path / "a.7z").read_bytes())
 
 
 def test_a_bomb_and_damaged_archives_end_within_the_limits() -> None:
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    library("libarchive", "archives")
     bomb = subprocess.run(["zstd", "-q"], input=bytes(4 << 20), capture_output=True, check=True).stdout
     assert inspect(attached(bomb), replace(ALL, extracted_bytes=1 << 20)).limits == {"archive-size"}
     assert "mime:unopened-archive" in tags(b"070701" + b"\xff" * 200)  # crashed the process
@@ -115,7 +129,7 @@ def test_a_bomb_and_damaged_archives_end_within_the_limits() -> None:
 
 
 def test_the_service_opens_rar_in_its_bounded_process(tmp_path: Path) -> None:
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    library("libarchive", "archives")
     with service(tmp_path, CONFIG + "analyzers: {mime: {libarchive: true}}\n") as running:
         answer = running.submit(attached(rar5("eicar.com", EICAR), "a.rar")).json
     assert answer["decision"] == "quarantine" and "malware:eicar" in answer["tags"]
@@ -160,8 +174,8 @@ def test_a_file_that_a_script_saves_is_inspected() -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "BMP", "WEBP"])
 def test_a_link_in_a_qr_code_is_a_link(kind: str) -> None:
-    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
-    image = pytest.importorskip("PIL.Image")
+    zxingcpp = library("zxingcpp", "pictures")
+    image = library("PIL.Image", "pictures")
     code = zxingcpp.create_barcode(LINK, zxingcpp.BarcodeFormat.QRCode).to_image(scale=4)
     out = io.BytesIO()
     image.fromarray(code).convert("L").save(out, kind)
@@ -181,8 +195,8 @@ def in_pdf(picture: bytes, mode: str, size: tuple[int, int], options: bytes = b"
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK"])
 def test_a_code_in_a_pdf_was_read_only_as_jpeg(mode: str) -> None:
-    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
-    image = pytest.importorskip("PIL.Image")
+    zxingcpp = library("zxingcpp", "pictures")
+    image = library("PIL.Image", "pictures")
     code = image.fromarray(zxingcpp.create_barcode(LINK, zxingcpp.BarcodeFormat.QRCode).to_image(scale=4))
     raw = code.convert("L").point(lambda grey: grey < 128).tobytes() if mode == "P" else code.convert(mode).tobytes()
     expected = {"picture:qr-link", "host:phish.example"}
@@ -202,7 +216,7 @@ def _differences(row: bytes) -> bytes:
 
 
 def test_thousands_of_pictures_in_a_pdf_are_not_all_read() -> None:
-    pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
+    library("zxingcpp", "pictures")
     stream = b"<</Subtype/Image/Width 1000/Height 1000/BitsPerComponent 8/Filter/FlateDecode>>stream\n%b\nendstream"
     found = tags(pdf(*[stream % zlib.compress(bytes(1_000_000))] * 50), "a.pdf")
     assert found == {"picture:not-read"}
@@ -219,8 +233,8 @@ def test_pictures_in_a_pdf_that_contain_each_other_were_copied_without_end() -> 
 
 
 def test_a_huge_picture_is_not_decoded() -> None:
-    image = pytest.importorskip("PIL.Image", reason="the extra `pictures` is not installed")
-    pytest.importorskip("zxingcpp")
+    image = library("PIL.Image", "pictures")
+    library("zxingcpp", "pictures")
     out = io.BytesIO()
     image.new("1", (20_000, 20_000)).save(out, "PNG")
     assert tags(out.getvalue(), "a.png") == {"picture:not-read"}

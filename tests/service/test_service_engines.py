@@ -81,19 +81,26 @@ def test_a_mail_over_the_engines_size_is_undecided(tmp_path, clamd):
         assert running.submit(mail(b"x")).json["decision"] == "deliver"
 
 
-def test_a_killed_clamd_leaves_mail_undecided(tmp_path, own_clamd):
-    """With clamd dead, mail is undecided if clamd is required, else delivered with a tag."""
-    address = f"address: '127.0.0.1:{own_clamd.port}'"
+def test_a_frozen_or_killed_clamd_leaves_mail_undecided(tmp_path, own_clamd):
+    """Mail is undecided if clamd is required, else delivered with a tag; both within the timeout, and it recovers."""
+    address = f"timeout: 4s, address: '127.0.0.1:{own_clamd.port}'"
     required, optional = (CONFIG + f"analyzers: {{clamav: {{{address}, required: {r}}}}}\n" for r in ("true", "false"))
     (tmp_path / "lenient").mkdir()
     with service(tmp_path, required) as strict, service(tmp_path / "lenient", optional) as lenient:
+        assert strict.submit(mail()).json["decision"] == "deliver"
+        with own_clamd.frozen():
+            start = time.monotonic()
+            assert strict.submit(mail()).json["tags"] == ["failed:clamav", "incomplete"]
+            answer = lenient.submit(mail()).json
+            assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:clamav"])
+            assert time.monotonic() - start < 50
         assert strict.submit(mail()).json["decision"] == "deliver"
         own_clamd.kill()
         assert strict.submit(mail()).json["decision"] == "undecided"
         assert strict.submit(attached(EICAR)).json["decision"] == "quarantine"
         answer = lenient.submit(mail()).json
         assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:clamav"])
-        assert b'scanservice_analyzer_failures_total{analyzer="clamav"} 2.0' in strict.request("GET", "/metrics").body
+        assert b'scanservice_analyzer_failures_total{analyzer="clamav"} 3.0' in strict.request("GET", "/metrics").body
 
 
 @contextmanager

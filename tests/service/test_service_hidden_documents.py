@@ -14,6 +14,7 @@ import pytest
 
 from bridge.service.analysis.inspection import inspect
 from tests.processor_time import fair_cpu_s
+from tests.requirements import library
 from tests.service.service_kit import EICAR, attached, mail, zipped
 from tests.service.test_service_documents import ALL, FORM, MACRO, entry, ole, pdf, rar5, relations, tags, vba
 
@@ -125,7 +126,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_a_file_in_a_pdf_was_not_found(kind: str) -> None:
-    pikepdf = pytest.importorskip("pikepdf", reason="reads the file like a viewer")
+    pikepdf = library("pikepdf", "documents")
     with pikepdf.open(io.BytesIO(UNSEEN[kind])) as opened:
         (found,) = opened.attachments.values()
         level = pikepdf.StreamDecodeLevel.specialized
@@ -278,8 +279,8 @@ def test_too_many_literals_make_the_mail_incomplete() -> None:
 
 
 def code_in(kind: str) -> bytes:
-    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
-    image = pytest.importorskip("PIL.Image")
+    zxingcpp = library("zxingcpp", "pictures")
+    image = library("PIL.Image", "pictures")
     code = zxingcpp.create_barcode("https://a.example/x", zxingcpp.BarcodeFormat.QRCode).to_image(scale=4)
     picture = image.fromarray(code).convert("L")
     out = io.BytesIO()
@@ -306,7 +307,7 @@ def test_a_code_in_a_picture_that_is_damaged_or_moves_was_not_read() -> None:
 
 @pytest.mark.parametrize("before", [zlib.compress(b"x", wbits=31), zipped(("a.txt", b"x")), b"PK\5\6" + bytes(18)])
 def test_an_archive_before_the_one_that_the_name_means_hid_it(before: bytes) -> None:
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    library("libarchive", "archives")
     assert "mime:executable" in tags(before + rar5("evil.js", b"WScript.Echo(1)"), "a.rar")
 
 

@@ -14,6 +14,7 @@ from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.decision import TAG_SCORES
 from tests.processor_time import fair_cpu_s, is_linear
+from tests.requirements import library
 from tests.service.service_kit import EICAR
 from tests.service.test_service_documents import pdf, tags
 
@@ -142,7 +143,7 @@ def test_a_document_that_cannot_be_read_has_a_tag() -> None:
 
 @pytest.mark.parametrize("name", [b"/Encrypt", b"/Encryp#74"])
 def test_an_encrypted_document_without_a_password_is_read(name: bytes) -> None:
-    pikepdf = pytest.importorskip("pikepdf", reason="the extra `documents` is not installed")
+    pikepdf = library("pikepdf", "documents")
     document, out = pikepdf.new(), io.BytesIO()
     document.add_blank_page()
     document.Root.OpenAction = pikepdf.Dictionary(S=pikepdf.Name.URI, URI=pikepdf.String("https://a.example/x"))
@@ -156,7 +157,7 @@ def test_an_encrypted_document_without_a_password_is_read(name: bytes) -> None:
 
 def test_a_false_encryption_hid_what_nothing_refers_to() -> None:
     """pikepdf writes only what is in use; older versions of the document are still in the file."""
-    pikepdf = pytest.importorskip("pikepdf", reason="the extra `documents` is not installed")
+    pikepdf = library("pikepdf", "documents")
     document, out = pikepdf.new(), io.BytesIO()
     document.add_blank_page()
     document.save(out)
@@ -165,7 +166,7 @@ def test_a_false_encryption_hid_what_nothing_refers_to() -> None:
 
 def test_documents_of_qpdf_are_read_without_any_tag() -> None:
     """Object streams and tables of references as programs write them."""
-    pikepdf = pytest.importorskip("pikepdf", reason="the extra `documents` is not installed")
+    pikepdf = library("pikepdf", "documents")
     document, out = pikepdf.new(), io.BytesIO()
     page = document.add_blank_page()
     page.Annots = pikepdf.Array(

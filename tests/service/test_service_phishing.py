@@ -27,6 +27,7 @@ from bridge.service.detection.phishing import Search
 from bridge.service.settings import ServiceConfig
 from tests.daemon.process_kit import scanbridge
 from tests.processor_time import fair_cpu_s
+from tests.requirements import library
 from tests.service.service_kit import CONFIG, service
 
 SEARCH = Limits(phishing=Search())
@@ -380,8 +381,8 @@ def test_the_answer_says_why_in_words(tmp_path: Path) -> None:
 
 
 def qr_code(link: str) -> bytes:
-    zxingcpp = pytest.importorskip("zxingcpp", reason="the extra `pictures` is not installed")
-    image = pytest.importorskip("PIL.Image")
+    zxingcpp = library("zxingcpp", "pictures")
+    image = library("PIL.Image", "pictures")
     out = io.BytesIO()
     image.fromarray(zxingcpp.create_barcode(link, zxingcpp.BarcodeFormat.QRCode).to_image(scale=4)).save(out, "PNG")
     return out.getvalue()

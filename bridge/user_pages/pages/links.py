@@ -43,8 +43,8 @@ async def act(call: Call) -> Response:
             notice = await copies.delete(call, copy)
         case Act.BLOCK:
             notice = await copies.list_sender(call, copy, "block")
-        case Act.HAM:
-            notice = await copies.report(call, copy, "ham")
+        case Act.HAM | Act.SPAM:
+            notice = await copies.report(call, copy, str(link.act))
         case Act.VIEW:
             await call.audit("saw own held mail", mail=link.mail, name=link.recipient)
             return call.page("view.html", **await held.details(call, copy))

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
+from bridge.testing import answer, result
 from tests.filter.envelope_lists.envelope_lists_kit import BLOCK, door, forwarded, offer
 from tests.filter.smtp_kit import MAIL, Client, counted, mail_lines, send
+from tests.filter.test_filter_personal import Personal
 from tests.lists.lists_kit import TENANT
 
 REFUSED = re.compile(r"550 5\.7\.1 Refused by the lists of this server \(id=([0-9A-F]+)\)")
@@ -267,3 +269,42 @@ def test_an_allowed_client_named_in_the_mail_can_win(tmp_path, service):
         bad = {"sender": "bad@sender.example"}
         assert send(bridge, b"X-Client: ADDR=203.0.113.9\r\n" + MAIL, **bad).startswith("250")
         assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, **bad))
+
+
+@pytest.mark.parametrize("header", [None, "X-Client"])
+def test_a_personal_entry_weakens_no_list_of_the_operator(tmp_path, service, header):
+    """Neither the deployment's block lists nor the tenant's; and an allow list lets nobody past a personal block."""
+    config = {"personal_lists": {"allow_by": "users"}, "late_decisions": {"store": "off"}}
+    lists = {"block": BLOCK, "skip_scan": ["allowed-networks"]}
+    given = {} if header is None else {"client_header": header}
+    with door(tmp_path, service, lists, config, **given) as bridge:
+        personal = Personal(bridge)
+        personal.add_all(
+            [
+                ("b@example.org", "allow", "bad@sender.example"),
+                ("a@tenant.example", "allow", "unwanted@sender.example"),
+                ("b@example.org", "block", "pest@sender.example"),
+            ]
+        )
+        bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["auth:spf-pass"]))
+        for sender, recipient in (
+            ("bad@sender.example", "b@example.org"),
+            ("unwanted@sender.example", "a@tenant.example"),
+        ):
+            assert REFUSED.fullmatch(send_to(bridge, header, "198.51.100.8", sender, recipient))
+        assert not bridge.scanner.submissions and not bridge.quarantined
+        assert send_to(bridge, header, "203.0.113.9", "pest@sender.example", "b@example.org").startswith("250")
+        assert not bridge.next_hop.mails and len(bridge.quarantined) == 1
+        personal.remove_all()
+
+
+def send_to(bridge, header: str | None, client_address: str, sender: str, recipient: str) -> str:
+    """Send a mail of this client, who is named in the mail or before it; returns the last reply."""
+    with Client(bridge) as client:
+        forwarded(client, client_address) if header is None else client.say("EHLO mx.example")
+        for command in (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA"):
+            reply = client.say(command)
+            if reply[0] not in "23":
+                return reply
+        client.content((f"{header}: ADDR={client_address}\r\n".encode() if header else b"") + MAIL)
+        return client.read()
