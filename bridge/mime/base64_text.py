@@ -142,11 +142,27 @@ class _Joined:
         return self._content[self.starts[piece] :]
 
 
-def base64_runs(text: bytes) -> Iterator[bytes]:
+def base64_runs(text: bytes) -> list[bytes]:
     """Lines of nothing but Base64, wherever they are: some programs need no header field to decode them."""
-    yield from _line_runs(text)
+    found = _line_runs(text)
     if has_long_base64(text, 0, len(text)):
-        yield from _line_runs(_PIECE.sub(rb"\1\n", text))
+        found += _line_runs(_PIECE.sub(rb"\1\n", text))
+    return found
+
+
+def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
+    """These lines, and those from the first long one of each on: what stands before it may be words. Each once."""
+    found: dict[bytes, None] = {}
+    for run in runs:
+        line = _LONG_LINE.search(run)
+        found |= {run: None} if line is None else {run: None, run[line.start() :]: None}
+    return list(found)
+
+
+def similar_lines(text: bytes) -> bytes:
+    """The long lines that have no more than a few other characters among their Base64."""
+    lines = (line for line in text.split(b"\n") if len(line) > _LONG_ENOUGH)
+    return b"".join([b"\n" + line for line in lines if len(line.translate(None, _IN_SIMILAR_LINE)) <= _FEW_OTHERS])
 
 
 def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
@@ -170,17 +186,15 @@ _FEW = 12  # different characters in a line: with no more, it is a rule (`xxxx`)
 _PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
 
 
-def _line_runs(text: bytes) -> Iterator[bytes]:
-    for run in _OTHER_LINE.split(text):
-        if len(run) >= WORTH_READING:
-            yield decode_base64(run)
-            line = _LONG_LINE.search(run)
-            if line is not None and line.start() > 0:  # what stands before may be words
-                yield decode_base64(run[line.start() :])
+def _line_runs(text: bytes) -> list[bytes]:
+    return [run for run in _OTHER_LINE.split(text) if len(run) >= WORTH_READING]
 
 
 _OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
 _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
+_LONG_ENOUGH = 19  # characters
+_FEW_OTHERS = 2
+_IN_SIMILAR_LINE = ALPHABET + b"=\r"
 _PADDING = re.compile(rb"=+")
 _PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
