@@ -50,8 +50,11 @@ def soft(length: int) -> list[bytes]:
 
 
 def padded(length: int) -> list[bytes]:
-    """Each line for itself, with one "=" at its end."""
-    return [base64.b64encode(piece) for piece in lines_of(ZIP, length)]
+    """Each line for itself, with one "=" at its end: two would be odd in quoted-printable, and reason enough."""
+    *pieces, last = lines_of(ZIP, length)
+    if len(last) % 3 == 1:
+        pieces, last = pieces[:-1], pieces[-1] + last
+    return [base64.b64encode(piece) for piece in (*pieces, last)]
 
 
 def between(line: bytes) -> list[bytes]:
