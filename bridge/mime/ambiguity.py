@@ -197,7 +197,7 @@ def _in_type(value: str) -> frozenset[str]:
         found.add("boundaries" if names.count("boundary") > 1 else "duplicate-parameter")
     found |= _in_pieces(names)
     is_multipart = value.strip().lower().startswith("multipart/")
-    named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
+    named = _BOUNDARY_VALUE.sub("boundary", value).lower().count("boundary")
     if named != is_multipart:
         found.add("boundary")
     if _ENCODED_BOUNDARY.search(value) or _BROKEN_OFF.search(value):

@@ -78,6 +78,11 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
     yield decode_base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
 
 
+def line_readings(raw: bytes) -> list[bytes]:
+    """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it."""
+    return [decode_base64(raw), _by_lines(raw)]
+
+
 class UnbrokenBase64:
     """Base64 with anything in between, read to the end of a text from any place in it.
 

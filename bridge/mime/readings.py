@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -144,17 +144,18 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
     runs = base64_text.base64_runs(text)
     pieces = map(base64_text.similar_lines, (text, *_DELIMITER.split(text)))
     seen: set[bytes] = {b""}
-    for content in chain(encodings.embedded(text), _lines_decoded((*runs, *pieces), budget)):
+    found = (encodings.embedded(text), _decoded_by(encodings.readings, runs, budget))
+    for content in chain(*found, _decoded_by(base64_text.line_readings, pieces, budget)):
         budget.take(_OBJECT + 2 * _BYTE * len(content))
         if content not in seen:
             seen.add(content)
             yield content
 
 
-def _lines_decoded(runs: Iterable[bytes], budget: Budget) -> Iterator[bytes]:
+def _decoded_by(decoder: Callable[[bytes], Iterable[bytes]], runs: Iterable[bytes], budget: Budget) -> Iterator[bytes]:
     for lines in base64_text.since_long_lines(runs):
         budget.take_text(lines)
-        yield from encodings.readings(lines)
+        yield from decoder(lines)
 
 
 def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
