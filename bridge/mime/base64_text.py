@@ -165,9 +165,13 @@ def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
 
 
 def similar_lines(text: bytes) -> bytes:
-    """The long lines that have no more than a few other characters among their Base64."""
-    lines = (line for line in text.split(b"\n") if len(line) > _LONG_ENOUGH)
-    return b"".join([b"\n" + line for line in lines if len(line.translate(None, _IN_SIMILAR_LINE)) <= _FEW_OTHERS])
+    """The long lines with no more than a few characters that are not Base64, and short ones of whole groups."""
+    return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.rstrip())])
+
+
+def _is_similar(line: bytes) -> bool:
+    others = len(line.translate(None, _BASE64_OR_PAD))
+    return others <= _FEW_OTHERS if len(line) > _LONG_ENOUGH else others == 0 == len(line) % 4
 
 
 def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
@@ -199,7 +203,7 @@ _OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
 _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
 _LONG_ENOUGH = 19  # characters
 _FEW_OTHERS = 2
-_IN_SIMILAR_LINE = ALPHABET + b"=\r"
+_BASE64_OR_PAD = ALPHABET + b"="
 _PADDING = re.compile(rb"=+")
 _PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one

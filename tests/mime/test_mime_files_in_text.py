@@ -77,6 +77,7 @@ LINES = {
     "a long line after two others": [*lines_of(LETTERS[:152], 76), LETTERS[152:]],
     "short lines after long ones": [*lines_of(LETTERS[:152], 76), *lines_of(LETTERS[152:], 8)],
     "a short line first": [LETTERS[:8], *lines_of(LETTERS[8:], 76)],
+    "a short line after another between": [*lines_of(LETTERS[:240], 60), b"-.!", LETTERS[240:]],
     "other lines between": between(b"-.!"),
     "empty lines between": between(b""),
     "an escape between": between(b"=3D"),
