@@ -80,7 +80,8 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
 
 def line_readings(raw: bytes) -> list[bytes]:
     """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it."""
-    return [decode_base64(raw), _by_lines(raw)]
+    other = [decode_base64(raw.translate(_FROM_URL_SAFE))] if b"-" in raw or b"_" in raw else []
+    return [decode_base64(raw), _by_lines(raw), *other]
 
 
 class UnbrokenBase64:
@@ -165,13 +166,18 @@ def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
 
 
 def similar_lines(text: bytes) -> bytes:
-    """The long lines with no more than a few characters that are not Base64, and short ones of whole groups."""
-    return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.rstrip())])
+    """The long lines with no more than a few characters that are not Base64, and short ones of whole groups.
+
+    Also if they are indented or quoted (`> `), and with the letters of Base64 in links.
+    """
+    return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.strip(_AROUND))])
 
 
 def _is_similar(line: bytes) -> bool:
-    others = len(line.translate(None, _BASE64_OR_PAD))
-    return others <= _FEW_OTHERS if len(line) > _LONG_ENOUGH else others == 0 == len(line) % 4
+    if len(line) <= _LONG_ENOUGH:
+        return len(line) % 4 == 0 and not line.translate(None, _BASE64_OR_PAD)
+    is_other = b":" in line or line.startswith(b"--")  # a field, a delimiter
+    return not is_other and len(line.translate(None, _ANY_BASE64)) <= _FEW_OTHERS
 
 
 def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
@@ -204,6 +210,8 @@ _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
 _LONG_ENOUGH = 19  # characters
 _FEW_OTHERS = 2
 _BASE64_OR_PAD = ALPHABET + b"="
+_ANY_BASE64 = _BASE64_OR_PAD + b"-_"
+_AROUND = b"> \t\r\v\f"
 _PADDING = re.compile(rb"=+")
 _PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one

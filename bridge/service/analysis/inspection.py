@@ -156,7 +156,10 @@ class _MailInspector(FileInspector):
         if doubts == {"undeclared-parts"} and all(_has_only_files(data, part) for part in parts):
             self.doubt(doubts)
             for part in parts:
-                self.files_in_text(data[part.body : part.end], part.names, nesting)
+                raw = data[part.body : part.end]
+                self.files_in_text(raw, part.names, nesting)
+                if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
+                    self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
         else:
             self.readings(data, doubts, nesting)
 
