@@ -15,7 +15,7 @@ TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 PACKAGE_EXTRAS := all
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-analysis bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -120,6 +120,10 @@ bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence
 
 bench-service: $(DEV_READY)     ## measure the scanning service
 	$(BIN)/python bench/service.py
+
+bench-analysis: $(DEV_READY)    ## measure the analysis of the mails in CORPUS=..., compared with rspamd; the result goes into docs/evidence/analysis.md
+	@test -n "$(CORPUS)" || { echo "usage: make bench-analysis CORPUS=DIR, with DIR/ham/SOURCE/* and DIR/phishing/SOURCE/*"; exit 2; }
+	$(BIN)/python bench/analysis.py $(CORPUS) --out docs/evidence/analysis.md
 
 bench-queue: $(DEV_READY)       ## measure what the queue in NATS costs; the result goes into docs/evidence/queue.md
 	$(BIN)/python bench/queue_cost.py --out docs/evidence/queue.md

@@ -47,7 +47,7 @@ _HIDDEN = re.compile(
 )
 _TYPE_WORD, _DISPOSITION_WORD, _ENCODING_WORD = b"content-t", b"content-d", b"content-transfer-encoding"
 _BEGIN_WORD = b"begin"
-_HIDDEN_WORDS = (_TYPE_WORD, _DISPOSITION_WORD, _ENCODING_WORD, _BEGIN_WORD)
+_FIELD_WORDS = (_TYPE_WORD, _DISPOSITION_WORD, _ENCODING_WORD)
 # Where quoted-printable divides `<meta http-equiv=3DContent-Type content=3D...`: no program takes that for a field.
 _DIVIDED_META = re.compile(rb"""=\r?\nContent-Type(?:["']|=2[27]| content=)""", re.IGNORECASE)
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
@@ -91,9 +91,14 @@ def in_text(data: Buffer, start: int, end: int) -> set[str]:
 def _is_hidden(data: Buffer, start: int, end: int) -> bool:
     if _HIDDEN.search(data, start, end) or has_long_base64(data, start, end):
         return True
-    there = words_in(_HIDDEN_WORDS, data, start, end)
+    there = words_in((*_FIELD_WORDS, _BEGIN_WORD), data, start, end)
     if _BEGIN_WORD in there and has_uu_data(data, start, end):
         return True
+    return _has_fields(data, start, end, there)
+
+
+def _has_fields(data: Buffer, start: int, end: int, there: set[bytes]) -> bool:
+    """Whether lines look like the header fields of a part. `there`: which of `_FIELD_WORDS` are in the text."""
     if any(_has_field(word, data, start, end) for word in (_TYPE_WORD, _DISPOSITION_WORD) if word in there):
         return True
     return _ENCODING_WORD in there  # some find that field anywhere in a line
@@ -124,8 +129,24 @@ _WITHIN_A_FIELD = re.compile(
 
 def in_quoted(data: Buffer, start: int, end: int) -> set[str]:
     """As `in_text`, in quoted-printable that is not decoded: programs that see other delimiters find parts there."""
-    text = b"\n" + _DIVIDED_META.sub(b"", data[start:end])
+    text = _quoted(data[start:end])
     return in_text(text, 0, len(text))
+
+
+def has_only_files(data: Buffer, start: int, end: int, *, is_quoted: bool) -> bool:
+    """Whether encoded files are the only thing that `in_text` or `in_quoted` has found there, and no fields of a part.
+
+    No field says that these lines are encoded, so only programs that need none decode them, and the parts of the mail
+    are not in doubt. Most often, they are no file but a long link: the "=" of a soft line break looks like padding.
+    """
+    raw = data[start:end]
+    text = _quoted(raw) if is_quoted else b"\n" + raw
+    there = words_in(_FIELD_WORDS, text, 0, len(text))
+    return not _has_fields(text, 0, len(text), there) and not in_lines(raw)
+
+
+def _quoted(raw: bytes) -> bytes:
+    return b"\n" + _DIVIDED_META.sub(b"", raw)
 
 
 def in_names(names: Iterable[str]) -> set[str]:
@@ -176,7 +197,7 @@ def _in_type(value: str) -> frozenset[str]:
         found.add("boundaries" if names.count("boundary") > 1 else "duplicate-parameter")
     found |= _in_pieces(names)
     is_multipart = value.strip().lower().startswith("multipart/")
-    named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
+    named = _BOUNDARY_VALUE.sub("boundary", value).lower().count("boundary")
     if named != is_multipart:
         found.add("boundary")
     if _ENCODED_BOUNDARY.search(value) or _BROKEN_OFF.search(value):

@@ -78,6 +78,12 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
     yield decode_base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
 
 
+def line_readings(raw: bytes) -> list[bytes]:
+    """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it."""
+    other = [decode_base64(raw.translate(_FROM_URL_SAFE))] if b"-" in raw or b"_" in raw else []
+    return [decode_base64(raw), _by_lines(raw), *other]
+
+
 class UnbrokenBase64:
     """Base64 with anything in between, read to the end of a text from any place in it.
 
@@ -142,11 +148,36 @@ class _Joined:
         return self._content[self.starts[piece] :]
 
 
-def base64_runs(text: bytes) -> Iterator[bytes]:
+def base64_runs(text: bytes) -> list[bytes]:
     """Lines of nothing but Base64, wherever they are: some programs need no header field to decode them."""
-    yield from _line_runs(text)
+    found = _line_runs(text)
     if has_long_base64(text, 0, len(text)):
-        yield from _line_runs(_PIECE.sub(rb"\1\n", text))
+        found += _line_runs(_PIECE.sub(rb"\1\n", text))
+    return found
+
+
+def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
+    """These lines, and those from the first long one of each on: what stands before it may be words. Each once."""
+    found: dict[bytes, None] = {}
+    for run in runs:
+        line = _LONG_LINE.search(run)
+        found |= {run: None} if line is None else {run: None, run[line.start() :]: None}
+    return list(found)
+
+
+def similar_lines(text: bytes) -> bytes:
+    """The long lines with no more than a few characters that are not Base64, and short ones of whole groups.
+
+    Also if they are indented or quoted (`> `), and with the letters of Base64 in links.
+    """
+    return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.strip(_AROUND))])
+
+
+def _is_similar(line: bytes) -> bool:
+    if len(line) <= _LONG_ENOUGH:
+        return len(line) % 4 == 0 and not line.translate(None, _BASE64_OR_PAD)
+    is_other = b":" in line or line.startswith(b"--")  # a field, a delimiter
+    return not is_other and len(line.translate(None, _ANY_BASE64)) <= _FEW_OTHERS
 
 
 def has_long_base64(data: bytes | mmap.mmap, start: int, end: int) -> bool:
@@ -170,17 +201,17 @@ _FEW = 12  # different characters in a line: with no more, it is a rule (`xxxx`)
 _PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
 
 
-def _line_runs(text: bytes) -> Iterator[bytes]:
-    for run in _OTHER_LINE.split(text):
-        if len(run) >= WORTH_READING:
-            yield decode_base64(run)
-            line = _LONG_LINE.search(run)
-            if line is not None and line.start() > 0:  # what stands before may be words
-                yield decode_base64(run[line.start() :])
+def _line_runs(text: bytes) -> list[bytes]:
+    return [run for run in _OTHER_LINE.split(text) if len(run) >= WORTH_READING]
 
 
 _OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
 _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
+_LONG_ENOUGH = 19  # characters
+_FEW_OTHERS = 2
+_BASE64_OR_PAD = ALPHABET + b"="
+_ANY_BASE64 = _BASE64_OR_PAD + b"-_"
+_AROUND = b"> \t\r\v\f"
 _PADDING = re.compile(rb"=+")
 _PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from bridge.mime import base64_text, encodings
@@ -133,6 +133,31 @@ def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) 
             yield content, is_decoded
 
 
+def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
+    """What programs decode that need no header field for it, each once.
+
+    Formats that mark their own beginning, and lines of Base64: those next to each other; and the long ones, also with
+    a few other characters, whatever is between them, to the end of the text and to each line that may be a delimiter.
+    """
+    text = b"\n" + text
+    budget.take_text(text)
+    runs = base64_text.base64_runs(text)
+    pieces = map(base64_text.similar_lines, (text, *_DELIMITER.split(text)))
+    seen: set[bytes] = {b""}
+    found = (encodings.embedded(text), _decoded_by(encodings.readings, runs, budget))
+    for content in chain(*found, _decoded_by(base64_text.line_readings, pieces, budget)):
+        budget.take(_OBJECT + 2 * _BYTE * len(content))
+        if content not in seen:
+            seen.add(content)
+            yield content
+
+
+def _decoded_by(decoder: Callable[[bytes], Iterable[bytes]], runs: Iterable[bytes], budget: Budget) -> Iterator[bytes]:
+    for lines in base64_text.since_long_lines(runs):
+        budget.take_text(lines)
+        yield from decoder(lines)
+
+
 def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
     done: set[bytes] = set()
     cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
@@ -140,8 +165,10 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
         budget.take_text(text)
         for content in encodings.embedded(text):
             yield content, True
-        for content in base64_text.base64_runs(text) if is_usual else ():
-            yield content, True
+        for lines in base64_text.since_long_lines(base64_text.base64_runs(text)) if is_usual else ():
+            yield base64_text.decode_base64(lines), True
+        for content in base64_text.line_readings(base64_text.similar_lines(text)) if is_usual else ():
+            yield content, True  # some programs skip what stands between them, also what looks like a delimiter
         unbroken = base64_text.UnbrokenBase64(text)
         for region in regions(text, budget):
             raw = text[region.body : region.end]

@@ -111,6 +111,24 @@ def base64_twice(content: bytes, dice: Random) -> list[bytes]:
     return base64_plain(b"\r\n".join(base64_plain(content, dice)), dice)
 
 
+def base64_soft_breaks(content: bytes, dice: Random) -> list[bytes]:
+    """In quoted-printable, one long line; otherwise, lines with too much or too little padding."""
+    *lines, last = lines_of(base64.b64encode(content), dice.choice((32, 60, 71, 72, 73, 74, 75)))
+    return [*(line + b"=" for line in lines), last]
+
+
+def base64_padded_like_breaks(content: bytes, dice: Random) -> list[bytes]:
+    """Every line is encoded for itself, with padding of one "=", which is a soft line break in quoted-printable."""
+    return [base64.b64encode(piece) for piece in lines_of(content, dice.choice((26, 47, 50, 53, 56)))]
+
+
+def base64_behind_link(content: bytes, dice: Random) -> list[bytes]:
+    """After a link that quoted-printable divides, as many real mails have it."""
+    link = b"https://example.org/" + base64.b64encode(dice.randbytes(150)).rstrip(b"=").replace(b"+", b"/")
+    encoder = dice.choice((base64_plain, base64_soft_breaks, base64_padded_like_breaks, base64_junk_lines))
+    return [*(line + b"=" for line in lines_of(link, 75)), b"", b"Hello.", b"", *encoder(content, dice)]
+
+
 # --- quoted-printable ----------------------------------------------------------------------------
 
 
@@ -299,6 +317,9 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             qp_long_lines,
             qp_broken_escape,
             layered_qp,
+            base64_soft_breaks,
+            base64_padded_like_breaks,
+            base64_behind_link,
         )
     },
     **{

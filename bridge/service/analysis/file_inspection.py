@@ -52,6 +52,7 @@ class FileInspector(ABC):
         self.see = see
         self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
+        self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # that were opened, with all that matters
         self.found = Inspection()
         self.reading = readings.Budget(size)
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
@@ -110,8 +111,13 @@ class FileInspector(ABC):
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
     def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """A file, attached or unpacked."""
-        self.found.digests.add(hashlib.sha256(content).hexdigest())
+        """A file, attached or unpacked. The same one is opened once: each reading of a mail may contain it again."""
+        digest = hashlib.sha256(content).hexdigest()
+        self.found.digests.add(digest)
+        seen = (digest, frozenset(names), nesting, self.documents, self.opaque > 0)
+        if seen in self.files:
+            return
+        self.files.add(seen)
         for number, kind in enumerate(archives.kinds_of(content, names)):
             self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
         if self.limits.look_at_mime:

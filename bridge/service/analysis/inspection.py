@@ -11,7 +11,7 @@ and the caller must treat the mail as not fully inspected.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -117,7 +117,7 @@ class _MailInspector(FileInspector):
 
     def mail(self, data: Buffer, nesting: int) -> None:
         outermost = nesting == 0
-        doubts: set[str] = set()
+        doubtful: list[Part] = []
         for part in self.parts(data):
             if part.depth == 0 and outermost:
                 self.header(part)
@@ -130,10 +130,11 @@ class _MailInspector(FileInspector):
                 self.leaf(data, part, nesting)
             if nesting:
                 self.reading.take(PART_WORK)
-            doubts |= part.doubts
+            if part.doubts:
+                doubtful.append(part)
             self.check_doubts(part)
-        if doubts and self.limits.look_at_mime:
-            self.readings(data, doubts, nesting)
+        if doubtful and self.limits.look_at_mime:
+            self.doubtful(data, doubtful, nesting)
 
     def parts(self, data: Buffer) -> Iterable[Part]:
         """In the event loop, all of them are checked for doubts first: a process would repeat all other work."""
@@ -149,9 +150,36 @@ class _MailInspector(FileInspector):
         if part.doubts and not self.limits.archives:
             raise NeedsProcess
 
+    def doubtful(self, data: Buffer, parts: list[Part], nesting: int) -> None:
+        """Programs may disagree on these parts, and therefore on the whole mail, or only on files in their texts."""
+        doubts = set().union(*(part.doubts for part in parts))
+        if doubts == {"undeclared-parts"} and all(_has_only_files(data, part) for part in parts):
+            self.doubt(doubts)
+            for part in parts:
+                raw = data[part.body : part.end]
+                self.files_in_text(raw, part.names, nesting)
+                if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
+                    self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
+        else:
+            self.readings(data, doubts, nesting)
+
+    def doubt(self, doubts: set[str]) -> None:
+        self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
+
+    def files_in_text(self, text: bytes, names: Collection[str], nesting: int) -> None:
+        """Encoded files that no field declares. All programs agree on the rest of the mail."""
+        try:
+            embedded = file_names.embedded(text)
+        except file_names.TooManyNames:
+            raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(embedded))
+        self.named(embedded)
+        found = readings.files_in_text(text, self.reading)
+        self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
+
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
         """Programs may disagree on this mail: look at everything that any of them finds."""
-        self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
+        self.doubt(doubts)
         whole = data[:]
         self.reading.take_text(whole)
         self.declared |= set(words.odd_codecs(whole.decode("latin-1")))
@@ -171,8 +199,12 @@ class _MailInspector(FileInspector):
         for text in (whole, *quoted):
             words_only = base64_text.without_base64(text)
             self.text(words_only, 0, len(words_only), _ANY_TEXT, nesting)
+        self.objects(readings.objects(whole, self.reading, quoted), names, nesting)
+
+    def objects(self, found: Iterable[tuple[bytes, bool]], names: Collection[str], nesting: int) -> None:
+        """Objects that some program finds, and whether each was decoded."""
         mails: list[bytes] = []
-        for content, is_decoded in readings.objects(whole, self.reading, quoted):
+        for content, is_decoded in found:
             self.signatures(content)
             self.show(content, names)
             if is_decoded and readings.may_be_mail(content):
@@ -197,9 +229,14 @@ class _MailInspector(FileInspector):
         if self.limits.archives and encodings.has_begin(content):
             self.reading.take_text(content)
         doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
-        if doubts and not self.limits.archives:
+        if not doubts:
+            return
+        if not self.limits.archives:
             raise NeedsProcess
-        if doubts:
+        if ambiguity.has_only_files(content, 0, len(content), is_quoted=False):
+            self.doubt(doubts)
+            self.files_in_text(content, (), nesting)
+        else:
             self.readings(content, doubts, nesting)
 
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
@@ -440,6 +477,13 @@ class _MailInspector(FileInspector):
         if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
                 self.named(file_names.titles(subject))
+
+
+def _has_only_files(data: Buffer, part: Part) -> bool:
+    """Of a part that may have encoded files in its text, or parts that it does not declare."""
+    if part.content_type.startswith("multipart/") or is_message(part.content_type):
+        return False
+    return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding not in encodings.PLAIN)
 
 
 def _is_only_text(data: Buffer, part: Part) -> bool:

@@ -20,7 +20,6 @@ MAX_TEXT = 6000  # characters of the text in which phrases are searched for
 MUCH_HIDDEN = 200  # characters
 LITTLE_TEXT = 250
 SOME_REFERENCES = 20
-_SPACES = re.compile(r"\s+")
 
 
 def _sections(file: str) -> dict[str, list[str]]:
@@ -55,7 +54,7 @@ def text_of(material: Material) -> str:
     for page in material.pages:
         if page.text:
             return page.text[:MAX_TEXT]
-    return _SPACES.sub(" ", material.plain[: 2 * MAX_TEXT]).strip().lower()[:MAX_TEXT]
+    return " ".join(material.plain[: 2 * MAX_TEXT].split()).lower()[:MAX_TEXT]
 
 
 def signals(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:
