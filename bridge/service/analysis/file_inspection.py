@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from bridge.mime import ambiguity, encodings, readings, words
@@ -112,8 +112,13 @@ class FileInspector(ABC):
     def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """A file, attached or unpacked."""
         self.found.digests.add(hashlib.sha256(content).hexdigest())
-        for number, kind in enumerate(archives.kinds_of(content, names)):
-            self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        is_broken = False
+        kinds = archives.kinds_of(content, names)
+        for number, kind in enumerate(kinds):
+            is_broken |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        for kind in archives.behind(content) if is_broken else ():  # programs then look for another one in it
+            if kind not in kinds:
+                self.archive(content, kind, names, nesting, is_certain=False)
         if self.limits.look_at_mime:
             for kind in documents.kinds_of(content, names, self.limits.formats):
                 self.document(content, kind, names, nesting)
@@ -129,10 +134,11 @@ class FileInspector(ABC):
             self.member(member, kind, max(0, nesting - 1))
         self.documents -= 1
 
-    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
+    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> bool:
+        """Whether it is broken."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
-            return
+            return False
         if not self.limits.archives:
             raise NeedsProcess
         if nesting >= self.budget.depth:
@@ -143,6 +149,8 @@ class FileInspector(ABC):
         except BadArchive:
             if is_certain:
                 self.found.tags.add("mime:broken-archive")
+            return True
+        return False
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content
@@ -199,6 +207,8 @@ class FileInspector(ABC):
             self.calendar(content, part, nesting)
         if recognition.is_binhex(part):
             self.binhex(content, nesting)
+        if recognition.is_in_base64(part):
+            self.in_base64(content, part.names, nesting)
         if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
             for codec in codecs_of(content[:PAGE_START], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
@@ -213,7 +223,11 @@ class FileInspector(ABC):
                 self.budget.take_work(READING_COST * len(content))
             self.hidden(content, nesting, is_text=is_certain)
             return
-        for file in encodings.embedded(b"\n" + content):
+        self.decoded_files(encodings.embedded(b"\n" + content), nesting)
+
+    def decoded_files(self, files: Iterable[bytes], nesting: int) -> None:
+        """Files in text, without names."""
+        for file in files:
             self.budget.take(len(file))
             self.signatures(file)
             self.show(file, ())
@@ -248,11 +262,16 @@ class FileInspector(ABC):
         self.reading.take_text(content)
         data = b":" + content.partition(b":")[2].translate(None, b" \t\r\n")
         with self.hidden_from_engines():
-            for file in encodings.embedded(data):
-                self.budget.take(len(file))
-                self.signatures(file)
-                self.show(file, ())
-                self.guess(file, True, nesting)
+            self.decoded_files(encodings.embedded(data), nesting)
+
+    def in_base64(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """A file that its name says is in Base64: archive programs decode it, however short it is."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        self.reading.take_text(content)
+        self.named([name.rpartition(".")[0] for name in names])
+        with self.hidden_from_engines():
+            self.decoded_files(encodings.readings(content), nesting)
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
