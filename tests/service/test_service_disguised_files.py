@@ -184,6 +184,19 @@ def test_white_space_hid_an_rtf_document(before: bytes) -> None:
     assert {"malware:eicar", "office:embedded-file"} <= tags(content, "a.doc")
 
 
+@pytest.mark.parametrize("name", ["word/afchunk.dat", "word/a.txt", "a.bin"])
+def test_a_web_archive_that_word_inserts_was_read_only_under_its_own_name(name: str) -> None:
+    """`altChunk`: the list of types in the document, and not the name, says that it is one."""
+    head = b"MIME-Version: 1.0\r\nContent-Type: multipart/related; boundary=y\r\n\r\n--y\r\n"
+    packed = base64.encodebytes(gzip.compress(EICAR))
+    archive = (
+        head
+        + b"Content-Type: text/html\r\n\r\n<html></html>\r\n--y\r\nContent-Transfer-Encoding: base64\r\n\r\n%b--y--\r\n"
+        % packed
+    )
+    assert "malware:eicar" in tags(zipped(("[Content_Types].xml", b"<Types/>"), (name, archive)), "a.docx")
+
+
 def test_a_file_in_a_document_of_hangul_was_not_read() -> None:
     content = ole({"FileHeader": b"HWP Document File", "BIN0001.OLE": deflated(EICAR)})
     assert {"malware:eicar", "office:embedded-file"} <= tags(content, "a.hwp")

@@ -38,6 +38,10 @@ BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_EVENTS = 300  # lines of a calendar
 INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
 
+# Office documents list the types of the files in them. One may be a page in the form of a mail, whatever its name is.
+OFFICE_FILE, CONTENT_TYPES = "office-file", b"[content_types].xml"
+MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
+
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
@@ -143,9 +147,10 @@ class FileInspector(ABC):
             raise NeedsProcess
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
+        around = OFFICE_FILE if kind == "zip" and CONTENT_TYPES in content.lower() else kind
         try:
             for member in archives.members(content, kind, names, self.budget):
-                self.member(member, kind, nesting)
+                self.member(member, around, nesting)
         except BadArchive:
             if is_certain:
                 self.found.tags.add("mime:broken-archive")
@@ -179,7 +184,7 @@ class FileInspector(ABC):
         if self.opaque or self.limits.show_members:
             self.show(content, member.names, "" if self.opaque else None)
         if recognition.is_mail_file(content, member.names) or (
-            (kind == "openpgp" or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
+            (kind in MAY_HAVE_MAIL or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
         elif (
