@@ -6,8 +6,10 @@ Where the program is installed, it opens the file first, so that no case claims 
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
+import lzma
 import random
 import shutil
 import struct
@@ -17,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.service.analysis.content import archives
 from tests.processor_time import fair_cpu_s
-from tests.service.container_kit import deflated
+from tests.service.container_kit import deflated, tarred
 from tests.service.service_kit import EICAR, zipped
 from tests.service.test_service_documents import ole, rar5, tags
 from tests.service.test_service_hidden_documents import FLATE, TYPE, embedded
@@ -66,6 +69,12 @@ def test_text_that_begins_like_such_a_container_is_text(text: bytes) -> None:
     assert "mime:unopened-archive" not in tags(text, "a.csv")
 
 
+def test_an_iso_image_with_a_partition_table_is_opened() -> None:
+    """Images for USB sticks have both."""
+    content = bytes(512) + b"EFI PART" + bytes(0x8001 - 520) + b"CD001" + bytes(100)
+    assert archives.kind_of(content) == "iso"
+
+
 BEFORE = {
     "openpgp": b"-----BEGIN PGP \r\n\r\n",
     "winmail.dat": b"\x78\x9f\x3e\x22\x01\0" + struct.pack("<BII", 1, 0x00099999, 300),
@@ -84,6 +93,63 @@ def test_the_beginning_of_another_container_hid_an_archive(kind: str, tmp_path: 
     content = BEFORE[kind] + rar5("evil.js", SCRIPT)
     assert "evil.js" in listed_by_7zip(content, "a", tmp_path)
     assert "mime:executable" in tags(content, "a")
+
+
+FILLED = EICAR + b" " * 40  # compressed, it cannot be seen
+
+
+def small_tar() -> bytes:
+    return tarred(("a.gz", b"0", gzip.compress(EICAR)))
+
+
+BURIED = {
+    "gzip": gzip.compress(EICAR),
+    "bzip2": bz2.compress(FILLED),
+    "xz": lzma.compress(FILLED),
+    "tar": small_tar(),
+    "tar in gzip": gzip.compress(small_tar()),
+}
+PRECEDING = {"text": b"junk", "photograph": b"\xff\xd8\xff\xe0" + bytes(1000), "decoy": b"-\x1f\x8b\x08\0" + bytes(9)}
+
+
+@pytest.mark.parametrize("before", PRECEDING)
+@pytest.mark.parametrize("name", ["a.zip", "a.bin"])
+@pytest.mark.parametrize("kind", BURIED)
+def test_a_few_bytes_before_it_hid_a_compressed_file(kind: str, name: str, before: str, tmp_path: Path) -> None:
+    """7-Zip finds it in the first 8 MiB of any file; we found only RAR, 7z, cab and zip there."""
+    content = PRECEDING[before] + BURIED[kind]
+    assert listed_by_7zip(content, name, tmp_path)
+    assert "malware:eicar" in tags(content, name)
+
+
+def test_four_mebibytes_before_it_hid_an_archive() -> None:
+    """7-Zip searches in eight."""
+    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    before = random.Random(1).randbytes(6 * 1024 * 1024)
+    assert "mime:executable" in tags(before + rar5("evil.js", SCRIPT), "a.bin")
+    assert "malware:eicar" in tags(before + gzip.compress(EICAR), "a.bin")
+
+
+def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
+    content = b"GIF89a" + b"\x1f\x8b\x08\0 BZh91AY&SY \xfd7zXZ\0 ustar " * 3
+    assert tags(content, "a.gif") == set()
+    assert "mime:unopened-archive" in tags(content * 10, "a.gif")
+
+
+def test_thousands_of_decoys_take_little_time() -> None:
+    assert fair_cpu_s(lambda: tags(b"-" + b"\x1f\x8b\x08\0" * 300_000, "a.bin")) < 5
+
+
+def test_an_archive_that_is_none_by_its_name_alone_had_no_tag() -> None:
+    """7-Zip may find one in it that we do not know."""
+    assert "mime:unopened-archive" in tags(b"junk", "a.zip")
+
+
+def test_lzma_of_other_sizes_was_not_read() -> None:
+    """7-Zip allows any dictionary and nearly any size, and a byte before the header (lzma86)."""
+    packed = lzma.compress(FILLED, format=lzma.FORMAT_ALONE)
+    assert "malware:eicar" in tags(b"\0" + packed, "a")
+    assert "malware:eicar" in tags(packed[:12] + b"\0" + packed[13:], "a")
 
 
 @pytest.mark.parametrize("name", ["a.b64", "a.base64"])

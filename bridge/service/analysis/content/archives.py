@@ -13,7 +13,15 @@ from functools import partial
 
 from bridge.service.analysis.content import more_archives
 from bridge.service.analysis.content.apple_files import apple_members, is_apple_file
-from bridge.service.analysis.content.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
+from bridge.service.analysis.content.buried_archives import buried_members, has_buried
+from bridge.service.analysis.content.decompression import (
+    bzip2_members,
+    gzip_members,
+    is_lzma,
+    is_lzma86,
+    lzma_members,
+    xz_members,
+)
 from bridge.service.analysis.content.file_types import extensions_of, family_of
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.openpgp import is_message, openpgp_members
@@ -88,7 +96,7 @@ _OTHER_BEGINNING = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-_DISK = re.compile(rb"CD001|BEA01|NSR0|CDROM")
+_DISK = re.compile(rb"BEA01|NSR0|CDROM")
 _DISK_AT = 0x8001
 _OWN_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
@@ -99,6 +107,9 @@ _UNOPENED = """
 """
 _TAR_NAMES = frozenset({"tar", "tgz", "taz", "tbz", "tbz2", "tb2", "tz2", "txz", "tlz"})  # compressed or not
 _UNOPENED_NAMES = frozenset(_UNOPENED.split())
+_OWN_NAMES = _TAR_NAMES | {"zip", "zipx", "gz", "gzip", "bz2", "bzip2", "xz", "lzma"}
+BURIED = "buried"
+_BEHIND = (*more_archives.MARKED, BURIED)
 
 
 def kind_of(content: bytes) -> str:
@@ -107,10 +118,12 @@ def kind_of(content: bytes) -> str:
         return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if is_tar(content):
         return "tar"
+    if content.startswith(b"CD001", _DISK_AT):  # perhaps with a partition table as well
+        return "iso"
     if other := _OTHER_BEGINNING.match(content):
         return other.lastgroup or ""
     if len(content) >= 512 and (content.startswith(_DISK_END, len(content) - 512) or _DISK.match(content, _DISK_AT)):
-        return "iso" if content.startswith(b"CD001", _DISK_AT) else "disk"
+        return "disk"
     if b"\x05" in content and content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
@@ -125,7 +138,7 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("tar")
     if has_zip_member(content):
         kinds.append("zip")
-    if is_lzma(content) or (content and "lzma" in suffixes):
+    if is_lzma(content) or is_lzma86(content) or (content and "lzma" in suffixes):
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
@@ -133,15 +146,17 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("apple")
     # Archive programs search for the start of these, whatever precedes it, unless that is an archive itself.
     begins_with_own = "tar" in kinds or content.startswith(_OWN_BEGINNINGS)
-    kinds += behind(content, suffixes if begins_with_own else more_archives.MARKED)
+    kinds += behind(content, suffixes if begins_with_own else _BEHIND)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
+        kinds += ["unknown"] if suffixes & _OWN_NAMES else []
     return [kind for kind in dict.fromkeys(kinds) if kind]
 
 
-def behind(content: bytes, wanted: Collection[str] = more_archives.MARKED) -> list[str]:
+def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
     """Those archives that may begin anywhere in it."""
-    return [kind for kind in more_archives.MARKED if kind in wanted and more_archives.start_of(content, kind) >= 0]
+    found = [kind for kind in more_archives.MARKED if kind in wanted and more_archives.start_of(content, kind) >= 0]
+    return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
 
 
 def is_opened(kind: str, has_library: bool) -> bool:
@@ -167,8 +182,9 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "tnef": tnef_members,
     "openpgp": openpgp_members,
     "apple": apple_members,
+    BURIED: buried_members,
 }
 _OWN = frozenset(_OPENERS)
 _OPENERS |= {kind: partial(_with_library, kind) for kind in more_archives.KINDS}
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple"}) | more_archives.SINGLE
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple", BURIED}) | more_archives.SINGLE

@@ -27,13 +27,12 @@ from bridge.service.analysis.content import (
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
 from bridge.service.analysis.content.decompression import decode as decode_stream
 from bridge.service.analysis.content.excel_files import MACRO
-from bridge.service.analysis.content.more_archives import UNOPENED
 from bridge.service.analysis.content.office_xml import Relation
 from bridge.service.analysis.content.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.content.onenote_files import EMBEDDED
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.rtf_files import Embedded, is_rtf, rtf_fields, rtf_objects, rtf_templates
-from bridge.service.analysis.content.unpacking import Budget, Member
+from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
 from bridge.service.analysis.content.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
