@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from bridge.mime import ambiguity, encodings, readings, words
@@ -37,6 +37,10 @@ READING_COST = 100  # work for each byte that is read in every way
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_EVENTS = 300  # lines of a calendar
 INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
+
+# Office documents list the types of the files in them. One may be a page in the form of a mail, whatever its name is.
+OFFICE_FILE, CONTENT_TYPES = "office-file", b"[content_types].xml"
+MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
 
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
@@ -118,8 +122,13 @@ class FileInspector(ABC):
         if seen in self.files:
             return
         self.files.add(seen)
-        for number, kind in enumerate(archives.kinds_of(content, names)):
-            self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        is_broken = False
+        kinds = archives.kinds_of(content, names)
+        for number, kind in enumerate(kinds):
+            is_broken |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        for kind in archives.behind(content) if is_broken else ():  # programs then look for another one in it
+            if kind not in kinds:
+                self.archive(content, kind, names, nesting, is_certain=False)
         if self.limits.look_at_mime:
             for kind in documents.kinds_of(content, names, self.limits.formats):
                 self.document(content, kind, names, nesting)
@@ -135,20 +144,24 @@ class FileInspector(ABC):
             self.member(member, kind, max(0, nesting - 1))
         self.documents -= 1
 
-    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
+    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> bool:
+        """Whether it is broken."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
-            return
+            return False
         if not self.limits.archives:
             raise NeedsProcess
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
+        around = OFFICE_FILE if kind == "zip" and CONTENT_TYPES in content.lower() else kind
         try:
             for member in archives.members(content, kind, names, self.budget):
-                self.member(member, kind, nesting)
+                self.member(member, around, nesting)
         except BadArchive:
             if is_certain:
                 self.found.tags.add("mime:broken-archive")
+            return True
+        return False
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content
@@ -177,7 +190,7 @@ class FileInspector(ABC):
         if self.opaque or self.limits.show_members:
             self.show(content, member.names, "" if self.opaque else None)
         if recognition.is_mail_file(content, member.names) or (
-            (kind == "openpgp" or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
+            (kind in MAY_HAVE_MAIL or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
         elif (
@@ -205,6 +218,8 @@ class FileInspector(ABC):
             self.calendar(content, part, nesting)
         if recognition.is_binhex(part):
             self.binhex(content, nesting)
+        if recognition.is_in_base64(part):
+            self.in_base64(content, part.names, nesting)
         if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
             for codec in codecs_of(content[:PAGE_START], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
@@ -219,7 +234,11 @@ class FileInspector(ABC):
                 self.budget.take_work(READING_COST * len(content))
             self.hidden(content, nesting, is_text=is_certain)
             return
-        for file in encodings.embedded(b"\n" + content):
+        self.decoded_files(encodings.embedded(b"\n" + content), nesting)
+
+    def decoded_files(self, files: Iterable[bytes], nesting: int) -> None:
+        """Files in text, without names."""
+        for file in files:
             self.budget.take(len(file))
             self.signatures(file)
             self.show(file, ())
@@ -254,11 +273,16 @@ class FileInspector(ABC):
         self.reading.take_text(content)
         data = b":" + content.partition(b":")[2].translate(None, b" \t\r\n")
         with self.hidden_from_engines():
-            for file in encodings.embedded(data):
-                self.budget.take(len(file))
-                self.signatures(file)
-                self.show(file, ())
-                self.guess(file, True, nesting)
+            self.decoded_files(encodings.embedded(data), nesting)
+
+    def in_base64(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """A file that its name says is in Base64: archive programs decode it, however short it is."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        self.reading.take_text(content)
+        self.named([name.rpartition(".")[0] for name in names])
+        with self.hidden_from_engines():
+            self.decoded_files(encodings.readings(content), nesting)
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""

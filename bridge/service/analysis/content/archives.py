@@ -13,7 +13,15 @@ from functools import partial
 
 from bridge.service.analysis.content import more_archives
 from bridge.service.analysis.content.apple_files import apple_members, is_apple_file
-from bridge.service.analysis.content.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
+from bridge.service.analysis.content.buried_archives import buried_members, has_buried
+from bridge.service.analysis.content.decompression import (
+    bzip2_members,
+    gzip_members,
+    is_lzma,
+    is_lzma86,
+    lzma_members,
+    xz_members,
+)
 from bridge.service.analysis.content.file_types import extensions_of, family_of
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.openpgp import is_message, openpgp_members
@@ -56,6 +64,18 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"ALZ\x01", "alz"),
     (b"EGGA", "egg"),
     (b"StuffIt (c)", "stuffit"),
+    (b"SZDD\x88\xf0\x27\x33", "mslz"),
+    (b"SZ \x88\xf0\x27\x33\xd1", "mslz"),
+    (b"KWAJ\x88\xf0\x27\xd1", "mslz"),
+    (b"\x8f\xaf\xac\x84", "ppmd"),
+    (b"ITOLITLS", "help"),
+    (b"\x89LZO\0\r\n\x1a\n", "lzop"),
+    (b"LRZI\0", "lrzip"),
+    (b"ArC\x01", "freearc"),
+    (b"bvx2", "lzfse"),
+    (b"AEA1", "apple-archive"),
+    (b"!BDN", "pst"),  # the folders of Outlook
+    (b"sprs\0\0\0", "disk"),
     (b"vhdxfile", "disk"),
     (b"conectix", "disk"),
     (b"KDMV", "disk"),
@@ -70,19 +90,26 @@ _OTHER_BEGINNING = re.compile(
     | (?P<lha>..-l[hz][0-9sd]-)
     | (?P<ace>.{7}\*\*ACE\*\*)
     | (?P<zoo>.{20}\xdc\xa7\xc4\xfd)
+    | (?P<apple_archive>(?:AA01|YAA1).[\0-\x0f] | pbz[-4ezx]\0)
+    | (?P<disk>.{3}NTFS\x20{4} | .{32}NXSB | .{54}FAT1[26] | .{64}\x7f\x10\xda\xbe | .{82}FAT32 | .{512}EFI\x20PART
+        | .{1024}H[+X]\0[\4\5])
     """,
     re.DOTALL | re.VERBOSE,
 )
-_DISK = re.compile(rb"CD001|BEA01|NSR0|CDROM")
+_DISK = re.compile(rb"BEA01|NSR0|CDROM")
 _DISK_AT = 0x8001
-_PROGRAMS = (b"MZ", b"\x7fELF")  # which may unpack themselves
+_OWN_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
 _UNOPENED = """
-    7z 001 ace alz ar arc arj br cab cpio deb dmg egg esd img iso lha lz lz4 lzh lzo nrg pkg r00 rar rpm rz sit sitx
-    squashfs sz swm tzst udf vdi vhd vhdx vmdk wim xar z z01 zoo zpaq zst
+    7z 001 aar ace aea alz apfs ar arc arj br cab cpio deb dmg egg esd hfs img iso lha lrz lz lz4 lzfse lzh lzma86 lzo
+    nrg ost pkg pmd pst qcow qcow2 r00 rar rpm rz sit sitx squashfs sz swm tzst udf vdi vhd vhdx vmdk wim xar xip yaa z
+    z01 zoo zpaq zst
 """
 _TAR_NAMES = frozenset({"tar", "tgz", "taz", "tbz", "tbz2", "tb2", "tz2", "txz", "tlz"})  # compressed or not
 _UNOPENED_NAMES = frozenset(_UNOPENED.split())
+_OWN_NAMES = _TAR_NAMES | {"zip", "zipx", "gz", "gzip", "bz2", "bzip2", "xz", "lzma"}
+BURIED = "buried"
+_BEHIND = (*more_archives.MARKED, BURIED)
 
 
 def kind_of(content: bytes) -> str:
@@ -91,10 +118,12 @@ def kind_of(content: bytes) -> str:
         return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if is_tar(content):
         return "tar"
+    if content.startswith(b"CD001", _DISK_AT):  # perhaps with a partition table as well
+        return "iso"
     if other := _OTHER_BEGINNING.match(content):
         return other.lastgroup or ""
     if len(content) >= 512 and (content.startswith(_DISK_END, len(content) - 512) or _DISK.match(content, _DISK_AT)):
-        return "iso" if content.startswith(b"CD001", _DISK_AT) else "disk"
+        return "disk"
     if b"\x05" in content and content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
@@ -109,19 +138,25 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("tar")
     if has_zip_member(content):
         kinds.append("zip")
-    if is_lzma(content) or (content and "lzma" in suffixes):
+    if is_lzma(content) or is_lzma86(content) or (content and "lzma" in suffixes):
         kinds.append("lzma")
     if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
     if is_apple_file(content):
         kinds.append("apple")
-    has_other = not content.startswith(_PROGRAMS) and any(kind in _OWN for kind in kinds)
-    for kind in more_archives.MARKED:  # archive programs search for the start, whatever precedes it
-        if (not has_other or kind in suffixes) and more_archives.start_of(content, kind) >= 0:
-            kinds.append(kind)
+    # Archive programs search for the start of these, whatever precedes it, unless that is an archive itself.
+    begins_with_own = "tar" in kinds or content.startswith(_OWN_BEGINNINGS)
+    kinds += behind(content, suffixes if begins_with_own else _BEHIND)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
+        kinds += ["unknown"] if suffixes & _OWN_NAMES else []
     return [kind for kind in dict.fromkeys(kinds) if kind]
+
+
+def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
+    """Those archives that may begin anywhere in it."""
+    found = [kind for kind in more_archives.MARKED if kind in wanted and more_archives.start_of(content, kind) >= 0]
+    return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
 
 
 def is_opened(kind: str, has_library: bool) -> bool:
@@ -147,8 +182,9 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "tnef": tnef_members,
     "openpgp": openpgp_members,
     "apple": apple_members,
+    BURIED: buried_members,
 }
 _OWN = frozenset(_OPENERS)
 _OPENERS |= {kind: partial(_with_library, kind) for kind in more_archives.KINDS}
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple"}) | more_archives.SINGLE
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple", BURIED}) | more_archives.SINGLE

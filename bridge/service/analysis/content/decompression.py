@@ -27,6 +27,7 @@ _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
+_LZMA_HEAD = 14  # bytes
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -191,7 +192,8 @@ def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterat
 
 def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     budget.take_member()
-    found = decode(new_lzma, content, 0, budget)
+    start = 0 if is_lzma(content[:_LZMA_HEAD]) or not is_lzma86(content) else 1
+    found = decode(new_lzma, content, start, budget)
     yield Member(_stems(names, ".lzma"), found.content, is_disputed=True)
     if not found.is_whole:
         raise BadArchive
@@ -202,13 +204,18 @@ def new_lzma() -> Decoder:
 
 
 def is_lzma(content: bytes) -> bool:
-    """By the rules of liblzma, because the format has no magic number."""
+    """By the rules of 7-Zip, because the format has no magic number; those of liblzma are stricter."""
     if len(content) < 14 or content[0] >= 225 or content[13] != 0:
         return False
     dictionary, size = int.from_bytes(content[1:5], "little"), int.from_bytes(content[5:13], "little")
     lowest_bit = dictionary & -dictionary
-    is_usual = dictionary >= 4096 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
-    return is_usual and (size == 2**64 - 1 or size < 2**38)
+    is_usual = dictionary >= 4 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
+    return is_usual and (size == 2**64 - 1 or size < 2**56)
+
+
+def is_lzma86(content: bytes) -> bool:
+    """The same after one byte, which says whether it was filtered: only programs differ then, and only in part."""
+    return content[:1] in (b"\0", b"\1") and is_lzma(content[1 : 1 + _LZMA_HEAD])
 
 
 def _streams(

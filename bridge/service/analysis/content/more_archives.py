@@ -18,8 +18,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from bridge.service.analysis.content.buried_archives import WITHIN
 from bridge.service.analysis.content.rar_headers import facts_of
-from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, UNOPENED, BadArchive, Budget, Member
 
 # For each kind: the filters and the formats of libarchive that are enabled.
 _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -39,13 +40,11 @@ _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 KINDS = frozenset(_READERS)
 SINGLE = frozenset(kind for kind, (_, formats) in _READERS.items() if formats == ("raw",))  # one file, without a name
 _SEEN_BY_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})  # ClamAV opens them itself
-UNOPENED = "mime:unopened-archive"
 
 _BLOCK = 256 * 1024
 _MEMBER_WORK = 4096  # for each member: names are converted
 _MARKS = {"rar": b"Rar!\x1a\x07", "7z": b"7z\xbc\xaf\x27\x1c", "cab": b"MSCF\0\0\0\0"}  # after anything
 MARKED = tuple(_MARKS)
-_MARK_WITHIN = 4 * 1024 * 1024  # bytes in which 7-Zip and WinRAR search for them
 _DESCRIPTORS = slice(0x8000, 0x8000 + 32 * 2048)  # of an ISO image
 _JOLIET = (b"%/@", b"%/C", b"%/E")  # a second tree of names, perhaps of other files
 _OUT_OF_MEMORY = 12  # ENOMEM
@@ -71,7 +70,7 @@ def library() -> ModuleType | None:
 
 def start_of(content: bytes, kind: str) -> int:
     """Where an archive of this kind begins: after a program, or whatever stands before it. -1: nowhere."""
-    return content.find(_MARKS[kind], 0, _MARK_WITHIN) if kind in _MARKS else 0
+    return content.find(_MARKS[kind], 0, WITHIN) if kind in _MARKS else 0
 
 
 def archive_members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:

@@ -24,15 +24,15 @@ from bridge.service.analysis.content import (
     onenote_files,
     table_files,
 )
-from bridge.service.analysis.content.decompression import inflated, is_zlib
+from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
+from bridge.service.analysis.content.decompression import decode as decode_stream
 from bridge.service.analysis.content.excel_files import MACRO
-from bridge.service.analysis.content.more_archives import UNOPENED
 from bridge.service.analysis.content.office_xml import Relation
 from bridge.service.analysis.content.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.content.onenote_files import EMBEDDED
-from bridge.service.analysis.content.pdf_files import ENCRYPTED
-from bridge.service.analysis.content.rtf_files import RTF, Embedded, rtf_fields, rtf_objects, rtf_templates
-from bridge.service.analysis.content.unpacking import Budget, Member
+from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
+from bridge.service.analysis.content.rtf_files import Embedded, is_rtf, rtf_fields, rtf_objects, rtf_templates
+from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
 from bridge.service.analysis.content.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
@@ -54,6 +54,7 @@ _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the str
 _OBJECT_WORK = 1024
 _RTF_WORK = 100  # for each byte of compressed text
 _BOOKS = frozenset({"workbook", "book"})
+_HANGUL_FILE = re.compile(r"bin[0-9a-f]{4}\.\w{1,9}")  # a file in a document of Hangul (.hwp), compressed
 _FILE_STREAMS = ("package", "contents", "embeddedodf", "\x01ole10native")
 # Long and short name, long and short path, and transport name, in 16-bit or 8-bit characters (MS-OXCMSG 2.2.2)
 _MAIL_NAME = tuple(f"__substg1.0_{number}" for number in ("3707", "3704", "370d", "3708", "370c"))
@@ -63,7 +64,8 @@ _EIGHT_BIT = "001e"
 
 def is_office(content: bytes, names: Collection[str]) -> bool:
     return (
-        content.startswith((MAGIC, RTF, onenote_files.MAGIC))
+        content.startswith((MAGIC, onenote_files.MAGIC))
+        or is_rtf(content)
         or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
         or odf_files.is_odf(content, names)
         or active_mime.is_active_mime(content)
@@ -81,7 +83,7 @@ def _is_xml_part(name: str) -> bool:
 def office_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.startswith(MAGIC):
         yield from _of_ole(content, budget)
-    elif content.startswith(RTF):
+    elif is_rtf(content):
         yield from _of_rtf(content, budget)
     elif content.startswith(onenote_files.MAGIC):
         yield from onenote_files.onenote_members(content, budget)
@@ -164,6 +166,11 @@ def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
     elif name.startswith(_MAIL_FILE) or (name in _FILE_STREAMS and _is_file(entry.content)):
         budget.take_member()
         yield Member(("",), entry.content, tags=() if name.startswith(_MAIL_FILE) else (EMBEDDED,), is_disputed=True)
+    elif _HANGUL_FILE.fullmatch(name):
+        budget.take_member()
+        data = decode_stream(Inflater, entry.content, 0, budget).content or entry.content
+        is_picture = file_types.family_of(data) == file_types.IMAGE
+        yield Member((entry.name,), data, tags=() if is_picture else (EMBEDDED,), is_disputed=True)
     elif name == "powerpoint document":
         yield from _of_slides(entry.content, budget)
     elif name.startswith(_MAIL_RTF) and compressed_rtf.is_compressed(entry.content[:16]):
@@ -241,6 +248,8 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
     if re.search(r"progid=[\"']equation\.[23]", text, re.IGNORECASE):
         tags.add(EQUATION)
+    if found.has_entities:
+        tags.add(NOT_READ)
     links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(text, names)))
     yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
     for encoded in found.data:

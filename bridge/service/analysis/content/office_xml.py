@@ -1,8 +1,9 @@
-"""Office documents in XML: what an XML parser reads in a part of one, or in a whole document that is one XML file.
+"""Documents in XML: what an XML parser reads in a part of one, or in a whole document that is one XML file.
 
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
-find those. The parser stops at the first mistake, and at the first entity that a document declares, because Office
-refuses both; what was read before counts. Linear; nothing here raises.
+find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
+Entities that a document declares are not expanded: Office refuses them, and where LibreOffice does not, the document
+says that something was not read. Linear; nothing here raises.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 # The names of elements cannot be written in another way. With none of them, there is nothing to read.
-_MARKS = (b"Relationship", b"nstrText", b"fldSimple", b"ddeLink", b"definedName", b"binData", b"binaryData")
-_FIELDS, _DATA = frozenset({"instrText", "delInstrText"}), frozenset({"binData", "binaryData"})
+_MARKS = (
+    *(b"Relationship", b"nstrText", b"fldSimple", b"ddeLink", b"definedName"),
+    *(b"binData", b"binaryData", b"binary-data", b"ForeignData"),
+)
+_FORM_MARKS = (b"xdp", b"chunk")  # both: a form of Acrobat, with a PDF document in it
+_FIELDS = frozenset({"instrText", "delInstrText"})
+# Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
+_DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk"})
 _START = 4096  # bytes in which the first element begins; before it are comments
+_BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
 
 
@@ -36,14 +44,15 @@ class Facts:
     defined: str = ""  # the names of cells, in lower case, each on its own line
     data: list[str] = field(default_factory=list)  # files, in Base64
     dde_links: list[tuple[str, str]] = field(default_factory=list)  # service and topic
+    has_entities: bool = False  # in a field or a file, of which a part is then missing
 
 
 def is_likely(content: bytes) -> bool:
     """A quick test: most XML has nothing of interest."""
-    if b"<" not in content[:_START]:
+    if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
-    return any(mark in text for mark in _MARKS)
+    return any(mark in text for mark in _MARKS) or all(mark in text for mark in _FORM_MARKS)
 
 
 def read(content: bytes) -> Facts:
@@ -53,10 +62,6 @@ def read(content: bytes) -> Facts:
     reader.facts.fields = "".join(reader.fields)
     reader.facts.defined = "\n".join(reader.defined).lower()
     return reader.facts
-
-
-class _Stop(Exception):
-    """The document declares an entity."""
 
 
 class _Reader:
@@ -73,12 +78,12 @@ class _Reader:
         parser.StartElementHandler = self._begin
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._add
-        parser.EntityDeclHandler = _refuse
+        parser.DefaultHandler = self._refer  # which also means that no entity is expanded
         start = max(0, content[:_START].find(b"<"))
         try:
             for at in range(start, len(content), _BLOCK):
                 parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
-        except (expat.ExpatError, ValueError, LookupError, _Stop):
+        except (expat.ExpatError, ValueError, LookupError):
             return False
         return True
 
@@ -101,6 +106,11 @@ class _Reader:
         if self._text is not None:
             self._text.append(text)
 
+    def _refer(self, text: str) -> None:
+        """What has no handler: comments, declarations and references to entities."""
+        if self._text is not None and text.startswith("&"):
+            self.facts.has_entities = True
+
     def _end(self, name: str) -> None:
         name = name.rpartition(":")[2]
         if self._text is None or not (name in _FIELDS or name in _DATA):
@@ -110,7 +120,3 @@ class _Reader:
         else:
             self.facts.data.append("".join(self._text))
         self._text = None
-
-
-def _refuse(*_about: object) -> None:
-    raise _Stop

@@ -35,10 +35,11 @@ ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning
 _STREAM_WORK = 4096  # for an object stream, however short
 _FOUND_WORK = 500  # for each stream and each string, however short
+_NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 
 _ENDING = re.compile(rb"startxref\s{1,20}\d|trailer\s{0,20}<<|%%EOF")
-_ATTACHED = re.compile(rb"/U?F" + SPACE + REFERENCE)
+_ATTACHED = re.compile(rb"/(?:U?F|DOS|Mac|Unix)" + SPACE + REFERENCE)  # for any system: viewers take what there is
 _SCRIPT = re.compile(rb"/JS" + SPACE + REFERENCE)
 _FORM = re.compile(rb"/XFA" + SPACE + rb"(\[[^\]]{0,4000}|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)")
 _REFERENCE = re.compile(REFERENCE)
@@ -122,7 +123,9 @@ class _Document:
             if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
                 self._budget.take_member()
                 data, is_known = self._decoder.decode(stream)
-                yield Member(("",), data, tags=("pdf:embedded-file",), limit="" if is_known else "archive-method")
+                is_lost = not data and stream.end - stream.start > _NO_CONTENT and not self.is_encrypted
+                tags = ("pdf:embedded-file", NOT_READ) if is_lost else ("pdf:embedded-file",)
+                yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method")
             elif not stream.numbers.isdisjoint(scripts):
                 self._texts.append(self._decoder.decode(stream)[0])
             elif not stream.numbers.isdisjoint(forms):

@@ -19,7 +19,7 @@ from bridge.service.analysis.content.unpacking import Budget
 SPACE = rb"[\s\0]{0,99}"
 REFERENCE = rb"(\d{1,10})[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R"
 _COMMENT = re.compile(rb"%[^\r\n]*")
-_KEYWORD = re.compile(rb"stream[^\r\n]{0,99}(?:\r\n|\n|\r)")
+_KEYWORD = re.compile(rb"stream[ \t\0]{0,99}((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?)")  # not all viewers need a line end
 _OBJECT = re.compile(rb"(\d{1,10})[\s\0]{1,20}\d{1,5}" + SPACE + rb"obj")
 _NEAR = 200  # bytes before the word in which a description ends
 _ESCAPED_NAME = re.compile(rb"#([0-9a-fA-F]{2})")
@@ -38,6 +38,7 @@ _SLOW = 60  # work for each byte that Python itself decodes
 _GUESSING, _GUESSED = (1, 3, 4), 300  # rows of a predictor that looks at the bytes before, and their work for each byte
 _ROW_WORK = 100
 _ZLIB = tuple(bytes((0x78, level)) for level in (0x01, 0x5E, 0x9C, 0xDA))
+_LINE_ENDS = re.compile(rb"[\r\n]*")
 _NOT_ASCII85 = bytes(set(range(256)) - set(range(33, 118)) - {122})
 _NOT_HEX = re.compile(rb"[^0-9a-fA-F]")
 
@@ -47,6 +48,7 @@ class Stream(NamedTuple):
     start: int
     end: int
     about: bytes  # everything since the stream before it
+    early: int  # where it begins if no line end separates it from the word
 
 
 def streams(content: bytes) -> Iterator[Stream]:
@@ -62,7 +64,7 @@ def streams(content: bytes) -> Iterator[Stream]:
             end = end if end >= 0 else len(content)
         about_start = start if content.find(b"stream", start, end) >= 0 else end
         numbers = _OBJECT.findall(about)[-3:] + _OBJECT.findall(without_comments(about))[-3:]
-        yield Stream(frozenset(numbers), start, end, about)
+        yield Stream(frozenset(numbers), start, end, about, match.start(1))
 
 
 def outside(content: bytes, found: list[Stream]) -> bytes:
@@ -108,7 +110,8 @@ class Decoder:
             filters = [b"Fl"]
         numbers = {name: int(value) for name, value in _NUMBER.findall(about)}
         if filters and filters[0] in (b"FlateDecode", b"Fl"):  # it says itself where it ends
-            data = self._unpredicted(self._inflated(self._content, stream.start), numbers)
+            data = self._inflated(self._content, stream.start) or self._inflated(self._content, stream.early)
+            data = self._unpredicted(data, numbers)
             filters = filters[1:]
         else:
             data = self._content[stream.start : self._end(stream, about)]
@@ -138,7 +141,16 @@ class Decoder:
         return b" " + body.partition(b"endobj")[0]
 
     def _inflated(self, data: bytes, at: int) -> bytes:
-        return decode(lambda: Inflater(15), data, at, self._budget).content
+        """Without its two first bytes if those are wrong, and after line ends that do not belong to it."""
+        found = decode(_with_header, data, at, self._budget)
+        if found.content or found.is_whole:
+            return found.content
+        first = _LINE_ENDS.match(data, at).end()  # type: ignore[union-attr]  # (it matches nothing, too)
+        for new, start in ((_with_header, first), (Inflater, first + 2), (Inflater, first)):
+            content = decode(new, data, start, self._budget).content
+            if content:
+                return content
+        return b""
 
     def _filtered(self, data: bytes, name: bytes, numbers: dict[bytes, int]) -> bytes:
         if name in (b"FlateDecode", b"Fl"):
@@ -168,6 +180,10 @@ class Decoder:
             above = _row(data[at], data[at + 1 : at + 1 + width].ljust(width, b"\0"), above, distance)
             out.append(above)
         return b"".join(out)
+
+
+def _with_header() -> Inflater:
+    return Inflater(15)
 
 
 def _row(kind: int, row: bytes, above: bytes, distance: int) -> bytes:

@@ -10,7 +10,8 @@ from bridge.mime.structure import Part
 from bridge.service.analysis.content import archives, file_types, smime
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 
-ENCODED = frozenset({"uue", "uu", "xxe", "xx", "b64", "hqx", "yenc", "ync", "mim", "mime"})
+IN_BASE64 = frozenset({"b64", "base64"})
+ENCODED = IN_BASE64 | {"uue", "uu", "xxe", "xx", "hqx", "bhx", "yenc", "ync", "mim", "mime"}
 _SIGNED = frozenset({"p7m", "p7z"})
 _SIGNED_NAME = re.compile(r"(.+\.[^.]+)\.p7[mz]", re.IGNORECASE)
 
@@ -36,7 +37,8 @@ _PAGES = frozenset(
     ]
 )
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
-_TEXTS = _PAGES | frozenset({"xml", "xsl", "xslt", "ics", "vcf", "vcs", "csv", "tsv", "txt", "webarchive"})
+_CALENDAR_NAMES = frozenset({"ics", "ical", "icalendar", "ifb", "vcs", "vcf", "vcard"})
+_TEXTS = _PAGES | _CALENDAR_NAMES | {"xml", "xsl", "xslt", "csv", "tsv", "txt", "webarchive"}
 _MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws"})
 _MAY_BE_MAILS = frozenset({"", "email", "mail", "msg", "rfc822"})  # desktops then look at the first line
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
@@ -44,7 +46,7 @@ _HTML = re.compile(rb"\s{0,99}<(?:!doctype\s{1,99}html|html)[\s>]", re.IGNORECAS
 _WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
 _ARCHIVE_HEAD = 4096  # bytes in which its header section begins
 _CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)")  # in lower case
-_CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
+_CALENDARS = ("calendar", "vcard", "text/directory", "application/ics")  # or a part of the name of a type
 
 
 def has_mark(content: bytes) -> bool:
@@ -132,8 +134,13 @@ def has_calendar(content: bytes) -> bool:
 
 
 def is_binhex(part: Part) -> bool:
-    return "binhex" in part.content_type or file_types.has_extension(part.names, ("hqx", "hcx"))
+    return "binhex" in part.content_type or file_types.has_extension(part.names, ("hqx", "hcx", "bhx"))
+
+
+def is_in_base64(part: Part) -> bool:
+    return file_types.has_extension(part.names, IN_BASE64)
 
 
 def is_calendar(part: Part) -> bool:
-    return part.content_type in _CALENDARS or file_types.has_extension(part.names, ("ics", "vcf", "vcs"))
+    is_type = any(name in part.content_type for name in _CALENDARS)
+    return is_type or file_types.has_extension(part.names, _CALENDAR_NAMES)

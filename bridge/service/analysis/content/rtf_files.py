@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-RTF = b"{\\rt"
+_RTF = b"{\\rt"
+_BEFORE, _BEFORE_WITHIN = b" \t\v\f\r\n\0\xef\xbb\xbf", 4096  # what may precede it: white space, a byte order mark
 _DATA = re.compile(rb"\\objdata(?![a-z])")
 _TOKEN = re.compile(
     rb"([{}])|\\bin(\d{1,9}) ?|\\[a-zA-Z]{1,32}(?:-?\d{1,10})? ?|\\'[0-9a-fA-F]{2}|\\.|([^{}\\]+)", re.DOTALL
@@ -29,6 +30,10 @@ _MAX_CLASS = 100  # bytes of the name of a class
 class Embedded(NamedTuple):
     class_name: str  # in lower case
     content: bytes
+
+
+def is_rtf(content: bytes) -> bool:
+    return content[:_BEFORE_WITHIN].lstrip(_BEFORE).startswith(_RTF)
 
 
 def rtf_templates(content: bytes) -> list[str]:

@@ -2,7 +2,8 @@
 
 Nothing runs here: what scripts build a file from stands in the page, most often as a literal in Base64. So every long
 literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
-pieces that are joined, or reversed. What a script decrypts is not found, but that it saves a file has a tag.
+pieces that are joined, on several lines, or reversed. What a script decrypts is not found, but that it saves a file has
+a tag.
 """
 
 from __future__ import annotations
@@ -29,12 +30,24 @@ _ADDRESS = re.compile(r"https?:[\\/]{1,4}[^\s\"'`<>\\]+")  # in lower case
 # The word `http` in Base64 and in hexadecimal, and what follows: such literals may be shorter than those of files.
 _BASE64_ADDRESS = re.compile("aHR0c[A-Za-z0-9+/_-]{9,}+")
 _HEX_ADDRESS = re.compile("68747470[0-9a-fA-F]{12,}+")
-_BASE64 = re.compile(r"[\"'`>]([A-Za-z0-9+/_=-]{40,}+)")
-_HEX = re.compile(r"[\"'`]([0-9a-fA-F]{60,}+)")
-_NUMBERS = re.compile(r"[\[(]([0-9a-fA-FxX,\s]{31,}+)")
+# After a quote or a tag; in an attribute without quotes; or in a comment. Each begins with literal characters, so that
+# it is searched several times as fast as all of them in one (Python 3.11).
+_BASE64 = (
+    re.compile(r"[\"'`>]\s{0,99}([A-Za-z0-9+/_=-]{40,}+)"),
+    re.compile(r"=([A-Za-z0-9+/_-]{40,}+={0,2})(?=[\s>])"),
+    re.compile(r"<!--\s{0,99}([A-Za-z0-9+/_=-]{40,}+)"),
+)
+_LINE_END = re.compile(r"\n(?<=[A-Za-z0-9+/_-]{16}\n)\s{0,40}(?=[A-Za-z0-9+/_-])")  # within Base64
+_PIECE = re.compile(r"[\"'`]([A-Za-z0-9+/_-]{16,}+)={0,2}[\"'`]")
+_HEX = re.compile(r"[0-9a-fA-F]{60,}+")
+_NUMBERS = re.compile(r"[\[(\"'`]([0-9a-fA-FxX,;|\s-]{31,}+)")
+_BETWEEN_NUMBERS = re.compile(r"[,;|\s-]+")
+_QUOTED = re.compile(r"[\"'`]([^\"'`]{16,}+)")
+_MIN_ESCAPES = 8
 _PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})[^\"'`]+)")
 _PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
-_NUMBER = re.compile(r"0x([0-9a-f]{1,2})|([0-9]{1,3})", re.IGNORECASE)
+_NUMBER = re.compile(r"0x([0-9a-f]{1,2})|((?:(?<=[,;|\s])|^)-?[0-9]{1,3}|[0-9]{1,3})", re.IGNORECASE)
+_HEX_NUMBER = re.compile("[0-9a-fA-F]{2}")
 _MIN_NUMBERS = 16
 # Not `input[type=password]`: a selector. Begins with a literal, so that it is searched ten times as fast (Python 3.11).
 _PASSWORD = re.compile(r"type(?<![\[\w-]type)\s{0,9}=\s{0,9}\\?[\"']?password")
@@ -44,7 +57,8 @@ _PAGE_START = re.compile(
     rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob",
     re.IGNORECASE,
 )
-_SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker")
+_SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker", "readasdataurl", "new file(")
+_ASSEMBLED = re.compile(r"data:(?!image/|font/|text/css)[^\"'`\s]{0,100}[\"'`]\s{0,9}[+,.]|data:[^\"'`\s]{0,100}\$\{")
 _SCRIPTS = (
     b"<script",
     b"javascript:",
@@ -76,7 +90,7 @@ def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
 def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     budget.take_work(20 * len(text))
     names = tuple(sorted(page_files.names(text))[:20])
-    joined = _JOINTS.sub("", text)
+    joined = _LINE_END.sub("", _JOINTS.sub("", text).replace("\r\n", "\n"))
     texts = dict.fromkeys((joined, escapes_replaced(joined), text))
     links: dict[str, None] = {}
     tags: set[str] = set()
@@ -113,7 +127,7 @@ def _addresses(text: str, lower: str) -> Iterator[str]:
 
 
 def _tags(lower: str) -> Iterator[str]:
-    if any(mark in lower for mark in _SAVES):
+    if any(mark in lower for mark in _SAVES) or _ASSEMBLED.search(lower):
         yield BUILDS_FILE
     if _PASSWORD.search(lower) and ("<form" in lower or "<script" in lower):
         yield CREDENTIAL_FORM
@@ -121,20 +135,33 @@ def _tags(lower: str) -> Iterator[str]:
 
 def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
     """The bytes that long literals stand for, in one way or another."""
-    in_base64 = _BASE64.findall(text)
+    in_base64 = [literal for pattern in _BASE64 for literal in pattern.findall(text)]
     for literal in in_base64:
         yield _from_base64(literal)
         if is_reversed:
             yield _from_base64(literal[::-1])
-    for digits in _HEX.findall(text) if in_base64 else ():  # which are letters of Base64 as well
-        yield _from_hex(digits)
+        if digits := _HEX.match(literal):  # which are letters of Base64 as well
+            yield _from_hex(digits[0])
+    pieces = _PIECE.findall(text)
+    if len(pieces) > 1:  # in variables, which are joined in this order
+        yield _from_base64("".join(pieces))
     for match in _NUMBERS.finditer(text):
-        if match[1].count(",") >= _MIN_NUMBERS - 1:
-            yield bytes(
-                int(digits or number, 16 if digits else 10) & 0xFF for digits, number in _NUMBER.findall(match[1])
-            )
+        yield from _from_numbers(match[1])
     for match in _PERCENT.finditer(text) if _PERCENT_CODE.search(text) else ():
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
+    for match in _QUOTED.finditer(text) if text.count("\\") >= _MIN_ESCAPES else ():
+        if match[1].count("\\") >= _MIN_ESCAPES:
+            yield escapes_replaced(match[1]).encode("latin-1", "replace")
+
+
+def _from_numbers(text: str) -> Iterator[bytes]:
+    """A list of them, signed or not; in a string also in hexadecimal without a mark."""
+    numbers = _BETWEEN_NUMBERS.split(text.strip(",;|- \t\r\n"))
+    if len(numbers) < _MIN_NUMBERS:
+        return
+    if all(map(_HEX_NUMBER.fullmatch, numbers)):
+        yield _from_hex("".join(numbers))
+    yield bytes(int(digits or number, 16 if digits else 10) & 0xFF for digits, number in _NUMBER.findall(text))
 
 
 def _from_base64(text: str) -> bytes:

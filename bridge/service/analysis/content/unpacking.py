@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bridge.mime.structure import TooMuch
 
+UNOPENED = "mime:unopened-archive"  # the tag of a container that is not opened
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 
 

@@ -1,0 +1,66 @@
+"""Archives behind something else: 7-Zip searches for the beginning of one in whatever it cannot open otherwise.
+
+The beginning of a photograph, of a document or of nothing in particular would hide them. Each place at which one may
+begin is tried, and most are none: what cannot be read there is no damage. Raises nothing but TooMuch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from bridge.service.analysis.content.decompression import bzip2_members, gzip_members, xz_members
+from bridge.service.analysis.content.tar_archive import is_header, tar_members
+from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budget, Member
+
+WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
+_MAX_FOUND = 20  # archives; programs open the first one
+_PLACE_WORK = 4096
+_NO_FLAGS = 0xE0  # of gzip: these are reserved
+
+_Opener = Callable[[bytes, Collection[str], Budget], Iterator[Member]]
+# The mark of each, where it stands in the archive, and who opens it.
+_KINDS: tuple[tuple[bytes, int, _Opener], ...] = (
+    (b"\x1f\x8b\x08", 0, gzip_members),
+    (b"1AY&SY", 4, bzip2_members),
+    (b"\xfd7zXZ\0", 0, xz_members),
+    (b"ustar", 257, tar_members),
+)
+
+
+def has_buried(content: bytes) -> bool:
+    """Whether one may begin after the first byte."""
+    return next(_places(content), None) is not None
+
+
+def buried_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    places = _places(content)
+    for at, opener in islice(places, _MAX_FOUND):
+        budget.take_work(_PLACE_WORK)
+        try:
+            for member in opener(content[at:], names, budget):
+                if member.content or member.limit:
+                    yield replace(member, broken=False, is_disputed=True)
+        except BadArchive:
+            pass
+    if next(places, None) is not None:
+        yield Member((), None, tags=(UNOPENED,))
+
+
+def _places(content: bytes) -> Iterator[tuple[int, _Opener]]:
+    for mark, offset, opener in _KINDS:
+        found = content.find(mark, 1, WITHIN)
+        while found >= 0:
+            if found > offset and _is_likely(content, found - offset, opener):
+                yield found - offset, opener
+            found = content.find(mark, found + 1, WITHIN)
+
+
+def _is_likely(content: bytes, at: int, opener: _Opener) -> bool:
+    """The marks of gzip and tar are short, and may be an accident."""
+    if opener is gzip_members:
+        return at + 3 < len(content) and not content[at + 3] & _NO_FLAGS
+    if opener is bzip2_members:
+        return content.startswith(b"BZh", at)
+    return opener is not tar_members or is_header(content, at)

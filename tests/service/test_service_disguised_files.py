@@ -1,0 +1,334 @@
+"""Files that common programs open, and that looked like nothing in particular.
+
+Where the program is installed, it opens the file first, so that no case claims what no program does.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import io
+import lzma
+import random
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from bridge.service.analysis.content import archives
+from tests.processor_time import fair_cpu_s
+from tests.service.container_kit import deflated, tarred
+from tests.service.service_kit import EICAR, zipped
+from tests.service.test_service_documents import ole, rar5, tags
+from tests.service.test_service_hidden_documents import FLATE, TYPE, embedded
+
+ZIP = zipped(("a.txt", EICAR))
+LETTERS = base64.b64encode(EICAR)
+SCRIPT = b"WScript.Echo(1)"
+
+
+def listed_by_7zip(content: bytes, name: str, directory: Path) -> str:
+    if shutil.which("7z") is None:
+        pytest.skip("7z is not installed")
+    (directory / name).write_bytes(content)
+    command = ["7z", "l", "-ba", name]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+# Archives
+
+UNKNOWN = {
+    "a.tx_": b"SZDD\x88\xf0\x27\x33A\0" + struct.pack("<I", 8) + b"\xff" + EICAR[:8],
+    "a.pmd": b"\x8f\xaf\xac\x84" + bytes(100),
+    "mail.pst": b"!BDN" + bytes(600),
+    "a.aar": b"AA01\x20\0TYP1F" + bytes(100),
+    "b.aar": b"pbze\0\0\0\0\0\x40\0\0" + bytes(100),
+    "a.lzfse": b"bvx2" + bytes(100),
+    "a.lrz": b"LRZI\0\6" + bytes(100),
+    "lzop.bin": b"\x89LZO\0\r\n\x1a\n" + bytes(100),
+    "freearc.bin": b"ArC\x01" + bytes(100),
+    "help.hxs": b"ITOLITLS\x01\0\0\0" + bytes(100),
+    "ntfs.bin": b"\xeb\x52\x90NTFS    " + bytes(600),
+    "gpt.bin": bytes(512) + b"EFI PART" + bytes(600),
+    "apple.bin": bytes(1024) + b"H+\0\4" + bytes(600),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_container_that_7zip_outlook_or_a_mac_opens_had_no_tag(name: str) -> None:
+    """All but those of Apple and Outlook are recognised by 7-Zip, whatever their name is."""
+    assert "mime:unopened-archive" in tags(UNKNOWN[name], name)
+
+
+@pytest.mark.parametrize("text", [b"AA0123;12.50;paid\r\n", b"LRZIP is a program\r\n", b"pbzip2 is one, too\r\n"])
+def test_text_that_begins_like_such_a_container_is_text(text: bytes) -> None:
+    assert "mime:unopened-archive" not in tags(text, "a.csv")
+
+
+def test_an_iso_image_with_a_partition_table_is_opened() -> None:
+    """Images for USB sticks have both."""
+    content = bytes(512) + b"EFI PART" + bytes(0x8001 - 520) + b"CD001" + bytes(100)
+    assert archives.kind_of(content) == "iso"
+
+
+BEFORE = {
+    "openpgp": b"-----BEGIN PGP \r\n\r\n",
+    "winmail.dat": b"\x78\x9f\x3e\x22\x01\0" + struct.pack("<BII", 1, 0x00099999, 300),
+    "applesingle": b"\0\x05\x16\0" + bytes(20) + b"\0\x01" + struct.pack(">III", 1, 38, 4) + b"abcd",
+    "gzip, damaged": b"\x1f\x8b\x08" + bytes(7) + b"\xff\xff\xff",
+    "bzip2, damaged": b"BZh9junk",
+    "xz, damaged": b"\xfd7zXZ\0junkjunk",
+    "zip, damaged": b"PK\3\4junk",
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE)
+def test_the_beginning_of_another_container_hid_an_archive(kind: str, tmp_path: Path) -> None:
+    """7-Zip searches for an archive behind whatever it cannot open; only the name `.rar` made us do the same."""
+    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    content = BEFORE[kind] + rar5("evil.js", SCRIPT)
+    assert "evil.js" in listed_by_7zip(content, "a", tmp_path)
+    assert "mime:executable" in tags(content, "a")
+
+
+FILLED = EICAR + b" " * 40  # compressed, it cannot be seen
+
+
+def small_tar() -> bytes:
+    return tarred(("a.gz", b"0", gzip.compress(EICAR)))
+
+
+BURIED = {
+    "gzip": gzip.compress(EICAR),
+    "bzip2": bz2.compress(FILLED),
+    "xz": lzma.compress(FILLED),
+    "tar": small_tar(),
+    "tar in gzip": gzip.compress(small_tar()),
+}
+PRECEDING = {"text": b"junk", "photograph": b"\xff\xd8\xff\xe0" + bytes(1000), "decoy": b"-\x1f\x8b\x08\0" + bytes(9)}
+
+
+@pytest.mark.parametrize("before", PRECEDING)
+@pytest.mark.parametrize("name", ["a.zip", "a.bin"])
+@pytest.mark.parametrize("kind", BURIED)
+def test_a_few_bytes_before_it_hid_a_compressed_file(kind: str, name: str, before: str, tmp_path: Path) -> None:
+    """7-Zip finds it in the first 8 MiB of any file; we found only RAR, 7z, cab and zip there."""
+    content = PRECEDING[before] + BURIED[kind]
+    assert listed_by_7zip(content, name, tmp_path)
+    assert "malware:eicar" in tags(content, name)
+
+
+def test_four_mebibytes_before_it_hid_an_archive() -> None:
+    """7-Zip searches in eight."""
+    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    before = random.Random(1).randbytes(6 * 1024 * 1024)
+    assert "mime:executable" in tags(before + rar5("evil.js", SCRIPT), "a.bin")
+    assert "malware:eicar" in tags(before + gzip.compress(EICAR), "a.bin")
+
+
+def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
+    content = b"GIF89a" + b"\x1f\x8b\x08\0 BZh91AY&SY \xfd7zXZ\0 ustar " * 3
+    assert tags(content, "a.gif") == set()
+    assert "mime:unopened-archive" in tags(content * 10, "a.gif")
+
+
+def test_thousands_of_decoys_take_little_time() -> None:
+    assert fair_cpu_s(lambda: tags(b"-" + b"\x1f\x8b\x08\0" * 300_000, "a.bin")) < 5
+
+
+def test_an_archive_that_is_none_by_its_name_alone_had_no_tag() -> None:
+    """7-Zip may find one in it that we do not know."""
+    assert "mime:unopened-archive" in tags(b"junk", "a.zip")
+
+
+def test_lzma_of_other_sizes_was_not_read() -> None:
+    """7-Zip allows any dictionary and nearly any size, and a byte before the header (lzma86)."""
+    packed = lzma.compress(FILLED, format=lzma.FORMAT_ALONE)
+    assert "malware:eicar" in tags(b"\0" + packed, "a")
+    assert "malware:eicar" in tags(packed[:12] + b"\0" + packed[13:], "a")
+
+
+@pytest.mark.parametrize("name", ["a.b64", "a.base64"])
+def test_a_short_file_in_base64_was_not_decoded(name: str) -> None:
+    """7-Zip and WinZip decode it by its name; we wanted two long lines."""
+    assert "malware:eicar" in tags(LETTERS, name)
+    assert "malware:eicar" in tags(base64.encodebytes(ZIP), name)
+    assert "malware:eicar" in tags(zipped((name, LETTERS)), "a.zip")
+    assert "mime:executable" in tags(base64.b64encode(SCRIPT), "evil.js.b64")
+
+
+# Documents
+
+
+def form(letters: bytes) -> bytes:
+    return (
+        b'<?xml version="1.0"?><xdp:xdp xmlns:xdp="http://ns.adobe.com/xdp/"><pdf xmlns="http://ns.adobe.com/xdp/pdf/">'
+        b"<document><chunk>%b</chunk></document></pdf></xdp:xdp>" % letters
+    )
+
+
+PDF = embedded(TYPE + FLATE, zlib.compress(EICAR))
+
+
+@pytest.mark.parametrize("width", [12, 28, 100_000])
+def test_a_pdf_in_a_form_of_acrobat_was_not_read(width: int) -> None:
+    """Acrobat opens an .xdp file as the PDF document in it."""
+    letters = base64.b64encode(PDF)
+    lines = b"\n".join(letters[at : at + width] for at in range(0, len(letters), width))
+    assert {"malware:eicar", "pdf:embedded-file"} <= tags(form(lines), "a.xdp")
+
+
+def flat(letters: bytes, before: bytes = b"") -> bytes:
+    namespace = b'xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0"'
+    data = b"<office:binary-data>%b</office:binary-data>" % letters
+    return b"%b<office:document %b>%b</office:document>" % (before, namespace, data)
+
+
+PACKED = base64.b64encode(ZIP)
+IN_XML = {
+    "flat OpenDocument": flat(PACKED),
+    "after white space": flat(PACKED, b" " * 6000),
+    "after an entity": flat(PACKED, b'<!DOCTYPE a [<!ENTITY x "y">]>'),
+    "Visio": b'<VisioDocument><ForeignData ForeignType="Object">%b</ForeignData></VisioDocument>' % PACKED,
+}
+
+
+@pytest.mark.parametrize("kind", IN_XML)
+def test_a_file_in_a_document_that_is_one_xml_file_was_not_found(kind: str) -> None:
+    assert "malware:eicar" in tags(IN_XML[kind], "a.xml")
+
+
+def test_a_file_that_an_entity_completes_is_not_called_read() -> None:
+    content = flat(b"&x;" + PACKED[40:], b'<!DOCTYPE a [<!ENTITY x "%b">]>' % PACKED[:40])
+    assert "document:not-read" in tags(content, "a.fodt")
+
+
+def without_line_end(content: bytes) -> bytes:
+    """Compressed, with neither CR nor LF in the first 150 bytes, and compressed so that it cannot be seen."""
+    numbers = random.Random(1)
+    while True:
+        packed = zlib.compress(numbers.randbytes(300) + content + content)
+        if not {10, 13} & set(packed[:150]):
+            return packed
+
+
+IN_PDF = {
+    "for DOS": embedded(FLATE, zlib.compress(EICAR), reference=b"null/DOS 3 0 R"),
+    "for Unix": embedded(FLATE, zlib.compress(EICAR), reference=b"null/Unix 3 0 R"),
+    "no line end": embedded(TYPE + FLATE, without_line_end(EICAR)).replace(b"stream\nx", b"stream x"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PDF)
+def test_a_file_in_a_pdf_was_left_out(kind: str) -> None:
+    pikepdf = pytest.importorskip("pikepdf", reason="reads the file like a viewer")
+    with pikepdf.open(io.BytesIO(IN_PDF[kind])) as opened:
+        (found,) = opened.attachments.values()
+        assert EICAR in found.get_file().read_bytes()
+    assert "malware:eicar" in tags(IN_PDF[kind], "a.pdf")
+
+
+@pytest.mark.parametrize("data", [deflated(EICAR), b"\x78\x9d" + deflated(EICAR), b"\n" + zlib.compress(EICAR)])
+def test_a_file_in_a_pdf_was_lost_if_the_first_bytes_of_its_data_are_wrong(data: bytes) -> None:
+    assert "malware:eicar" in tags(embedded(TYPE + FLATE, data), "a.pdf")
+
+
+def test_a_file_in_a_pdf_that_cannot_be_read_had_no_tag() -> None:
+    assert "document:not-read" in tags(embedded(TYPE + FLATE, b"\xff" * 60), "a.pdf")
+    assert "document:not-read" not in tags(embedded(TYPE + FLATE, zlib.compress(b"")), "a.pdf")
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \r\n", b"\0"])
+def test_white_space_hid_an_rtf_document(before: bytes) -> None:
+    package = b"\x02\0a.txt\0a.txt\0\0\0\x03\0\x01\0\0\0\0" + struct.pack("<I", len(EICAR)) + EICAR
+    digits = (struct.pack("<III", 0x501, 2, 8) + b"Package\0" + bytes(8) + bytes(4) + package).hex().encode()
+    content = before + b"{\\rtf1{\\object\\objemb{\\*\\objdata " + digits + b"}}}"
+    assert {"malware:eicar", "office:embedded-file"} <= tags(content, "a.doc")
+
+
+@pytest.mark.parametrize("name", ["word/afchunk.dat", "word/a.txt", "a.bin"])
+def test_a_web_archive_that_word_inserts_was_read_only_under_its_own_name(name: str) -> None:
+    """`altChunk`: the list of types in the document, and not the name, says that it is one."""
+    head = b"MIME-Version: 1.0\r\nContent-Type: multipart/related; boundary=y\r\n\r\n--y\r\n"
+    packed = base64.encodebytes(gzip.compress(EICAR))
+    archive = (
+        head
+        + b"Content-Type: text/html\r\n\r\n<html></html>\r\n--y\r\nContent-Transfer-Encoding: base64\r\n\r\n%b--y--\r\n"
+        % packed
+    )
+    assert "malware:eicar" in tags(zipped(("[Content_Types].xml", b"<Types/>"), (name, archive)), "a.docx")
+
+
+def test_a_file_in_a_document_of_hangul_was_not_read() -> None:
+    content = ole({"FileHeader": b"HWP Document File", "BIN0001.OLE": deflated(EICAR)})
+    assert {"malware:eicar", "office:embedded-file"} <= tags(content, "a.hwp")
+
+
+CALENDAR = b"BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64;VALUE=BINARY;X-FILENAME=a:%b\r\nEND:VCALENDAR\r\n"
+
+
+@pytest.mark.parametrize("name", ["a.ics", "a.ical", "a.icalendar", "a.ifb", "a.vcard"])
+def test_a_file_in_a_calendar_of_another_name_was_not_read(name: str) -> None:
+    assert "malware:eicar" in tags(CALENDAR % base64.b64encode(gzip.compress(EICAR)), name)
+
+
+# Pages that build a file
+
+
+def page(script: bytes, before: bytes = b"") -> bytes:
+    return b"<html>%b<script>%b</script></html>" % (before, script)
+
+
+def lines(width: int) -> bytes:
+    return b"\n".join(LETTERS[at : at + width] for at in range(0, len(LETTERS), width))
+
+
+def listed(separator: bytes, form: bytes = b"%d", offset: int = 0) -> bytes:
+    return separator.join(form % (byte + offset) for byte in EICAR)
+
+
+BUILT = {
+    "lines": page(b"atob(`\n%b\n`)" % lines(30)),
+    "lines that end with CR LF": page(b"atob(`\r\n%b`)" % lines(36).replace(b"\n", b"\r\n  ")),
+    "an element": page(b"atob(d.innerText)", b"<div id=d>\n%b\n</div>" % LETTERS),
+    "an attribute without quotes": page(b"atob(d.dataset.x)", b"<div id=d data-x=%b></div>" % LETTERS),
+    "a comment": page(b"atob(document.childNodes[0].data)", b"<!-- %b -->" % LETTERS),
+    "variables": page(b'var a="%b";var b="%b";atob(a+b)' % (LETTERS[:48], LETTERS[48:])),
+    "signed numbers": page(b"a=[%b]" % listed(b", ", offset=-256)),
+    "numbers in a string": page(b'a="%b".split(" ")' % listed(b" ")),
+    "numbers with hyphens": page(b'a="%b".split("-")' % listed(b"-")),
+    "hexadecimal numbers": page(b'a="%b".split(",")' % listed(b",", b"%02x")),
+    "octal escapes": page(b'a="%b"' % listed(b"", b"\\%o")),
+    "escapes in braces": page(b'a="%b"' % listed(b"", b"\\u{%x}")),
+}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_a_file_that_a_script_contains_was_not_found(kind: str) -> None:
+    assert "malware:eicar" in tags(BUILT[kind], "a.html")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"r=new FileReader();r.readAsDataURL(new Blob([a.map(x=>x^1)]))",
+        b'navigator.share({files:[new File([a], "x.js")]})',
+        b'location="data:application/octet-stream;base64,"+btoa(a)',
+        b"location=`data:application/octet-stream;base64,${btoa(a)}`",
+    ],
+)
+def test_a_script_that_saves_what_it_decrypts_had_no_tag(script: bytes) -> None:
+    assert "attachment:builds-file" in tags(page(script), "a.html")
+    assert "attachment:builds-file" not in tags(page(b'i.src="data:image/png;base64,"+a'), "a.html")
+
+
+@pytest.mark.parametrize(
+    "text", [b'"' * 300_000, b"A" * 1_000_000, b"A" * 16 + b"\n" + b"A" * 300_000, b"(1," * 100_000, b"\\" * 300_000,
+             b"=" * 300_000, b"data:" * 60_000, (b"A" * 16 + b"\n") * 20_000]
+)  # fmt: skip
+def test_pages_that_only_seem_to_build_a_file_take_little_time(text: bytes) -> None:
+    assert fair_cpu_s(lambda: tags(page(text), "a.html")) < 5
