@@ -71,7 +71,8 @@ def no_daemon(address: Endpoint) -> str:
     if not address.systemd and (found := listener(address)):
         return (
             f"no daemon answers at {address} (admin.address), although {found} listens there: if that is the daemon, "
-            "it does not respond: check its log and restart it; if it is another program, change admin.address"
+            "it is still starting, or does not respond: try again, then check its log and restart it; "
+            "if it is another program, change admin.address"
         )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "

@@ -47,7 +47,8 @@ class Lines:
 def next_step(path: Path | None) -> str:
     """What to run when the lines are in place. It checks the configuration that the lines were made for."""
     given = f" -c {shlex.quote(str(path))}" if path is not None else ""
-    return f"# Then: postfix check && postfix reload && scanbridge check{given} --postfix /etc/postfix"
+    check = f'scanbridge check{given} --postfix "$(postconf -h config_directory)"'
+    return f"# Then: postfix check && postfix reload && {check}"
 
 
 def for_postfix(conf: Config, mode: str, name: str | None = None, service: str = FRONT) -> Lines:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bridge import __version__
 from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit, no_daemon
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
+from bridge.runtime.build import built_from, version
 from bridge.runtime.counted import counted, spoken
 from bridge.runtime.visible_text import visible
 
@@ -84,6 +86,9 @@ def table(state: dict[str, Any]) -> str:
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
+    if _is_other_build(state):
+        ours = f"scanbridge {version()}"
+        lines.append(f"version        this command is {ours}; restart the daemon to run the same version")
     wanted = state.get("workers_wanted", 1)
     if wanted > len(state["workers"]):
         lines.append(f"workers        {len(state['workers'])} of {wanted} running")
@@ -103,6 +108,11 @@ def table(state: dict[str, Any]) -> str:
     lines += _people(state.get("personal_lists") or {}, state.get("feedback") or {})
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
+
+
+def _is_other_build(state: dict[str, Any]) -> bool:
+    """Whether the program was replaced since the daemon started. A daemon that does not name its build is older."""
+    return (state["version"], state.get("build")) != (__version__, built_from())
 
 
 def _scanner(host: dict[str, Any]) -> str:

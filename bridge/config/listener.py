@@ -122,7 +122,11 @@ class Listener(Section):
                 f"unknown profile; available profiles: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
             )
         if profile.protocol != kind_of(protocol):
-            raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
+            fitting = ", ".join(other for other in PROFILES if PROFILES[other].protocol == kind_of(protocol))
+            raise ValueError(
+                f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}; "
+                f"profiles for {protocol}: {fitting}"
+            )
         return name
 
     @field_validator("tls", "proxy_protocol", "client_header", "hide_extensions")

@@ -59,6 +59,7 @@ def assess(state: dict[str, Any], conf: Config) -> Health:
         limit = state["max_in_processing"]
         warnings.append(
             f"saturated: the limit of {limit} mails being processed has been reached; new mail is being deferred"
+        )
     if state.get("spool_problem"):
         problems.append(
             f"SPOOL: {state['spool_problem']} (spool.directory); large mail is kept in memory, and deferred when there "

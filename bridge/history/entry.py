@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from bridge.mail.address import comparable_address, comparable_domain
+from bridge.quarantine.severity import worst_first
 
 MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
 
@@ -95,7 +96,7 @@ class MailEntry:
             return f"list {kind.list}"
         if kind.error:
             return kind.error
-        return ",".join(self.tags) or kind.verdict or kind.decision or kind.rule
+        return ",".join(worst_first(self.tags, {})) or kind.verdict or kind.decision or kind.rule
 
     @property
     def shown_sender(self) -> str:

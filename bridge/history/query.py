@@ -19,6 +19,8 @@ WORD = re.compile(r"[^\W_]+")
 _LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
 _MARKS = "\"'(),;: "
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
+OUR_ID_LENGTH = 19
+_LIKE_OUR_ID = re.compile(r"[0-9A-F]{16,22}", re.IGNORECASE)  # queue ids are shorter, or not hexadecimal
 _WANTED = re.compile(r"([^\W_]+)(\*?)")
 
 
@@ -110,6 +112,11 @@ def client_address(key: str) -> str:
     """The IP address of a client, if it is one; else empty."""
     ip = ip_or_none(key)
     return "" if ip is None else str(ip)
+
+
+def is_like_our_id(what: str) -> bool:
+    """Whether it may be an id of ours with characters missing or added."""
+    return len(what) != OUR_ID_LENGTH and _LIKE_OUR_ID.fullmatch(what) is not None
 
 
 def made_at(what: str) -> float | None:

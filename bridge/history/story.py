@@ -20,6 +20,7 @@ from bridge.history.next_commands import PERSONAL, lists_of, matched_entry, next
 from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
+from bridge.quarantine.severity import worst_first
 
 # States of `Kept`, in addition to those of the quarantine. `not_here`: another machine may have it.
 GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
@@ -285,9 +286,9 @@ def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
     else:
         text = f"{_capital(host)} scanned it in {_duration(row.scan_s)} and decided {kind.decision}"
     text += f", verdict {kind.verdict}" if kind.verdict else ""
-    if entry.tags:
-        text += f", {'tags' if len(entry.tags) > 1 else 'tag'} {', '.join(_tag(tag, around) for tag in entry.tags)}"
-        if any(tag in around.scores for tag in entry.tags):
+    if tags := worst_first(entry.tags, around.scores):
+        text += f", {'tags' if len(tags) > 1 else 'tag'} {', '.join(_tag(tag, around) for tag in tags)}"
+        if any(tag in around.scores for tag in tags):
             text += " (scores: defaults of the included service)"
     return f"{text}." + (f" Its ggrid is {row.ggrid}." if row.ggrid else "")
 

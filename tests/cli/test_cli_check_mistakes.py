@@ -383,7 +383,7 @@ def test_setup_ends_with_the_check_of_the_same_configuration(world: World) -> No
     file = world.directory / "bridge.yml"
     for more in ([], ["--commands"]):
         text = CliRunner().invoke(main, ["setup", "postfix", "--mode", "proxy", "-c", str(file), *more]).stdout
-        assert text.rstrip().endswith(f"scanbridge check -c {file} --postfix /etc/postfix"), text
+        assert text.rstrip().endswith(f'scanbridge check -c {file} --postfix "$(postconf -h config_directory)"'), text
 
 
 def test_a_misspelt_listener_for_test_mail_is_named(world: World) -> None:

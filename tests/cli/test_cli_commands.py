@@ -18,6 +18,7 @@ from bridge.cli.status import table
 from bridge.config import model
 from bridge.observe.admin_client import ask
 from bridge.runtime import yaml_file
+from bridge.runtime.build import version
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
 from tests.daemon.process_kit import scanbridge
@@ -405,7 +406,7 @@ def test_a_daemon_that_hangs_was_said_not_to_run(place: Place) -> None:
     with socket.create_server(("127.0.0.1", place.admin)):
         done = place.run("status")
     assert done.exit_code == 1 and f"although process {os.getpid()} (" in done.stderr, done.stderr
-    assert "it does not respond: check its log and restart it" in done.stderr
+    assert "it is still starting, or does not respond: try again, then check its log and restart it" in done.stderr
 
 
 def test_status_of_another_program_is_exit_1(place: Place) -> None:
@@ -434,6 +435,12 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert ", up 7 days, ready" in table({**state, "uptime_s": 604_800}).splitlines()[0]
         assert "workers" not in table(state)
+        assert "version  " not in table(state)
+        replaced = f"version        this command is scanbridge {version()}; restart the daemon to run the same version"
+        assert replaced in table({**state, "build": "commit 0123456789ab"}).splitlines()
+        assert replaced in table({**state, "version": "0.0.1"}).splitlines()
+        del state["build"]  # a daemon from before builds had names
+        assert replaced in table(state).splitlines()
         assert "workers        1 of 2 running" in table({**state, "workers_wanted": 2}).splitlines()
 
 

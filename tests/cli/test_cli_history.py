@@ -293,7 +293,8 @@ def test_several_mails_are_listed_and_the_newest_are_told(place: Place) -> None:
     assert told.startswith("5 mails match a@sender.example since ")
     assert re.findall(r"(?m)^ +\d  \S+ \S+  (ID\d+) ", told) == [f"ID{number:04d}" for number in range(1, 6)]
     assert re.findall(r"Our id is (\w+)", told) == ["ID0001", "ID0002"]
-    assert f"for any other, run `scanbridge explain -c {place.file} ID`" in told
+    assert f"The newest 2 are explained below; for any other, run `scanbridge explain -c {place.file} ID`" in told
+    assert "The newest one is explained below; " in place.says("explain", "a@sender.example", "--limit", "1")
     data = json.loads(place.says("explain", "a@sender.example", "--json"))
     assert (data["matches"], len(data["mails"]), len(data["others"])) == (5, 3, 2)
 
@@ -341,6 +342,35 @@ def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     done = place.run("explain", made)
     assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
     assert "For that time, it has 1 mail" in done.stdout
+
+
+def test_a_mail_in_quarantine_was_said_never_to_have_been_seen(place: Place) -> None:
+    """It was quarantined by a version without a history, or while the history could not be written to."""
+    made = f"{int((place.now - 60) * 1000):X}ABCD0001"
+    (place.state / "quarantine").mkdir()
+    (place.state / "quarantine" / f"{made}.json").write_text(json.dumps({"id": made, "sender": "a@sender.example"}))
+    for spelling in (made, made.lower(), f"id={made}"):
+        done = place.run("explain", spelling)
+        assert done.returncode == 3 and "has not seen it" not in done.stdout, done.stdout
+        assert " is in the quarantine, but the history has no record of it" in done.stdout
+        assert f"Next: scanbridge quarantine show -c {place.file} {made}\n" in done.stdout
+    data = json.loads(place.run("explain", made, "--json").stdout)
+    assert data["absence"]["is_in_quarantine"] and "quarantine show" in data["absence"]["next"][0]
+
+
+@pytest.mark.parametrize(("length", "is_mentioned"), [(18, True), (20, True), (14, False)])
+def test_an_incomplete_id_was_looked_for_without_a_word(place: Place, length: int, is_mentioned: bool) -> None:
+    """One character was lost when the id was copied: the answer was that the bridge had not seen the mail."""
+    done = place.run("explain", "1A1EB801B2C16070F8F0"[:length])
+    said = f"An id of the bridge has 19 characters, but this one has {length}: copy it again, whole."
+    assert done.returncode == 3 and (said in done.stdout) == is_mentioned, done.stdout
+
+
+def test_the_worst_tag_comes_first(place: Place) -> None:
+    """In alphabetical order, a harmless tag stood where the reason for the refusal was expected."""
+    place.add(1, action="reject", tags="auth:spf-none,sender:impossible-domain,spam:gtube")
+    assert "tags spam:gtube, sender:impossible-domain, auth:spf-none." in place.says("explain", "ID0001")
+    assert "\tspam:gtube,sender:impossible-domain,auth:spf-none\n" in place.says("history")
 
 
 def test_without_a_history_explain_says_so(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a misspelt profile", _in_file("name: mx,", "name: mx, profile: postfix-mliter,"), "check", 78,
      [":3: listeners.0.profile", "did you mean postfix-milter?"]),
     ("a profile of another protocol", _in_file("name: mx,", "name: mx, profile: postfix-milter,"), "check", 78,
-     [":3: ", "postfix-milter is a profile for milter, but this listener speaks smtp"]),
+     [":3: ", "a profile for milter, but this listener speaks smtp; profiles for smtp: postfix-proxy, "]),
     ("a misspelt action", _line("policy: {quarantine: rejct}"), "check", 78,
      [":8: policy", "relay, reject, discard", "did you mean reject?"]),
     ("a tenant that is not a UUID", _line("tenants: [{uid: acme, recipient_domains: [a.example]}]"), "check", 78,

@@ -178,6 +178,9 @@ def test_several_mails_are_exported_but_only_one_to_a_pipe(own: Desk, tmp_path: 
     assert forgotten.exit_code == 2 and f"'{ids[0]}' was read as the directory" in forgotten.stderr
     again = own.call("export", *ids[:2], str(target_directory))
     assert again.exit_code == 1 and again.stderr.count("not exported") == 2
+    unusable = own.call("export", ids[0], "/proc")
+    assert unusable.exit_code == 1 and "[Errno" not in unusable.stderr
+    assert f"{ids[0]}: not exported: /proc cannot be written to: No such file or directory; check" in unusable.stderr
     assert own.call("export", "--all", "-").exit_code == 2
     assert own.call("export", "--subject", "1", "-").stdout_bytes.endswith(b"x\r\n")
 

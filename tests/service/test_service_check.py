@@ -177,6 +177,18 @@ def test_a_database_that_cannot_be_written(tmp_path):
     assert (code, "service.yml:8: database: cannot use the database" in shown) == (1, True), shown
 
 
+def test_a_misspelt_database_was_an_empty_one_without_a_word(tmp_path):
+    """A second service was to use the first one's lists and keys, and got a new file."""
+    named = tmp_path / "shared.sqlite"
+    config = CONFIG.replace("sqlite:///service.sqlite", f"sqlite:///{named}")
+    code, shown = check(tmp_path, config)
+    said = f"database: NOTE: service.yml:8: database: {named} does not exist: the service creates it, without lists and"
+    assert (code, said in shown) == (0, True), shown
+    named.touch()
+    code, shown = check(tmp_path, config)
+    assert (code, "NOTE" in shown) == (0, False), shown
+
+
 def test_a_file_that_is_missing_is_named(tmp_path):
     """Not the first line of a file that has nothing to do with it."""
     (tmp_path / "service.yml").write_text("{}\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
+from bridge.cli.lists.session import hint
 from bridge.cli.postfix_lines import HEADERS_BYTES
 from bridge.cli.scanner_remedy import next_step
 from bridge.config.lists import DoorLists
@@ -23,7 +24,7 @@ from bridge.daemon import certificate_expiry, event_wiring, history_place, list_
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
-from bridge.lists.errors import ListsError
+from bridge.lists.errors import ListsError, ListsUnreachable
 from bridge.lists.fetch import Scopes, kind_of, scopes_of
 from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
@@ -227,12 +228,18 @@ async def check_lists(conf: Config) -> list[Finding]:
                 scopes = await scopes_of(client, wanted or [Wanted("")])
         except (ConfigError, ssl.SSLError) as exc:
             return [Finding(what, str(exc))]
-        failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
+        errors = [answer for answer in scopes.values() if isinstance(answer, ListsError)]
+        failed = {f"{exc}{_list_remedy(exc)}": None for exc in errors}
         findings += [Finding(what, problem) for problem in failed]
         if not failed:
             findings.append(Finding(what, detail="the API key is accepted"))
             known = known or scopes
     return findings if known is None else findings + list(_named_lists(conf, wanted, known))
+
+
+def _list_remedy(exc: ListsError) -> str:
+    is_down = isinstance(exc, ListsUnreachable)
+    return "; is the service running? check lists.url and lists.other_urls" if is_down else hint(exc)
 
 
 def _named_lists(conf: Config, wanted: list[Wanted], scopes: Scopes) -> Iterator[Finding]:

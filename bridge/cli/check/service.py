@@ -177,6 +177,10 @@ def _database(loaded: Loaded) -> Finding:
             pass
     except OSError as exc:
         return Finding("database", f"{where}: {existing} cannot be written to: {exc.strerror}", str(path))
+    is_named = loaded.config.database.get_secret_value().startswith("sqlite:////")
+    if is_named and not path.exists():  # a typing error would cost the lists and keys of another service
+        note = f"{where}: {path} does not exist: the service creates it, without lists and API keys"
+        return Finding("database", detail=str(path), note=note)
     return Finding("database", detail=str(path))
 
 

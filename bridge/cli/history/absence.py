@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.cli.history.kept import is_kept
 from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server, older_history
@@ -51,6 +52,7 @@ class Absence:
     lost: int | None  # mails that could not be recorded since the daemon started; None: it does not answer
     missing: list[str]  # what the history does not contain
     commands: list[str]
+    is_in_quarantine: bool = False  # the mail with this id: it is older than the history, or was not recorded
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -65,6 +67,7 @@ class Absence:
             "refusals_without_sender": self.nameless,
             "mails_not_recorded": self.lost,
             "would_not_be_there": self.missing,
+            "is_in_quarantine": self.is_in_quarantine,
             "next": self.commands,
         }
 
@@ -73,6 +76,7 @@ def prove(session: HistorySession, question: Question) -> Absence:
     since, until = _period(question)
     wanted = {"since": since, "until": until}
     oldest = session.read(session.store.oldest)
+    is_in_quarantine = made_at(question.what) is not None and is_kept(session, question.what.upper())
     return Absence(
         since,
         until,
@@ -82,7 +86,8 @@ def prove(session: HistorySession, question: Question) -> Absence:
         _nameless(session, wanted),
         _lost(session),
         list(_missing(session, question)),
-        list(_commands(session, question, since)),
+        list(_commands(session, question, since, is_in_quarantine)),
+        is_in_quarantine,
     )
 
 
@@ -179,7 +184,9 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
         yield "addresses that were recorded before the key for log.addresses was changed"
 
 
-def _commands(session: HistorySession, question: Question, since: float) -> Iterator[str]:
+def _commands(session: HistorySession, question: Question, since: float, is_in_quarantine: bool) -> Iterator[str]:
+    if is_in_quarantine:
+        yield session.command("quarantine", "show", question.what.upper())
     named = question.what or question.wanted.get("sender") or question.wanted.get("recipient")
     if named and named != "<>":
         yield from in_mail_log(named)

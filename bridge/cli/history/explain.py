@@ -152,7 +152,8 @@ def _say_list(session: HistorySession, question: Question, mails: list[Mail], li
         line += f"<{row.sender}> to {first_of(mail.last.recipients) or '-'}{subject}"
         say(line if (columns := width()) is None else cut(visible(line), columns))
     if len(mails) > limit:
-        say(f"The newest {limit} are explained below; for any other, run `{session.command('explain')} ID`.")
+        told = "one is" if limit == 1 else f"{limit} are"
+        say(f"The newest {told} explained below; for any other, run `{session.command('explain')} ID`.")
 
 
 def _asked(question: Question) -> str:
@@ -182,7 +183,10 @@ def _say_absence(session: HistorySession, question: Question, absence: Absence) 
     named = question.what or ", ".join(f"{name} {value}" for name, value in _options(question))
     until = "now" if time.time() - absence.until < 60 else _time(absence.until)
     period = f" between {_time(absence.since)} and {until}" if absence.since else ""
-    say(f"No mail was found for {named}{period}: as far as the history reaches, the bridge has not seen it.")
+    if absence.is_in_quarantine:
+        say(f"{named} is in the quarantine, but the history has no record of it{period}.")
+    else:
+        say(f"No mail was found for {named}{period}: as far as the history reaches, the bridge has not seen it.")
     say()
     say("What the history contains:")
     for line in _evidence(session, absence, question):
@@ -202,12 +206,15 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
     from bridge.cli.history.absence import in_words
-    from bridge.history.query import made_at
+    from bridge.history.query import OUR_ID_LENGTH, is_like_our_id, made_at
 
     made = made_at(question.what)
     if made is not None:
         when = _time(made)
         yield f"{question.what} is an id that the bridge created at {when}; the search covered the time around it."
+    elif is_like_our_id(question.what):
+        length = len(question.what)
+        yield f"An id of the bridge has {OUR_ID_LENGTH} characters, but this one has {length}: copy it again, whole."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:

@@ -23,6 +23,15 @@ def kept(session: HistorySession, mail: Mail) -> Kept | None:
     )
 
 
+def is_kept(session: HistorySession, mail_id: str) -> bool:
+    """Whether the quarantine has the mail; False also if it cannot be read."""
+    try:
+        _record(session, mail_id)
+    except (BridgeError, OSError):
+        return False
+    return True
+
+
 def _record(session: HistorySession, mail_id: str) -> MailRecord:
     if session.config.quarantine.s3 is None:
         return read(LocalStore(session.state / session.config.quarantine.directory).read(mail_id))

@@ -350,7 +350,11 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
                 step = "already exists; delete it, or name another directory"
                 bulk.failed(f"{mail.id}: not exported: {exc.filename} {step}", EXIT_FAILED)
             except OSError as exc:
-                bulk.failed(f"{mail.id}: not exported: {exc}", EXIT_FAILED)
+                place = "standard output" if target == "-" else target
+                step = "check its owner and its free space, or choose another directory"
+                bulk.failed(
+                    f"{mail.id}: not exported: {place} cannot be written to: {exc.strerror or exc}; {step}", EXIT_FAILED
+                )
             else:
                 bulk.succeeded("" if target == "-" else f"{mail.id}: exported to {Path(target) / mail.id}.eml")
     return bulk.code

@@ -93,11 +93,12 @@ def test_check_finds_missing_lists(check, service):
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):
-    """One line, without the key."""
+    """One line, without the key, that says where the key is and how to get another one."""
     with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:
         code, found = check(section(server), {"block": ["a"]})
     assert code == 1
     assert len(found) == 1 and "refuses the API key" in found[0]
+    assert "(lists.api_key_file): replace it with one that `scanbridge service apikey create NAME` prints" in found[0]
 
 
 def test_the_embedded_default_has_lists_immediately(tmp_path):
