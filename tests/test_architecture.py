@@ -81,7 +81,7 @@ HOMES: dict[str, set[str]] = {
     "nh3": {"console"},
     "pyzipper": {"console"},
     "uvicorn": {"runtime"},
-    "python_multipart": {"service"},
+    "python_multipart": {"console", "service"},
     "opentelemetry": {"observe"},
     "pydantic": {"config", "runtime", "service"},
     "pydantic_core": {"api", "config"},
