@@ -53,7 +53,13 @@ async def test_every_charset_that_a_stranger_named_stayed_in_memory(quote: str) 
     assert not [known for known in encodings._cache if str(known).startswith(name[:17])]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "utf-16", "unicode_escape", "latin-1"])
+@pytest.mark.parametrize(
+    "charset",
+    [
+        "punycode", "idna", "utf-7", "utf-16", "unicode_escape", "latin-1", "utf-8x", '"utf-8; punycode"', '"punycode',
+        'utf-8; charset="punycode"', "punycode; charset=utf-8", "utf-8;CharSet=punycode", ' "punycode"', "",
+    ],
+)  # fmt: skip
 async def test_a_stranger_chose_a_codec_that_takes_long(charset: str) -> None:
     """A form of 64 KB in punycode stopped all pages for a quarter of a second."""
     with pytest.raises(Refused):
