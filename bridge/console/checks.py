@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,8 +27,8 @@ _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
 # Beside a file, which goes to disk. Text is in memory, and takes up to eighty times its size for a moment.
 _MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE = 64 * 1024, 20
-_PARTS = b"multipart/form-data"
-_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+_PARTS = "multipart/form-data"
+_CHARSET = re.compile(r'charset(?!=("?)(?:utf-?8|us-ascii)\1 *(?:;|$))')  # other than UTF-8, however it is written
 
 
 class Refused(BridgeError):
@@ -116,16 +116,16 @@ async def read_form(request: Request, limit: int, limit_s: float, max_files: int
     return Form(texts, {name: value for name, value in form.items() if isinstance(value, UploadFile)})
 
 
-def _kind_of_form(request: Request) -> bytes:
+def _kind_of_form(request: Request) -> str:
     """Raises Refused for a form in parts with a charset, which no browser names.
 
     The parser would look for the codec: the name stays in Python's memory, whatever it is, and some codecs take long.
     For other forms it is ignored, and some mail programs name one there (RFC 8058).
     """
-    kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind == _PARTS and options.get(b"charset", b"utf-8").lower() not in _UTF_8:
+    named = request.headers.get("content-type", "").lower()
+    if "multipart" in named and _CHARSET.search(named):
         raise _not_readable()
-    return bytes(kind)
+    return named.partition(";")[0].strip()
 
 
 def _not_readable() -> Refused:
