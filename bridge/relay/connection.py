@@ -60,6 +60,7 @@ class NextHopConnection(asyncio.Protocol):
         self.ended: End | None = None
         self.unasked: Reply | None = None  # the reply to no command, if that ended the connection
         self.capabilities = Capabilities()
+        self.takes_mail = False  # greeting, EHLO and STARTTLS are over
         self.reused = False  # has carried an earlier mail
         self.needs_reset = False  # a refused mail is still open at the next hop
         self.errors = 0  # refusals since a mail was accepted
@@ -193,6 +194,10 @@ class NextHopConnection(asyncio.Protocol):
         if not self._awaited:
             self.unasked = reply
             self.abort(End.LOST if reply.code == 421 else End.BROKEN)
+            return
+        if reply.code == 220 and self.takes_mail:  # a greeting, which came twice: it accepts nothing
+            self.unasked = reply
+            self.abort(End.BROKEN)
             return
         self._awaited -= 1
         if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it
