@@ -100,13 +100,13 @@ class NextHopConnection(asyncio.Protocol):
     ) -> list[Reply]:
         """The next replies: each within `timeout_s`, all of them before `until`.
 
-        `settles`: if several replies or a refusal have come, one more that has arrived must be noticed: it would put
+        `settles`: if several replies or refusals have come, one more that has arrived must be noticed: it would put
         these in doubt.
         """
         if len(self._replies) < count and self.ended is None:
             self._wanted = count
             await self._wait(timeout_s, until)
-        if settles and (count > 1 or any(reply.code >= 500 for reply in self._replies)):
+        if settles and (count > 1 or self.errors):
             await self.settle()
         taken = self._replies[:count]
         del self._replies[:count]
