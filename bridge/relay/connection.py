@@ -60,6 +60,7 @@ class NextHopConnection(asyncio.Protocol):
         self.ended: End | None = None
         self.unasked: Reply | None = None  # the reply to no command, if that ended the connection
         self.capabilities = Capabilities()
+        self.takes_mail = False  # greeting, EHLO and STARTTLS are over
         self.reused = False  # has carried an earlier mail
         self.needs_reset = False  # a refused mail is still open at the next hop
         self.errors = 0  # refusals since a mail was accepted
@@ -99,13 +100,13 @@ class NextHopConnection(asyncio.Protocol):
     ) -> list[Reply]:
         """The next replies: each within `timeout_s`, all of them before `until`.
 
-        `settles`: if several replies or a refusal have come, one more that has arrived must be noticed: it would put
+        `settles`: if several replies or refusals have come, one more that has arrived must be noticed: it would put
         these in doubt.
         """
         if len(self._replies) < count and self.ended is None:
             self._wanted = count
             await self._wait(timeout_s, until)
-        if settles and (count > 1 or any(reply.code >= 500 for reply in self._replies)):
+        if settles and (count > 1 or self.errors):
             await self.settle()
         taken = self._replies[:count]
         del self._replies[:count]
@@ -193,6 +194,10 @@ class NextHopConnection(asyncio.Protocol):
         if not self._awaited:
             self.unasked = reply
             self.abort(End.LOST if reply.code == 421 else End.BROKEN)
+            return
+        if reply.code == 220 and self.takes_mail:  # a greeting, which came twice: it accepts nothing
+            self.unasked = reply
+            self.abort(End.BROKEN)
             return
         self._awaited -= 1
         if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it

@@ -88,6 +88,7 @@ async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) ->
             conn.capabilities = replace(conn.capabilities, is_all=False)
         if conn.ended is not None:
             raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
+        conn.takes_mail = True
     except BaseException:
         conn.abort()
         raise

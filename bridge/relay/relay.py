@@ -194,7 +194,7 @@ class SmtpRelay:
             received = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
             received = await self._step_by_step(conn, batch, is_per_recipient, deadline)
-        if any(reply.code >= 500 for reply in received):  # not passed on if there is one answer too many
+        if conn.errors:  # a refusal, which is not passed on if there is one answer too many
             await conn.settle()
         if not conn.reused and any(reply.code >= 400 for reply in received[: batch.before_mail]):
             log.warning("next hop %s refused XFORWARD; sending the mail without it", self._settings.next_hop)

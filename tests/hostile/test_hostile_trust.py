@@ -48,6 +48,26 @@ def test_commands_pipelined_after_starttls_are_discarded(tls_bridge: RunningBrid
         assert client.say(b"RCPT TO:<b@example.org>") == [b"503 5.5.1 Error: send HELO first"]
 
 
+def test_a_client_named_in_plain_text_was_believed_after_starttls(
+    tls_bridge: RunningBridge, certificate: Certificate
+) -> None:
+    """Somebody on the way adds an XCLIENT before the handshake, and chooses the address the mail is judged by."""
+    with tls_bridge.client() as client:
+        client.open()
+        assert client.say(b"XCLIENT ADDR=192.0.2.1 HELO=bank.example")[0].startswith(b"220 ")
+        client.say(b"EHLO client.example")
+        client.say(b"STARTTLS")
+        secure(client, certificate[1])
+        client.say(b"EHLO client.example")
+        assert client.mail().startswith(b"250")
+        known = tls_bridge.scanner.submissions[-1].parameters["borderMtaData"]
+        assert "remoteAddress" not in known and known.get("senderHelo") != "bank.example"
+        assert client.say(b"XCLIENT ADDR=192.0.2.2")[0].startswith(b"220 ")  # over TLS, it counts
+        client.say(b"EHLO client.example")
+        assert client.mail().startswith(b"250")
+        assert tls_bridge.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.2"
+
+
 def test_session_is_reset_after_starttls(tls_bridge: RunningBridge, certificate: Certificate) -> None:
     """Greeting, open transaction and XFORWARD from before TLS are reset; STARTTLS is not offered again."""
     with tls_bridge.client() as client:

@@ -477,3 +477,15 @@ async def test_a_connection_that_is_out_of_step_carries_no_other_mail() -> None:
         relay.pool.give_back(conn)
         assert conn.ended is End.CLOSED and relay.pool.connections == (0, 0)
         await relay.close()
+
+
+@pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DOT"])
+async def test_a_second_greeting_was_taken_to_accept_the_mail(verb: str) -> None:
+    """220 begins like 250. It may come late: behind a proxy that speaks before the server does, for example."""
+    async with ScriptedHop({verb: "220 hop.example ESMTP"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == replies.LOST
+        assert relay.pool.connections == (0, 0)
+        await relay.close()

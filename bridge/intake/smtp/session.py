@@ -70,6 +70,7 @@ class SmtpSession(StockSession):
     auth_data: Any = None
     authenticated: bool | None = None
     _login_data: Any = None
+    _own_client: Client | None = None  # before XCLIENT
 
     def __init__(self, rules: SessionRules, peer: Any = None) -> None:
         self.rules = rules
@@ -155,6 +156,8 @@ class SmtpSession(StockSession):
         self.ssl = {"ssl_object": ssl_object}
         self.described = None
         self.reset()
+        if self._own_client is not None:  # anybody on the way could have said XCLIENT in plain text
+            self.client, self.introduced, self._own_client = self._own_client, False, None
         self.client = replace(self.client, helo=None)
 
     def reset(self) -> None:
@@ -264,6 +267,8 @@ class SmtpSession(StockSession):
         self.answer(b"250 2.0.0 Ok")
 
     def xclient(self, client: Client) -> None:
+        if not self.introduced:
+            self._own_client = self.client
         self.client, self.introduced = client, True
         self.host_name = client.helo
         self.extended_smtp = client.protocol != "SMTP"
