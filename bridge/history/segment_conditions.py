@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -98,25 +98,24 @@ def _of_addresses(query: HistoryQuery, values: Values, live: bool) -> Iterator[C
         "address": (key_of("from", query.address), key_of("to", query.address)) if query.address else (),
     }
     for name, keys in wanted.items():
-        if live and keys == ("from:",):
-            yield Condition("sender = ''")
+        if not keys:
             continue
         values |= {f"{name}_{number}": key for number, key in enumerate(keys)}
         names = ", ".join(f":{name}_{number}" for number in range(len(keys)))
-        if not names:
-            continue
-        if live:
-            values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
-            values["odd"] = _ODD
-            columns = {"sender": ["sender"], "recipient": ["recipients"], "address": ["sender", "recipients"]}[name]
-            part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
-            either = " OR ".join(f"{column} {part} OR {column} GLOB :odd" for column in columns)
-            compared = ", ".join(column if column in columns else "''" for column in ("sender", "recipients"))
-            yield Condition(f"({either}) AND has_key({compared}, {names})")
-        else:
-            mails = f"SELECT mail FROM address WHERE key IN ({names})"  # noqa: S608
-            own = f"EXISTS (SELECT 1 FROM address WHERE key IN ({names}) AND address.mail = mail.rowid)"  # noqa: S608
-            yield Condition(own, f"rowid IN ({mails})", "mail NOT INDEXED", mails)
+        own = _has_address(name, keys, names, values)
+        mails = f"SELECT mail FROM address WHERE key IN ({names})"  # noqa: S608
+        yield Condition(own) if live else Condition(own, f"rowid IN ({mails})", "mail NOT INDEXED", mails)
+
+
+def _has_address(name: str, keys: tuple[str, ...], names: str, values: Values) -> str:
+    if keys == ("from:",):
+        return "sender = ''"
+    values |= {f"{name}_part": f"%{_part_of(keys[0])}%", "odd": _ODD}
+    columns = {"sender": ["sender"], "recipient": ["recipients"], "address": ["sender", "recipients"]}[name]
+    part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
+    either = " OR ".join(f"{column} {part} OR {column} GLOB :odd" for column in columns)
+    compared = ", ".join(column if column in columns else "''" for column in ("sender", "recipients"))
+    return f"({either}) AND has_key({compared}, {names})"
 
 
 def _part_of(key: str) -> str:
@@ -180,7 +179,7 @@ def add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
     def has_tag(tags: str) -> bool:
         return any(part and tag(part) for part in tags.split(","))
 
-    @cache  # many mails have the same sender or recipients
+    @lru_cache(50_000)  # many mails have the same sender or recipients
     def has_key(sender: str, recipients: str, *keys: str) -> bool:
         return any(key in keys for key in address_keys(sender, recipients.split("\n") if recipients else ()))
 
