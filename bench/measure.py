@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +45,7 @@ class Work:
     warm: bool = True
     cores: int = 1  # of the peer; 2: all of them, shared with the load
     rate: int = 0  # mails that arrive per second, whatever the peer does; 0: each session sends one after another
+    is_different: bool = False  # no two mails have an address or a domain in common (SMTP)
 
 
 @dataclass
@@ -216,6 +217,7 @@ def load(protocol: str, port: int, work: Work, seconds: float = 0.0) -> dict[str
     command = [str(BUILD / "load"), protocol, str(port), "-s", str(work.sessions), "-n", str(work.per_connection)]
     command += ["-m", str(work.mails), "-l", str(work.size), "-r", str(work.recipients)]
     command += ["-t", str(seconds)] if seconds else []
+    command += ["-d"] if work.is_different else []
     cores = str(_CORES[1 % len(_CORES)])
     done = subprocess.run(["taskset", "-c", cores, *command], stdout=subprocess.PIPE, timeout=180, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -259,7 +261,7 @@ def alternate(works: dict[Peer, Work], rounds: int) -> dict[str, Run]:
 
 def _warm_up(peer: Peer, ports: Ports, work: Work) -> None:
     if work.warm and not work.rate:  # the load at a rate warms the peer up itself
-        load(peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s)
+        load(peer.protocol, ports.peer, replace(work, mails=100_000), peer.warm_up_s)
     time.sleep(0.2)
 
 

@@ -1,6 +1,6 @@
 """What a mail costs: our bridge compared with its peers, in one run, ratios first: `make bench`.
 
-    python bench/speed.py [--rounds 9] [--peers scanbridge,C] [--out docs/evidence/benchmarks]
+    python bench/speed.py [--rounds 9] [--works kept each] [--peers scanbridge C] [--out docs/evidence/benchmarks]
     python bench/speed.py --compare COMMIT COMMIT
 
 Writes `results.md`, `results.json` and the plots. The exit code says whether all runs completed, not whether every goal
@@ -38,6 +38,11 @@ MILTER = ("scanbridge milter", *RSPAMD, "rspamd proxy", "pymilter")
 WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
     "kept": ("4 KiB, persistent connections", Work(6_000), (*SMTP, "scanbridge, relaying", *FEATURES)),
     "each": ("4 KiB, one mail per connection", Work(4_000, per_connection=1), (*SMTP, *FEATURES)),
+    "different": (
+        "4 KiB, persistent connections, all addresses different",
+        Work(6_000, is_different=True),
+        ("scanbridge", FEATURES[0]),
+    ),
     "100k": ("100 KiB, persistent connections", Work(1_500, size=100 * KiB), SMTP),
     "10m": ("10 MiB", Work(24, sessions=4, size=10 * MiB), SMTP),
     "milter": ("milter, 4 KiB, persistent connections", Work(6_000), MILTER),
@@ -75,9 +80,11 @@ SLOW = {"naive": 15, "Haraka": 8, "nodemailer": 2, "pymilter": 6}
 Results = dict[str, dict[str, Run]]  # work, peer
 
 
-def measure_all(names: set[str], rounds: int) -> Results:
+def measure_all(works: list[str], names: list[str], rounds: int) -> Results:
     found: Results = {}
     for key, (text, work, peer_names) in WORKS.items():
+        if works and key not in works:
+            continue
         chosen = [PEERS[name] for name in peer_names if not names or name in names]
         present = [peer for peer in chosen if not any(need in MISSING for need in peer.needs)]
         print(f"{text}: {', '.join(peer.name for peer in present)}", file=sys.stderr, flush=True)
@@ -150,8 +157,10 @@ def goals(found: Results, direct: Latency, postfix: dict[str, Latency]) -> list[
         cpu("milter, 4 KiB : pymilter", "milter", "scanbridge milter", "pymilter", 0.5),
         cpu("relaying : not relaying", "kept", "scanbridge, relaying", our, 1.25),
     ]
-    for work, text in (("kept", "4 KiB, persistent"), ("each", "4 KiB, one per connection")):
+    kept, each = ("kept", "4 KiB, persistent"), ("each", "4 KiB, one per connection")
+    for work, text in (kept, each, ("different", "4 KiB, persistent, all addresses different")):
         rows.append(cpu(f"{text}, with history : without", work, our, FEATURES[0], 1.05))
+    for work, text in (kept, each):
         rows.append(cpu(f"{text}, with a file of events : without", work, FEATURES[1], our, 1.05))
     for work, text, limit in (
         ("workers, rate", "at the same rate", 1.05),
@@ -285,7 +294,8 @@ def compare(before: str, after: str, rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="how often the peers take turns")
-    parser.add_argument("--peers", default="", help="only these peers, separated by commas")
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=[], help="only these loads")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[], help="only these peers")
     parser.add_argument("--no-growth", action="store_true", help="skip the tables of cost against size")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "evidence" / "benchmarks")
     parser.add_argument("--compare", nargs=2, metavar="COMMIT")
@@ -294,8 +304,7 @@ def main() -> None:
     if arguments.compare:
         print(compare(*arguments.compare, arguments.rounds))
         return
-    names = set(filter(None, arguments.peers.split(",")))
-    found = measure_all(names, arguments.rounds)
+    found = measure_all(arguments.works, arguments.peers, arguments.rounds)
     growing = {} if arguments.no_growth else growth.measure_all()
     direct = direct_latency()
     postfix = _behind_postfix()

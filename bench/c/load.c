@@ -1,21 +1,22 @@
 /* Closed-loop load: so many sessions at once, each sends one mail after another; one line of JSON at the end.
  *
- *   load smtp|milter|http PORT [-s sessions] [-m mails] [-n mails per connection, 0: all] [-l bytes] [-r recipients] [-t seconds]
+ *   load smtp|milter|http PORT [-s sessions] [-m mails] [-n mails per connection, 0: all] [-l bytes] [-r recipients] [-t seconds] [-d]
  *
- * SMTP waits for every reply, as a client without PIPELINING. The milter side plays Postfix, protocol version 6: it waits
- * where the filter has not said that it will be silent, and sends no step that the filter does not want. HTTP submits the
- * mail to the scanner itself: what there is to add to. */
+ * SMTP waits for every reply, as a client without PIPELINING; with -d, no two mails have an address or a domain in
+ * common. The milter side plays Postfix, protocol version 6: it waits where the filter has not said that it will be
+ * silent, and sends no step that the filter does not want. HTTP submits the mail to the scanner itself: what there is to
+ * add to. */
 #include "net.h"
 
 enum stage { GREETING, EHLO, MAIL, RCPT, DATA, DOT, NEGOTIATION, STEP, ANSWER, LEAVING };
 
-typedef struct session { conn *c; enum stage stage; int recipients, step, done; double began, ended_data; } session;
+typedef struct session { conn *c; enum stage stage; int recipients, step, done; long number; double began, ended_data; } session;
 
 /* What one milter mail is made of: bytes to send, and whether an answer is awaited after them. */
 typedef struct step { buffer bytes; int is_last; } step;
 
-static int is_milter, is_http, port, per_connection = 1, recipients = 1, is_built, step_count, greeting_steps;
-static long mails = 1000, size = 4096, started, finished, accepted, refused, errors;
+static int is_milter, is_http, is_different, port, per_connection = 1, recipients = 1, is_built, step_count, greeting_steps;
+static long mails = 1000, size = 4096, next_number, started, finished, accepted, refused, errors;
 static double until = 1e18, *total_s, *final_s;
 static buffer content; /* dot-stuffed, with the final dot */
 static buffer request; /* HTTP: all of it */
@@ -200,8 +201,12 @@ static int next_mail(session *s) {
         return say(s->c, request.data, request.end);
     }
     if (!is_milter) {
+        char line[96];
         s->stage = MAIL;
-        return say_text(s->c, "MAIL FROM:<sender@example.org>\r\n");
+        if (!is_different) return say_text(s->c, "MAIL FROM:<sender@example.org>\r\n");
+        s->number = next_number++;
+        snprintf(line, sizeof line, "MAIL FROM:<sender%ld@client%ld.example.org>\r\n", s->number, s->number);
+        return say_text(s->c, line);
     }
     s->step = greeting_steps;
     return send_step(s);
@@ -248,7 +253,8 @@ static int on_reply(session *s, int code) {
         /* fall through */
     case RCPT:
         if (s->recipients < recipients) {
-            snprintf(line, sizeof line, "RCPT TO:<user%d@example.net>\r\n", s->recipients++);
+            if (is_different) snprintf(line, sizeof line, "RCPT TO:<user%d.%ld@host%ld.example.net>\r\n", s->recipients++, s->number, s->number);
+            else snprintf(line, sizeof line, "RCPT TO:<user%d@example.net>\r\n", s->recipients++);
             return say_text(s->c, line);
         }
         s->stage = DATA;
@@ -326,14 +332,16 @@ int main(int argc, char **argv) {
     is_http = !strcmp(argv[1], "http");
     port = atoi(argv[2]);
     optind = 3;
-    while ((option = getopt(argc, argv, "s:m:n:l:r:t:")) > 0) {
+    while ((option = getopt(argc, argv, "s:m:n:l:r:t:d")) > 0) {
         if (option == 's') sessions = atoi(optarg);
         if (option == 'm') mails = atol(optarg);
         if (option == 'n') per_connection = atoi(optarg);
         if (option == 'l') size = atol(optarg);
         if (option == 'r') recipients = atoi(optarg);
         if (option == 't') until = now() + atof(optarg);
+        if (option == 'd') is_different = 1;
     }
+    next_number = (long)(now() * 1e6); /* other addresses in each run */
     begin_net();
     make_content();
     make_request();
