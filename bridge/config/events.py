@@ -7,12 +7,14 @@ another kind is a mistake and is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from os.path import normpath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, AddressField, Section
+from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, AddressField, Place, Section, refuse_at
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
@@ -159,7 +161,17 @@ def _once(sinks: list[EventSink]) -> list[EventSink]:
     names = [sink.name for sink in sinks]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two sinks are named {twice}: give one of them another name")
+    refuse_at("events", _same_files(sinks))
     return sinks
+
+
+def _same_files(sinks: list[EventSink]) -> Iterator[tuple[Place, str]]:
+    """The file would have events twice, and a sink that cannot write a whole line cuts off what it began."""
+    seen: dict[str, EventSink] = {}
+    for number, sink in enumerate(sinks):
+        other = seen.setdefault(normpath(sink.path), sink) if sink.path else sink
+        if other is not sink:
+            yield (number, "path"), f"the sink {other.name} writes to the same file: give one of them another path"
 
 
 EventSinks = Annotated[list[EventSink], AfterValidator(_once)]

@@ -139,10 +139,18 @@ def refuse_same_domain(section: str, entries: Iterable[tuple[Place, str]]) -> No
             continue
         where = ".".join(map(str, (section, *other_place)))
         problem = f"{other} and {domain} are the same domain, in two places: {where} and here; remove one of them"
-        error = PydanticCustomError("same_domain", "{problem}", {"problem": problem})
-        mistakes.append(InitErrorDetails(type=error, loc=place, input=None))
-    if mistakes:
-        raise ValidationError.from_exception_data(section, mistakes)
+        mistakes.append((place, problem))
+    refuse_at(section, mistakes)
+
+
+def refuse_at(section: str, mistakes: Iterable[tuple[Place, str]]) -> None:
+    """Raises a ValidationError if there are any. Each place is a path below `section`, which is being validated."""
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("mistake", "{problem}", {"problem": problem}), loc=place, input=None)
+        for place, problem in mistakes
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(section, errors)
 
 
 def base_url(url: str, allow_plain_http: bool) -> str:

@@ -71,6 +71,15 @@ def test_two_sinks_need_two_names(tmp_path: Path) -> None:
         load(tmp_path, HOOK, SYSLOG)
 
 
+def test_two_sinks_wrote_to_one_file(tmp_path: Path) -> None:
+    """It had events twice, and a sink that failed could cut off the lines of the other."""
+    first = {"name": "a", "type": "file", "path": "e.jsonl"}
+    second = {"name": "b", "type": "file", "path": "./x/../e.jsonl"}
+    with pytest.raises(ConfigError, match=r"bridge\.yml:\d+: events\.1\.path: the sink a writes to the same file"):
+        load(tmp_path, first, second)
+    load(tmp_path, first, {**second, "path": "other.jsonl"}, {**SYSLOG, "name": "c"})
+
+
 @pytest.mark.parametrize(
     ("sink", "problem"),
     [
