@@ -22,6 +22,7 @@ from bridge.history.store import HistoryStore
 from bridge.observe.redaction import Redaction
 
 RELEASED, RELEASE_FAILED, RELEASE_UNSURE = "released", "release failed", "release unsure"
+RELEASED_IN_PART = "released in part"
 DELETED, REPORTED, DIGEST_SENT = "deleted", "reported as", "digest sent"
 _PAUSE_S = 60.0  # after an error
 _TOGETHER_S = 1.0  # how long notes wait for others, so that they are written in one transaction

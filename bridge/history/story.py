@@ -371,6 +371,7 @@ def _later(event: LaterEvent) -> str:
         "deleted": f"It was deleted from the quarantine{who}",
     }
     words["digest sent"] = "A digest that lists it was sent"
+    words["released in part"] = f"It was released in part from the quarantine{who}"
     words["release failed"] = f"A release from the quarantine{who} failed"
     words["release unsure"] = f"A release from the quarantine{who} was sent, and the next hop did not answer"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."

@@ -527,6 +527,17 @@ def test_a_release_that_failed_is_noted_too(own: Desk) -> None:
     assert event.event == "release failed" and "no such user" in event.text
 
 
+def test_a_release_to_some_recipients_was_noted_as_failed(own: Desk) -> None:
+    """They have the mail, and whoever asked the history believed that nobody has it."""
+    mail_id = own.send()
+    store = SqliteHistory(history_of(own))
+    own.bridge.next_hop.replies[b"RCPT <x@example.org>"] = b"550 5.1.1 Unknown"
+    assert own.call("release", mail_id, "--to", "b@example.org", "--to", "x@example.org").exit_code == 1
+    [event] = store.later([mail_id])
+    assert event.event == "released in part"
+    assert event.text.startswith("to b@example.org, x@example.org: 1 of 2 recipients have it; 550 5.1.1 Unknown")
+
+
 def test_a_history_that_cannot_be_written_does_not_stop_a_release(own: Desk) -> None:
     """One warning, however many mails."""
     ids = [own.send() for _ in range(3)]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bridge.cli.later_notes import RELEASE_FAILED, RELEASE_UNSURE, RELEASED
+from bridge.cli.later_notes import RELEASE_FAILED, RELEASE_UNSURE, RELEASED, RELEASED_IN_PART
 from bridge.cli.quarantine.session import Session
 from bridge.cli.terminal import say
 from bridge.errors import BridgeError
@@ -85,7 +85,8 @@ async def release_one(session: Session, mail: MailRecord, relay: Relay, order: R
             return _not_recorded(session, mail, order, exc)
         is_unsure = isinstance(exc, NextHopError) and exc.may_be_delivered
         if isinstance(exc, NextHopError):
-            session.note_release(RELEASE_UNSURE if is_unsure else RELEASE_FAILED, mail, order.to, str(exc.reply))
+            event = RELEASE_UNSURE if is_unsure else RELEASED_IN_PART if is_partial else RELEASE_FAILED
+            session.note_release(event, mail, order.to, str(exc if is_partial else exc.reply))
         text = "released to only some of the recipients" if is_partial else "not released"
         return Released(f"{_UNSURE if is_unsure else text}: {exc}", exc, is_unsure or isinstance(exc, ReleaseUncertain))
     session.note_release(RELEASED, mail, order.to, str(delivered.reply))

@@ -103,7 +103,7 @@ class Session:
             return []
 
     def note_release(self, event: str, mail: MailRecord, to: tuple[str, ...], reply: str) -> None:
-        """In `actions.log`, in syslog and in the history: RELEASED, RELEASE_FAILED or RELEASE_UNSURE."""
+        """In `actions.log`, in syslog and in the history: what `later_notes` calls it."""
         self.note(event, mail.id, to=list(to), reply=reply)
         self.later.note(event, mail.id, self.by, to or mail.envelope.addresses, reply)
 
