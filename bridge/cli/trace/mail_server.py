@@ -17,7 +17,7 @@ from bridge.errors import ProtocolError
 from bridge.intake.milter import protocol
 from bridge.relay.dot_stuffing import blocks
 
-_MAX_MAILS = 100  # transactions for recipients who cannot share one
+MAX_MAILS = 100  # transactions for recipients who cannot share one
 _XTEXT = re.compile(rb"[^!-*,-<>-~]")
 _NAME = re.compile(r"[!-~]{1,255}")
 _FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:([^\r\n]*+(?:\r\n[ \t][^\r\n]*+)*+)(?:\r\n|$)")
@@ -57,14 +57,20 @@ class Exchange:
 
 
 async def in_turns(given: Given, mail: Callable[[list[str]], Awaitable[Exchange]]) -> list[Exchange]:
-    """One `mail` after another, until every recipient is accepted or refused for good."""
+    """One `mail` after another, until every recipient is accepted or refused for good, or there were too many."""
     exchanges: list[Exchange] = []
     waiting = list(given.recipients)
-    while waiting and len(exchanges) < _MAX_MAILS:
+    while waiting and len(exchanges) < MAX_MAILS:
         exchange = await mail(waiting)
         exchanges.append(exchange)
         waiting = exchange.later if exchange.accepted else []
     return exchanges
+
+
+def left_out(exchanges: list[Exchange]) -> list[str]:
+    """Recipients whom the mail server would send the mail in further transactions."""
+    is_over = len(exchanges) >= MAX_MAILS and bool(exchanges[-1].accepted)
+    return exchanges[-1].later if is_over else []
 
 
 async def by_smtp(

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.api.scanning import AnalysisRequest
 from bridge.cli.trace import list_story
-from bridge.cli.trace.mail_server import Exchange
+from bridge.cli.trace.mail_server import MAX_MAILS, Exchange, left_out
 from bridge.cli.trace.run import Run, Setup
 from bridge.cli.trace.stand_ins import ACCEPTED
 from bridge.daemon import wiring
@@ -58,6 +58,7 @@ def before_decision(setup: Setup, done: Run) -> Iterator[Step]:
     yield from (Step("list", text, facts) for text, facts in list_story.told(setup, done))
     for number, exchange in enumerate(done.exchanges):
         yield from _refused_commands(done, exchange, number)
+    yield from _left_out(done)
     if done.requests:
         yield _admission(setup)
     for request in done.requests:
@@ -201,6 +202,15 @@ def _refused_commands(done: Run, exchange: Exchange, number: int) -> Iterator[St
         yield Step("rcpt", step.text + later, facts)
     if exchange.data and exchange.data[0] not in "23":
         yield Step("data", f"DATA is refused: the client receives {exchange.data}", {"reply": exchange.data})
+
+
+def _left_out(done: Run) -> Iterator[Step]:
+    if left := left_out(done.exchanges):
+        text = (
+            f"The trace ends after {MAX_MAILS} transactions, without {len(left):,} of the recipients, to whom the mail "
+            "server sends the mail in further ones; trace them on their own (--to)."
+        )
+        yield Step("left_out", text, {"count": len(left), "recipients": left})
 
 
 def _refused(done: Run, at: str, addresses: tuple[str, ...], reply: str) -> Step:
