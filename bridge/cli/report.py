@@ -63,6 +63,8 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
 
 def _read(name: str, limit: int) -> tuple[bytes, str]:
     """The content, and what is wrong with it."""
+    from bridge.cli.mail_file import mbox_problem
+
     try:
         if name == "-":
             content = sys.stdin.buffer.read(limit + 1)
@@ -73,7 +75,10 @@ def _read(name: str, limit: int) -> tuple[bytes, str]:
         return b"", exc.strerror or type(exc).__name__
     if not content.strip():
         return b"", "not reported: the file is empty"
-    return content, f"not reported: larger than {limit >> 20} MiB" if len(content) > limit else ""
+    if len(content) > limit:
+        return b"", f"not reported: larger than {limit >> 20} MiB"
+    problem = mbox_problem(content)
+    return content, f"not reported: {problem}" if problem else ""
 
 
 def _mail(session: Session, content: bytes) -> ReportedMail:

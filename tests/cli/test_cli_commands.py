@@ -175,6 +175,15 @@ def test_scan_refuses_what_is_not_an_address(place: Place, address: str) -> None
     assert place.scanner.submissions == []
 
 
+def test_a_mailbox_was_scanned_as_one_mail(place: Place) -> None:
+    """A clean first mail hid the decision about the others."""
+    separator = b"From a@client.example Thu Jan  1 00:00:00 2026\n"
+    path = place.mail("mbox", b"%bSubject: a\n\nhello\n\n%bSubject: b\n\nhello\n" % (separator, separator))
+    done = place.run("scan", path)
+    assert done.exit_code == 1 and f"{path}: no decision: it is a mailbox (mbox) with several mails" in done.stderr
+    assert place.scanner.submissions == []
+
+
 def test_scan_prints_json(place: Place) -> None:
     """One JSON object per line; the sender is null unless given."""
     path = place.mail("a.eml", b"Subject: a\n\nhello\n")

@@ -167,3 +167,11 @@ def test_compressed_mail_was_scanned_as_it_was_and_called_clean(
     (tmp_path / "Mail" / "cur" / "1,S=60:2,S").write_bytes(compress(PLAIN))
     code, data = at.json(tmp_path / "Mail")
     assert code == 75 and "it is compressed" in data["mails"][0]["now"]["problem"] and scanned(at) == []
+
+
+def test_a_mailbox_was_replayed_as_one_mail(at: Replays, tmp_path: Path) -> None:
+    """The decision was that of all its mails together, and seemed to be that of the first."""
+    separator = b"From a@client.example Thu Jan  1 00:00:00 2026\n"
+    (tmp_path / "mbox").write_bytes(separator + PLAIN + b"\n" + separator + PLAIN)
+    code, data = at.json(tmp_path / "mbox")
+    assert code == 75 and "it is a mailbox (mbox)" in data["mails"][0]["now"]["problem"] and scanned(at) == []

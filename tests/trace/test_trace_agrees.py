@@ -236,3 +236,28 @@ def test_a_listener_whose_mail_server_delivers(tmp_path: Path, profile: str, cas
     assert steps["rule"][0]["action"] == action and steps["reply"][0]["reply"] == told
     if action in ("relay", "hold"):
         assert f"X-Scan-Decision: {case}" in steps["header"][0]["fields"]
+
+
+def test_a_trace_ended_silently_after_a_hundred_transactions(tmp_path: Path) -> None:
+    """It says how many recipients it has left out."""
+    numbers = range(103)
+    tenants = [
+        {"uid": f"{number:08x}-e89b-12d3-a456-426614174000", "recipient_domains": [f"d{number}.example"]}
+        for number in numbers
+    ]
+    to = [f"u@d{number}.example" for number in numbers]
+    with running_bridge(tmp_path) as bridge:
+        traces = Traces(tmp_path, bridge, {"tenants": tenants})
+        given = [word for address in to for word in ("--to", address)]
+        steps = traces.steps(*given, "--decision", "deliver")
+    [left] = steps["left_out"]
+    assert left["count"] == 3 and left["recipients"] == to[100:] and len(steps["scanner"]) == 100
+    assert "ends after 100 transactions, without 3 of the recipients" in left["text"]
+
+
+def test_a_mailbox_was_traced_as_one_mail(tmp_path: Path) -> None:
+    """What it says would have been about none of its mails."""
+    separator = b"From a@client.example Thu Jan  1 00:00:00 2026\r\n"
+    with running_bridge(tmp_path) as bridge:
+        done = Traces(tmp_path, bridge).run(content=separator + MAIL + b"\r\n" + separator + MAIL)
+    assert done.returncode == 1 and "mail.eml: it is a mailbox (mbox) with several mails" in done.stderr

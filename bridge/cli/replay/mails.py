@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
-from bridge.cli.mail_file import as_sent
+from bridge.cli.mail_file import as_sent, mbox_problem
 from bridge.cli.replay.judgement import Judgement
 from bridge.errors import BridgeError, MessageTooLarge
 from bridge.intake.smtp.paths import parse_path
@@ -42,6 +42,10 @@ class NoEnvelope(BridgeError):
 
 class Compressed(BridgeError):
     """Dovecot can store mail in this way."""
+
+
+class SeveralMails(BridgeError):
+    """A mailbox in one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class FileMail:
         raw, _ = durable_files.read(path, _MAX_FILE)
         if raw.startswith(_COMPRESSED):
             raise Compressed("it is compressed: decompress it first, because the scanner would see no mail in it")
+        if problem := mbox_problem(raw):
+            raise SeveralMails(problem)
         exported = _exported(path)
         if exported is not None and self.given == GivenEnvelope():
             return _recorded(exported, raw)
