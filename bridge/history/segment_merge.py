@@ -13,10 +13,10 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-from bridge.history import segment_schema
-from bridge.history.entry import Kind
-from bridge.history.segment_schema import MAIL_COLUMNS
+from bridge.history.entry import Kind, Row
 from bridge.history.segments import (
+    FINISHED_SCHEMA,
+    INDEXES,
     MERGING,
     finished_name,
     is_live,
@@ -29,6 +29,7 @@ from bridge.runtime import durable_files
 
 MAX_MERGED = 500 * 1024 * 1024  # bytes of the parts: merging more would take minutes
 _DAY_S = 86_400
+_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
 
 
 def merge_days(directory: Path, now: float) -> None:
@@ -77,8 +78,9 @@ def _copy_all(paths: list[Path], new: Path) -> None:
         connection.execute("ATTACH ? AS finished", (f"file:{quoted(new)}",))
         connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the parts are still there
         connection.execute("PRAGMA finished.journal_mode=OFF")
-        for statement in segment_schema.TABLES:
+        for statement in FINISHED_SCHEMA:
             connection.execute(statement)
+        connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")  # temporary ones are not kept in memory
         connection.execute("CREATE TEMP TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
         kinds: dict[Kind, int] = {}
         for path in paths:
@@ -87,7 +89,9 @@ def _copy_all(paths: list[Path], new: Path) -> None:
                 _copy(connection, kinds)
             connection.execute("DETACH part")
         with transaction(connection):
-            segment_schema.index(connection)
+            connection.execute("INSERT INTO finished.address SELECT key, mail FROM keys ORDER BY key, mail")
+            for statement in INDEXES:
+                connection.execute(statement)
 
 
 def _copy(connection: sqlite3.Connection, kinds: dict[Kind, int]) -> None:
@@ -102,7 +106,8 @@ def _copy(connection: sqlite3.Connection, kinds: dict[Kind, int]) -> None:
         )
     (before,) = connection.execute("SELECT coalesce(max(rowid), 0) FROM finished.mail").fetchone()
     connection.execute(
-        f"INSERT INTO finished.mail (rowid, kind, {MAIL_COLUMNS}) SELECT mail.rowid + ?, numbers.new, {MAIL_COLUMNS} "  # noqa: S608
+        f"INSERT INTO finished.mail (rowid, kind, {_COLUMNS}) SELECT mail.rowid + ?, numbers.new, {_COLUMNS} "  # noqa: S608
         "FROM part.mail JOIN numbers ON numbers.old = mail.kind ORDER BY mail.rowid",
         (before,),
     )
+    connection.execute("INSERT INTO keys SELECT key, mail + ? FROM part.address", (before,))
