@@ -16,7 +16,7 @@ from typing import Any
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.mail.action import Action
-from bridge.runtime.counted import counted
+from bridge.runtime.counted import counted, spoken
 
 RECENT_S = 600.0  # older outcomes say nothing about now
 _ENOUGH = 3  # mails in a row
@@ -222,7 +222,7 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
         yield f"{name} has no local copy: {effect}"
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:
         problem = f" ({copy['problem']})" if copy["problem"] else ""
-        yield f"{name} is stale: its copy is {copy['age_s']} s old{problem}"
+        yield f"{name} is stale: its copy is {spoken(copy['age_s'])} old{problem}"
 
 
 def _people(state: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from bridge.cli.status import table
-from bridge.daemon.health import _deferred
+from bridge.config.model import load
+from bridge.daemon.health import _deferred, _list
 from bridge.daemon.quarantine_upkeep import _not_writable
 from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.health_kit import bridge_with, dead_hop, says, silent_server, state, status
@@ -360,6 +361,9 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
             assert warnings[0].startswith("the last reload failed, and the old configuration is still in use: ")
             assert warnings[1] == "list bad has no local copy: it is not enforced"
             config.write_text(text)
+            (copy,) = state(bridge)["lists"]
+            (stale,) = _list({**copy, "entries": 5, "age_s": 2061, "problem": ""}, load(config))
+            assert stale == "list bad is stale: its copy is 34 minutes old"
             code, lines = status(bridge)
             assert code == 0 and _lasting(lines)[:2] == [f"WARNING: {text}" for text in warnings]
             assert len([line for line in lines if "reload" in line]) == 1, lines

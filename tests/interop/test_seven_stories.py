@@ -202,7 +202,7 @@ def test_refused(world: World, front: str) -> None:
     assert told.startswith(f"Mail from <{sender}> to <b@example.net> was refused.")
     assert "192.0.2.7 (HELO mail.example.org)" in told
     assert f"http://127.0.0.1:{world.ports.service} scanned it in" in told
-    assert "verdict spam, tags sender:impossible-domain, spam:gtube" in told
+    assert "verdict spam, tags spam:gtube, sender:impossible-domain" in told
     assert "Rule policy.bounce decided: the service decided `bounce`" in told
     assert reply.startswith("550 5.7.1") and f"The client received: {reply}" in told
     assert "returns it to the sender as undeliverable" in told
