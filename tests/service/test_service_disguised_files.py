@@ -125,8 +125,8 @@ def test_a_few_bytes_before_it_hid_a_compressed_file(kind: str, name: str, befor
 
 def test_an_empty_archive_hid_another_one(tmp_path: Path) -> None:
     """A zip file with an entry that has no content: 7-Zip does not take it for one."""
-    content = b"PK\3\4" + small_tar() + b"PK\1\2" + bytes(42)
-    assert "a.gz" in listed_by_7zip(content, "a", tmp_path)
+    content = b"PK\3\4" + tarred(("e.txt.gz", b"0", gzip.compress(EICAR))) + b"PK\1\2" + bytes(42)
+    assert "e.txt.gz" in listed_by_7zip(content, "a", tmp_path)
     assert "malware:eicar" in tags(content, "a")
 
 
