@@ -227,6 +227,8 @@ def without_line_end(content: bytes) -> bytes:
 IN_PDF = {
     "for DOS": embedded(FLATE, zlib.compress(EICAR), reference=b"null/DOS 3 0 R"),
     "for Unix": embedded(FLATE, zlib.compress(EICAR), reference=b"null/Unix 3 0 R"),
+    "called an object stream": embedded(TYPE + FLATE + b"/X/ObjStm", zlib.compress(EICAR)),
+    "the word in its description": embedded(TYPE + b"/X/stream" + FLATE, zlib.compress(EICAR)),
     "no line end": embedded(TYPE + FLATE, without_line_end(EICAR)).replace(b"stream\nx", b"stream x"),
 }
 
