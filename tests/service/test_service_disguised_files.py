@@ -83,6 +83,7 @@ BEFORE = {
     "bzip2, damaged": b"BZh9junk",
     "xz, damaged": b"\xfd7zXZ\0junkjunk",
     "zip, damaged": b"PK\3\4junk",
+    "zip, damaged and empty": b"PK\5\6" + bytes(10) + b"/" + bytes(7),
 }
 
 
@@ -122,6 +123,13 @@ def test_a_few_bytes_before_it_hid_a_compressed_file(kind: str, name: str, befor
     assert "malware:eicar" in tags(content, name)
 
 
+def test_an_empty_archive_hid_another_one(tmp_path: Path) -> None:
+    """A zip file with an entry that has no content: 7-Zip does not take it for one."""
+    content = b"PK\3\4" + tarred(("e.txt.gz", b"0", gzip.compress(EICAR))) + b"PK\1\2" + bytes(42)
+    assert "e.txt.gz" in listed_by_7zip(content, "a", tmp_path)
+    assert "malware:eicar" in tags(content, "a")
+
+
 def test_four_mebibytes_before_it_hid_an_archive() -> None:
     """7-Zip searches in eight."""
     pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
@@ -132,8 +140,8 @@ def test_four_mebibytes_before_it_hid_an_archive() -> None:
 
 def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
     content = b"GIF89a" + b"\x1f\x8b\x08\0 BZh91AY&SY \xfd7zXZ\0 ustar " * 3
-    assert tags(content, "a.gif") == set()
-    assert "mime:unopened-archive" in tags(content * 10, "a.gif")
+    assert tags(content, "a.bin") == set()
+    assert "mime:unopened-archive" in tags(content * 10, "a.bin")
 
 
 def test_thousands_of_decoys_take_little_time() -> None:
@@ -219,6 +227,8 @@ def without_line_end(content: bytes) -> bytes:
 IN_PDF = {
     "for DOS": embedded(FLATE, zlib.compress(EICAR), reference=b"null/DOS 3 0 R"),
     "for Unix": embedded(FLATE, zlib.compress(EICAR), reference=b"null/Unix 3 0 R"),
+    "called an object stream": embedded(TYPE + FLATE + b"/X/ObjStm", zlib.compress(EICAR)),
+    "the word in its description": embedded(TYPE + b"/X/stream" + FLATE, zlib.compress(EICAR)),
     "no line end": embedded(TYPE + FLATE, without_line_end(EICAR)).replace(b"stream\nx", b"stream x"),
 }
 

@@ -122,11 +122,11 @@ class FileInspector(ABC):
         if seen in self.files:
             return
         self.files.add(seen)
-        is_broken = False
+        is_doubtful = False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
-            is_broken |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
-        for kind in archives.behind(content) if is_broken else ():  # programs then look for another one in it
+            is_doubtful |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+        for kind in archives.behind(content) if is_doubtful else ():  # programs then look for another one in it
             if kind not in kinds:
                 self.archive(content, kind, names, nesting, is_certain=False)
         if self.limits.look_at_mime:
@@ -145,7 +145,7 @@ class FileInspector(ABC):
         self.documents -= 1
 
     def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> bool:
-        """Whether it is broken."""
+        """Whether programs may take it for something else: it is broken, or nothing is in it."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
             return False
@@ -154,14 +154,16 @@ class FileInspector(ABC):
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
         around = OFFICE_FILE if kind == "zip" and CONTENT_TYPES in content.lower() else kind
+        is_empty = True
         try:
             for member in archives.members(content, kind, names, self.budget):
                 self.member(member, around, nesting)
+                is_empty = is_empty and not (member.content or member.encrypted)
         except BadArchive:
             if is_certain:
                 self.found.tags.add("mime:broken-archive")
             return True
-        return False
+        return is_empty
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content

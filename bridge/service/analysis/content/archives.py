@@ -22,7 +22,7 @@ from bridge.service.analysis.content.decompression import (
     lzma_members,
     xz_members,
 )
-from bridge.service.analysis.content.file_types import extensions_of, family_of
+from bridge.service.analysis.content.file_types import IMAGE, MEDIA, extensions_of, family_of, named_family
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.openpgp import is_message, openpgp_members
 from bridge.service.analysis.content.tar_archive import is_tar, tar_members
@@ -108,6 +108,7 @@ _UNOPENED = """
 _TAR_NAMES = frozenset({"tar", "tgz", "taz", "tbz", "tbz2", "tb2", "tz2", "txz", "tlz"})  # compressed or not
 _UNOPENED_NAMES = frozenset(_UNOPENED.split())
 _OWN_NAMES = _TAR_NAMES | {"zip", "zipx", "gz", "gzip", "bz2", "bzip2", "xz", "lzma"}
+_PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
 _BEHIND = (*more_archives.MARKED, BURIED)
 
@@ -146,7 +147,8 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("apple")
     # Archive programs search for the start of these, whatever precedes it, unless that is an archive itself.
     begins_with_own = "tar" in kinds or content.startswith(_OWN_BEGINNINGS)
-    kinds += behind(content, suffixes if begins_with_own else _BEHIND)
+    others = more_archives.MARKED if _is_only_picture(content, names) else _BEHIND
+    kinds += behind(content, suffixes if begins_with_own else others)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
         kinds += ["unknown"] if suffixes & _OWN_NAMES else []
@@ -157,6 +159,11 @@ def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
     """Those archives that may begin anywhere in it."""
     found = [kind for kind in more_archives.MARKED if kind in wanted and more_archives.start_of(content, kind) >= 0]
     return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
+
+
+def _is_only_picture(content: bytes, names: Collection[str]) -> bool:
+    """By its content and by its name: nobody opens that with an archive program, and most large files are pictures."""
+    return family_of(content) in _PICTURES and all(named_family(name) in _PICTURES for name in names)
 
 
 def is_opened(kind: str, has_library: bool) -> bool:

@@ -94,32 +94,32 @@ class _Document:
         self._budget = budget
         self._streams: list[Stream] = []
         for stream in streams(content):
-            budget.take_work(_FOUND_WORK)
+            budget.take_work(_FOUND_WORK + len(stream.about))
             self._streams.append(stream)
         text = outside(content, self._streams)
         self._decoder = Decoder(content, text, budget)
         self._pictures = Pictures(content, text, budget) if reads_pictures else None
         self._texts = [text]
         self.is_read = True
-        self._files = [stream for stream in self._streams if not self._read_objects(stream)]
+        for stream in self._streams:
+            self._read_objects(stream)
         self.is_encrypted = any(b"/Encrypt" in text for text in self._texts)
 
-    def _read_objects(self, stream: Stream) -> bool:
-        """Whether it is an object stream. Not all viewers need its type; all need the first offset."""
+    def _read_objects(self, stream: Stream) -> None:
+        """If it may be an object stream. Not all viewers need its type; all need the first offset."""
         if not _OBJECTS.search(stream.about):
-            return False
+            return
         self._budget.take_work(_STREAM_WORK)
         data, is_known = self._decoder.decode(stream)
         is_certain = b"/ObjStm" in stream.about
         if is_certain and not (is_known and _looks_like_objects(data[:4096])):
             self.is_read = False
         self._texts.append(plain(data))
-        return is_certain
 
     def members(self) -> Iterator[Member]:
         attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
         has_script = False
-        for stream in self._files:
+        for stream in self._streams:  # also those that seem to contain objects: any description may say so
             if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
                 self._budget.take_member()
                 data, is_known = self._decoder.decode(stream)

@@ -21,6 +21,7 @@ REFERENCE = rb"(\d{1,10})[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R"
 _COMMENT = re.compile(rb"%[^\r\n]*")
 _KEYWORD = re.compile(rb"stream[ \t\0]{0,99}((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?)")  # not all viewers need a line end
 _OBJECT = re.compile(rb"(\d{1,10})[\s\0]{1,20}\d{1,5}" + SPACE + rb"obj")
+_DESCRIBED = 1024  # bytes before the word in which such a description begins
 _NEAR = 200  # bytes before the word in which a description ends
 _ESCAPED_NAME = re.compile(rb"#([0-9a-fA-F]{2})")
 _FILTERS = re.compile(
@@ -53,13 +54,16 @@ class Stream(NamedTuple):
 
 def streams(content: bytes) -> Iterator[Stream]:
     """Each word `stream` after a description; within another stream only directly after one."""
-    end, about_start = 0, 0
+    end, about_start, outer_start = 0, 0, 0
     for match in _KEYWORD.finditer(content):
         at, start = match.span()
         if content[at - 1 : at].isalnum() or (at < end and b">>" not in content[max(0, at - _NEAR) : at]):
             continue
+        if at < end:  # or the other one is none: its word stands in the description of this one
+            about_start = max(outer_start, min(about_start, at - _DESCRIBED))
         about = plain(content[about_start:at])
         if at >= end:
+            outer_start = about_start
             end = content.find(b"endstream", start)
             end = end if end >= 0 else len(content)
         about_start = start if content.find(b"stream", start, end) >= 0 else end

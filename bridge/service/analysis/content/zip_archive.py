@@ -124,7 +124,8 @@ def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_De
 
 
 def _is_empty(content: bytes) -> bool:
-    return content.startswith(b"PK\x05\x06")
+    """Nothing but the record that ends a directory without entries."""
+    return content.startswith(b"PK\x05\x06") and not any(content[4:20])
 
 
 def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, set[int]]]:
