@@ -167,8 +167,6 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             yield content, True
         for lines in base64_text.since_long_lines(base64_text.base64_runs(text)) if is_usual else ():
             yield base64_text.decode_base64(lines), True
-        for content in base64_text.line_readings(base64_text.similar_lines(text)) if is_usual else ():
-            yield content, True  # some programs skip what stands between them, also what looks like a delimiter
         unbroken = base64_text.UnbrokenBase64(text)
         for region in regions(text, budget):
             raw = text[region.body : region.end]
