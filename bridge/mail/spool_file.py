@@ -252,6 +252,9 @@ class QueuedFile:
         except OSError as exc:
             self._error = exc
             return
+        except MemoryError:
+            self._error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            return
         with disk.lock:
             if not self._is_closed:  # in the meantime, which counted the block as gone
                 del self._unwritten[0]
