@@ -216,13 +216,7 @@ def open_to_read(path: Path) -> int:
 
     The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_ordinary(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return _ordinary(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), path)
 
 
 def read(path: Path, limit: int) -> tuple[bytes, float]:
@@ -285,12 +279,7 @@ def open_to_append(path: Path, mode: int) -> int:
         if exc.errno != errno.ELOOP:
             raise
         raise OSError(errno.EPERM, "is not a regular file", str(path)) from exc
-    try:
-        _check_ordinary(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return _ordinary(fd, path)
 
 
 def _end_of_links(path: Path) -> Path:
@@ -310,12 +299,18 @@ def _end_of_links(path: Path) -> Path:
     return path
 
 
-def _check_ordinary(fd: int, path: Path) -> None:
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EPERM, "is not a regular file", str(path))
-    if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
-        raise OSError(errno.EPERM, "belongs to another user", str(path))
+def _ordinary(fd: int, path: Path) -> int:
+    """The descriptor, if its file is an ordinary one; otherwise it is closed. Raises OSError."""
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EPERM, "is not a regular file", str(path))
+        if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
+            raise OSError(errno.EPERM, "belongs to another user", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def remove(path: Path) -> None:
