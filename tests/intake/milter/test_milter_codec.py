@@ -319,7 +319,7 @@ def test_reply_code_is_bounded():
 
 def test_success_is_not_a_reply_code():
     """Every mail server takes a 250 in REPLYCODE for malformed."""
-    with pytest.raises(ValueError, match="4xx and 5xx"):
+    with pytest.raises(ValueError, match="4xx or 5xx"):
         codec.encode_reply(protocol.END_OF_BODY, Reply(250, "2.0.0", "Ok"))
 
 
