@@ -138,10 +138,13 @@ def has_only_files(data: Buffer, start: int, end: int, *, is_quoted: bool) -> bo
 
     No field says that these lines are encoded, so only programs that need none decode them, and the parts of the mail
     are not in doubt. Most often, they are no file but a long link: the "=" of a soft line break looks like padding.
+    Programs differ on uuencoded lines: which belong to the file, where it ends, and whether the next part continues it.
     """
     raw = data[start:end]
     text = _quoted(raw) if is_quoted else b"\n" + raw
-    there = words_in(_FIELD_WORDS, text, 0, len(text))
+    there = words_in((*_FIELD_WORDS, _BEGIN_WORD), text, 0, len(text))
+    if _BEGIN_WORD in there and has_uu_data(text, 0, len(text)):
+        return False
     return not _has_fields(text, 0, len(text), there) and not in_lines(raw)
 
 

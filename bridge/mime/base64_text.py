@@ -79,9 +79,13 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
 
 
 def line_readings(raw: bytes) -> list[bytes]:
-    """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it."""
+    """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it.
+
+    A line with a few other characters may be one of them, or words that stand between them.
+    """
     other = [decode_base64(raw.translate(_FROM_URL_SAFE))] if b"-" in raw or b"_" in raw else []
-    return [decode_base64(raw), _by_lines(raw), *other]
+    pure = b"\n".join([line for line in raw.split(b"\n") if not line.strip(_AROUND).translate(None, _BASE64_OR_PAD)])
+    return [*(decode(text) for text in dict.fromkeys((raw, pure)) for decode in (decode_base64, _by_lines)), *other]
 
 
 class UnbrokenBase64:
