@@ -268,7 +268,7 @@ def test_a_file_with_dangerous_entries_needs_a_second_look(empty: Listed) -> Non
         ("f.txt", b"", "the file has no entries"),
         ("f.jsonl", b"{\n", "the file:1: not JSON"),
         ("f.jsonl", b'"a\\ud800"\n', "not text"),
-        ("f.txt", b"x" * 2_000_000, "the line has more than"),
+        ("f.txt", b"x" * 2_000_000, "the line is longer than"),
         ("deep.yml", b"[" * 1_000_000, "the file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

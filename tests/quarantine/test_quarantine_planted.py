@@ -131,7 +131,7 @@ async def test_a_record_of_any_size_was_read_into_memory(tmp_path: Path) -> None
     store, tx = LocalStore(tmp_path / "q"), make_tx()
     await Quarantine(tmp_path / "q").keep(tx, HEAD, {})
     os.truncate(tmp_path / "q" / f"{tx.id}.json", 1 << 40)
-    with pytest.raises(StoreError, match="more than"):
+    with pytest.raises(StoreError, match="larger than"):
         store.read(tx.id)
 
 
