@@ -33,7 +33,7 @@ OPTIONS = {
     "peak": (3.0, "the busiest hour, as a multiple of the day's mean (at most 3.2)"),
     "use": (0.6, "share of the cores that are busy in the busiest hour"),
     "large": (0.005, "share of mails of 10 MiB"),
-    "medium": (0.245, "share of mails of 100 KiB; all others have 4 KiB"),
+    "medium": (0.245, "share of mails of 100 KiB; all others are 4 KiB in size"),
     "before": (0.9, "share of a bridge's CPU time for a mail that is used before the scan; fitted"),
     "bridge_cores": (4, "cores, and so processes, of a bridge"),
     "worker_cores": (8, "cores of a worker"),
