@@ -82,6 +82,7 @@ async def test_a_server_that_knows_only_helo() -> None:
         ({"RCPT": "354 Go on"}, replies.OUT_OF_PLACE),
         ({"DATA": "250 Ok"}, replies.OUT_OF_PLACE),
         ({"DOT": "354 More"}, replies.OUT_OF_PLACE),
+        ({"DOT": "250 2.0.0 Ok\r\n550 5.7.1 No"}, replies.OUT_OF_PLACE),  # the 250 may be the one too many
     ],
 )
 @BOTH_WAYS
