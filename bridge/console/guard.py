@@ -87,7 +87,7 @@ class Guard:
                 elif self.route.role is not None:
                     check_reader(call.request)
                 self._check_role(call)  # before the form, which may be large
-                if self.route.max_files:  # until the answer is made: so long, the file is on disk
+                if self.route.max_files:  # until the response is made: the file is on disk until then
                     place.enter_context(call.queues.files.place(call.person.key))
                 if self.route.changes:
                     await self._read_form(call)

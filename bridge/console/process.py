@@ -38,7 +38,7 @@ def give_way_to_mail() -> None:
 
 
 def explain_hangup(early: EarlySignals, name: str) -> None:
-    """From now on, say what SIGHUP does not do, instead of ending by it."""
+    """From now on, a SIGHUP is logged and does not end the process."""
 
     def explain() -> None:
         log.warning("%s: SIGHUP does not reload the configuration; restart this process", name)

@@ -19,7 +19,7 @@ from bridge.console.checks import Refused
 log = logging.getLogger(__name__)
 
 MAX_OF_SESSION = 10
-MAX_OF_PERSON = 40  # who may have many sessions
+MAX_OF_PERSON = 40  # a person may have many sessions
 MAX_OPEN = 200  # of the 500 connections
 _RETRY_S = 10
 

@@ -70,8 +70,8 @@ class MallocTrim:
             self._note_baseline()
 
 
-def _heap() -> Heap | None:
-    """That of the GNU C library, 2.33 or later; None for any other, such as musl. Raises whatever ctypes does."""
+def _heap() -> Heap:
+    """That of the GNU C library, 2.33 or later. Raises OSError for any other (musl), and whatever ctypes does."""
     import ctypes  # here: it allocates executable memory, which a sandbox may forbid
 
     class Mallinfo2(ctypes.Structure):
@@ -84,7 +84,7 @@ def _heap() -> Heap | None:
 
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
-        return None
+        raise OSError("the C library has no malloc_trim or mallinfo2")
     libc.mallinfo2.restype = Mallinfo2
     return Heap(lambda: int(libc.mallinfo2().uordblks), lambda: libc.malloc_trim(0))
 

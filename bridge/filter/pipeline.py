@@ -215,7 +215,9 @@ class Filter:
 
     async def _process_split(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
         try:
-            head = tx.message.head()
+            # A mail that could not be written is not read: `_run_steps` defers it, for each part.
+            is_kept = not tx.message.is_in_file or await tx.message.is_kept()
+            head = tx.message.head() if is_kept else b""
             token = await self._strip_our_fields(tx, head) if self._headers.may_be_in(head.lower()) else None
             if token is None:
                 return await process_split(tx, parts, lambda part: self._process(part, is_part=True))

@@ -114,7 +114,9 @@ def cause_of(refusal: Reply) -> BridgeError | None:
     """The error behind a refusal during the transfer of the content; None when the mail itself was refused."""
     if refusal == SATURATED:
         return Saturated("the limit on bytes being processed was reached during the transfer")
-    return SpoolFull("cannot write to the spool: is its disk full?") if refusal == NO_STORAGE else None
+    if refusal == NO_STORAGE:
+        return SpoolFull("cannot write to the spool: its disk is full, or does not answer")
+    return None
 
 
 def rule_of_refusal(reply: Reply) -> str:

@@ -12,20 +12,20 @@ from functools import partial
 
 from bridge.mail.message import Message
 
-_LOOK_S = 0.02
+LOOK_S = 0.02  # how often a client that was stopped is looked at
 
 
 def brake(message: Message, transport: asyncio.Transport) -> None:
     """Call it after each block of a large mail."""
     if message.is_behind and transport.is_reading():
         transport.pause_reading()
-        asyncio.get_running_loop().call_later(_LOOK_S, partial(_look, message, transport))
+        asyncio.get_running_loop().call_later(LOOK_S, partial(_look, message, transport))
 
 
 def _look(message: Message, transport: asyncio.Transport) -> None:
     if transport.is_closing():
         return
-    if message.is_behind:
-        asyncio.get_running_loop().call_later(_LOOK_S, partial(_look, message, transport))
-    else:
+    if message.may_go_on():  # not all of them at once: their blocks would have no room
         transport.resume_reading()
+    else:
+        asyncio.get_running_loop().call_later(LOOK_S, partial(_look, message, transport))

@@ -83,6 +83,15 @@ class Spool:
     def give_back(self, count: int) -> None:
         self._account.give_back(count)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk has much to write."""
+        return self.disk is not None and self.disk.is_behind()
+
+    def may_go_on(self) -> bool:
+        """Whether a client that was stopped because of the disk may send a block."""
+        return self.disk is None or self.disk.may_go_on()
+
     def make_file(self) -> SpoolFile:
         """For a mail that is too large for memory. Raises OSError."""
         return DirectFile(self.directory) if self.disk is None else QueuedFile(self.disk, self.directory)
@@ -162,13 +171,20 @@ class Message:
         return self._file is not None
 
     async def is_kept(self) -> bool:
-        """Whether a mail in a file could be written. A disk that hangs is not waited for: the rest is in memory."""
+        """Whether a mail in a file could be written. A disk that hangs is not waited for: the rest is in memory.
+
+        Before this has returned, a read may have to wait for the thread that writes.
+        """
         return self._file is None or await self._file.is_kept()
 
     @property
     def is_behind(self) -> bool:
         """Whether it is in a file, and the disk has much to write."""
-        return self._file is not None and self._spool.disk is not None and self._spool.disk.is_behind()
+        return self._file is not None and self._spool.is_behind
+
+    def may_go_on(self) -> bool:
+        """Whether a client that was stopped because of the disk may send a block."""
+        return self._file is None or self._spool.may_go_on()
 
     def head(self) -> bytes:
         """The header section, including the CRLF of its last field but not the blank line."""

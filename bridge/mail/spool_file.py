@@ -8,9 +8,10 @@ large mail is deferred. Mail that fits in memory is not affected.
 
 A mail is accepted only if its file could be written (`is_kept`), unless the disk hangs.
 
-What was written is read by the event loop itself, from the page cache. While the disk hangs, only what is there is
-read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or a mail has a
-gap.
+What was written is read from the page cache, by the event loop too. On some file systems (XFS, NFS) a read waits for
+the write of a thread, so nothing reads a mail before `is_kept` has returned. While the disk hangs, only what is in the
+page cache is read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or
+a mail has a gap.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from bridge.runtime.threads import Threads
 
 BLOCK = 256 * 1024
 _SMALL = 4096
-MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes; a disk that does not hang is less than a mail behind
+_TOO_SLOW = "the disk of the spool does not keep up"
+MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it (`bridge.intake.brake`)
 _HANGS_AFTER_S = 3.0  # for one block: the slowest disks take tenths of a second
+_MAX_WAIT_S = 20.0  # for a disk that is slow, or threads that cannot be started; the mail is then deferred
+_ARRIVED_S = 0.02  # by then the bridge has read what a client had sent while it was stopped
 _THREADS = 4
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})  # file systems
 
 
 class SpoolFile(Protocol):
@@ -47,7 +53,10 @@ class SpoolFile(Protocol):
         """The content from here on, in blocks. Raises OSError."""
 
     async def is_kept(self) -> bool:
-        """Whether it could be written, as soon as that is known. A disk that hangs is not waited for."""
+        """Whether it could be written, as soon as that is known. A disk that hangs is not waited for.
+
+        Await it before anything is read.
+        """
 
     def close(self) -> None: ...
 
@@ -61,13 +70,17 @@ class DirectFile:
         self.descriptor: int | None = open_unlinked(directory)
 
     def write(self, chunk: bytes) -> None:
-        assert self.descriptor is not None
-        _write_all(self.descriptor, chunk)
+        _write_all(self._open(), chunk)
 
     def read(self, offset: int) -> Iterator[bytes]:
-        while self.descriptor is not None and (block := os.pread(self.descriptor, BLOCK, offset)):
+        while block := os.pread(self._open(), BLOCK, offset):
             offset += len(block)
             yield block
+
+    def _open(self) -> int:
+        if self.descriptor is None:
+            raise OSError(errno.EBADF, "the mail is closed")
+        return self.descriptor
 
     async def is_kept(self) -> bool:
         return True
@@ -88,6 +101,7 @@ class SpoolDisk:
         self._jobs = 0
         self._waiting: dict[QueuedFile, None] = {}  # in this order
         self._in_hand: dict[QueuedFile, float] = {}  # files that a thread works on, and since when
+        self._let_go, self._let_go_at = 0, 0.0  # bytes expected from clients that were stopped, and since when
 
     def hangs_s(self) -> float:
         """For how long the disk has not answered; 0 if it does."""
@@ -100,10 +114,19 @@ class SpoolDisk:
         """Whether half of the room is taken, and the disk does not hang."""
         return self.unwritten > MAX_UNWRITTEN // 2 and not self.hangs_s()
 
-    # The following are called with the lock.
+    def may_go_on(self) -> bool:
+        """Whether a client that was stopped may send a block. It is counted now, because it arrives later."""
+        if self.hangs_s():
+            return True
+        now = time.monotonic()
+        if now - self._let_go_at >= _ARRIVED_S:
+            self._let_go, self._let_go_at = 0, now
+        if self.unwritten + self._let_go > MAX_UNWRITTEN // 2:
+            return False
+        self._let_go += 2 * BLOCK  # while the disk is not behind yet, a client may send another one
+        return True
 
-    def is_in_hand(self, file: QueuedFile) -> bool:
-        return file in self._in_hand
+    # The following are called with the lock.
 
     def put(self, file: QueuedFile) -> None:
         """There is something to do for this file, unless a thread is at it."""
@@ -116,7 +139,7 @@ class SpoolDisk:
     def _start(self) -> None:
         try:
             self._threads.submit(self._work)
-        except RuntimeError:  # no thread available: it is tried again with the next block
+        except (RuntimeError, OSError):  # no thread available: it is tried again with the next block of any mail
             self._jobs -= 1
 
     def take_out(self, file: QueuedFile) -> None:
@@ -151,12 +174,13 @@ class SpoolDisk:
 class QueuedFile:
     """Written by a thread. All of it can be read at any time."""
 
-    __slots__ = ("_directory", "_disk", "_error", "_fd", "_is_closed", "_unwritten", "_written")
+    __slots__ = ("_directory", "_disk", "_error", "_fd", "_is_closed", "_is_in_memory", "_unwritten", "_written")
 
     def __init__(self, disk: SpoolDisk, directory: str | None) -> None:
         self._disk = disk
         self._directory = directory
         self._fd: int | None = None  # opened by the thread
+        self._is_in_memory = False  # the file system, which then does not hang
         self._written = 0
         self._unwritten: list[bytes] = []
         self._error: OSError | None = None
@@ -174,7 +198,7 @@ class QueuedFile:
             if self._error is not None:
                 raise OSError(self._error.errno, self._error.strerror)
             if disk.unwritten + len(chunk) > MAX_UNWRITTEN:
-                raise OSError(errno.EAGAIN, "the disk of the spool does not keep up")
+                raise OSError(errno.EAGAIN, _TOO_SLOW)
             disk.unwritten += len(chunk)
             waiting = self._unwritten
             if len(waiting) > 1 and len(waiting[-1]) < _SMALL and len(chunk) < _SMALL:  # the first may be in hand
@@ -199,14 +223,18 @@ class QueuedFile:
     def _read_block(self, count: int, offset: int) -> bytes:
         if self._fd is None or self._is_closed:
             raise OSError(errno.EBADF, "the mail is closed")
-        block = _read_cached(self._fd, count, offset) if self._disk.hangs_s() else os.pread(self._fd, count, offset)
+        may_hang = not self._is_in_memory and self._disk.hangs_s()
+        block = _read_cached(self._fd, count, offset) if may_hang else os.pread(self._fd, count, offset)
         if not block:
             raise OSError(errno.EIO, "the spool file is shorter than the mail")
         return block
 
     async def is_kept(self) -> bool:
-        pause_s = 0.0
+        until, pause_s = time.monotonic() + _MAX_WAIT_S, 0.0
         while self._unwritten and self._error is None and not self._disk.hangs_s():
+            if time.monotonic() >= until:
+                self._error = OSError(errno.EAGAIN, _TOO_SLOW)  # no thread begins another block
+                break
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s + 0.0005, 0.02)
         return self._error is None
@@ -248,6 +276,7 @@ class QueuedFile:
                 return
             if self._fd is None:
                 self._fd = open_unlinked(self._directory)
+                self._is_in_memory = _is_in_memory(self._fd)
             disk.write(self._fd, chunk)
         except OSError as exc:
             self._error = exc
@@ -282,13 +311,28 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _read_cached(fd: int, count: int, offset: int) -> bytes:
-    """Only what is in the page cache: the rest would have to come from a disk that hangs. Raises OSError."""
-    buffer = bytearray(count)
+def _is_in_memory(fd: int) -> bool:
+    """Call it in a thread: a file system that hangs may not answer this either."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        got = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.split()[2] == number and line.partition(" - ")[2].split()[0] in _IN_MEMORY for line in mounts)
+
+
+def _read_cached(fd: int, count: int, offset: int) -> bytes:
+    """Only what is in the page cache: the rest would have to come from a disk that hangs. Raises OSError.
+
+    NFS and C libraries without preadv2 cannot read this way.
+    """
+    buffer = bytearray(count)
+    flag = getattr(os, "RWF_NOWAIT", None)
+    try:
+        if flag is None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        got = os.preadv(fd, [buffer], offset, flag)
     except OSError as exc:
-        if exc.errno == errno.EOPNOTSUPP:  # a file system in memory, which does not hang
-            return os.pread(fd, count, offset)
         raise OSError(errno.EIO, "the disk of the spool does not answer") from exc
     return bytes(buffer[:got])

@@ -77,11 +77,16 @@ class Lost:
         return self.end is End.LOST or self.unasked is not None
 
     @property
+    def is_refusal(self) -> bool:
+        """A refusal came that answers no command."""
+        return self.unasked is not None and self.unasked.code >= 400
+
+    @property
     def reply(self) -> Reply:
         return self.error().reply
 
     def error(self) -> NextHopError:
-        if self.unasked is not None and self.unasked.code >= 400:  # a refusal in the middle of the content
+        if self.unasked is not None and self.is_refusal:  # in the middle of the content
             return NextHopError(replies.passed_on(self.unasked))
         return NextHopError(replies.LATE if self.end is End.LATE else replies.LOST, f"next hop: {self.end.value}")
 
@@ -244,7 +249,9 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     """Decides which recipients have the mail. `lost`: how the connection ended, None while it is open."""
     refusal = weightiest(answers)
     is_complete = len(answers) == expected.count
-    if is_complete and _is_too_much(lost) and (expected.count > 1 or _is_any_permanent(answers)):
+    # If a refusal comes behind a 250, that may have been the answer too many, and the refusal the answer to the dot.
+    is_doubtful = expected.count > 1 or _is_any_permanent(answers) or (lost is not None and lost.is_refusal)
+    if is_complete and _is_too_much(lost) and is_doubtful:
         return RefusedForAll(replies.OUT_OF_PLACE)
     if expected.count > 1 and any(300 <= reply.code < 400 for reply in answers):  # the rest may be one place off
         return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)

@@ -136,7 +136,8 @@ class SmtpRelay:
             return
         self._all_finished.clear()
         try:
-            # A little longer than one answer may take, so that the connection's own timer fires first.
+            # A little longer than one answer may take, so that the connection's own timer fires first. LMTP has more
+            # answers, which together may take until the mail's deadline; those are cut off.
             async with asyncio.timeout(self._settings.timeout_s + _TIMER_S):
                 await self._all_finished.wait()
         except TimeoutError:
@@ -231,7 +232,9 @@ class SmtpRelay:
         answer = await conn.replies(1, self._settings.timeout_s, deadline)
         is_reset = bool(answer) and answer[0].is_success
         conn.needs_reset = not is_reset
-        if not (is_reset or conn.ended is End.LOST or (answer and answer[0].code in _NO_SUCH_COMMAND)):
+        if answer and answer[0].code in _NO_SUCH_COMMAND:
+            conn.quit()  # the next mail could not begin over this connection
+        elif not (is_reset or conn.ended is End.LOST):
             conn.abort()
             raise NextHopError(replies.OUT_OF_PLACE)
 

@@ -1,4 +1,4 @@
-"""SIGHUP, whose default action ends a process: no process of ours ends by it.
+"""SIGHUP, whose default action ends a process: none of our processes may end because of it.
 
 systemd does not start such a process again: to `Restart=on-failure`, SIGHUP is an ordinary end. `systemctl kill -s HUP`
 and `pkill -HUP` send it to every process, also to those that have no configuration to reload. Imports nothing large,

@@ -74,9 +74,7 @@ class NameLookup:
                     return made.result()
             raise list(trying)[-1].exception() or OSError(errno.ECANCELED, "cancelled")
         finally:
-            for task in trying:
-                task.cancel()
-                task.add_done_callback(partial(_discard, discard))
+            _abandon(trying, discard)
 
     async def addresses(self, host: str) -> list[str]:
         """In the order of preference; an address stands for itself. Raises OSError."""
@@ -114,6 +112,14 @@ async def _first_made(trying: Iterable[asyncio.Task[T]], limit_s: float | None) 
         done, _ = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if limit_s is not None and all(isinstance(task.exception(), OSError) for task in done):
             return None
+
+
+def _abandon(trying: dict[asyncio.Task[T], str], discard: Callable[[T], None]) -> None:
+    """Also breaks a reference cycle: a failed task holds its error, and that holds the frame with the tasks."""
+    for task in trying:
+        task.cancel()
+        task.add_done_callback(partial(_discard, discard))
+    trying.clear()
 
 
 def _discard(discard: Callable[[T], None], task: asyncio.Task[T]) -> None:

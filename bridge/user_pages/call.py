@@ -62,7 +62,7 @@ class Pages:
         self.root_path = root_path
         self.static = StaticFiles()
         self.requests = PersonTurns()
-        # A large mail takes three times its size. Who has the link of a digest may ask again and again.
+        # A large mail takes three times its size. Anyone with a digest's link can ask again and again.
         self.readers = Queue(CapacityLimiter(2), max_waiting=100, max_per_person=12)
         # The next hop may be slow, and pages need threads, too; no person takes all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)

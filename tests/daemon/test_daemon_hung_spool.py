@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from bridge.mail import spool_file
+from bridge.mail.spool_file import SpoolDisk
 from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
 from tests.daemon.process_kit import get
+from tests.intake.hooks.hooks_kit import MailServer, facts, hooks_bridge
 from tests.mail.test_spool_file import HangingDisk
 
 KiB = 1024
@@ -99,3 +102,96 @@ def test_a_client_that_is_faster_than_the_disk_is_slowed_down(
             assert sending.result()[0].startswith(b"250")
         assert disk.most <= 1024 * KiB
         assert len(bridge.next_hop.mails[-1].content) > len(content)
+
+
+class StuckDisk(HangingDisk):
+    """Hangs after its first write."""
+
+    def write(self, descriptor: int, chunk: bytes) -> None:
+        if self.asked.is_set():
+            super().write(descriptor, chunk)
+        else:
+            SpoolDisk.write(self, descriptor, chunk)
+            self.asked.set()
+
+
+TENANTS = [
+    {"uid": "11111111-1111-4111-8111-111111111111", "recipient_domains": ["one.example"]},
+    {"uid": "22222222-2222-4222-8222-222222222222", "recipient_domains": ["two.example"]},
+]
+SMALL_MEMORY = {"spool": {"memory_per_mail": "64KiB"}}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets at which files were read."""
+    found: list[int] = []
+    pread = os.pread
+
+    def read(descriptor: int, count: int, offset: int) -> bytes:
+        found.append(offset)
+        return pread(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", read)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 60.0, raising=False)
+    return found
+
+
+@pytest.mark.parametrize("reason", ["client_header", "tenants"])
+def test_a_mail_was_read_while_a_thread_wrote_it(tmp_path: Path, reads: list[int], reason: str) -> None:
+    """On XFS and NFS such a read waits for the write, and everything else for the event loop."""
+    is_lmtp = reason == "tenants"
+    config = SMALL_MEMORY | ({"tenants": TENANTS} if is_lmtp else {})
+    listener = {"protocol": "lmtp"} if is_lmtp else {"client_header": "X-Client"}
+    disk = StuckDisk()
+    with running_bridge(tmp_path, config, **listener) as bridge, ExitStack() as stack:
+        stack.callback(disk.goes_on.set)
+        bridge.daemon.spool.disk = disk
+        client, other = (stack.enter_context(bridge.client()) for _ in range(2))
+        for each in (client, other):
+            each.open(b"LHLO client.example" if is_lmtp else b"EHLO client.example")
+        recipients = [b"RCPT TO:<b@one.example>", b"RCPT TO:<b@two.example>"]
+        assert client.say(b"MAIL FROM:<a@client.example>", *recipients, b"DATA")[-1].startswith(b"354")
+        client.send(LARGE + b".\r\n")
+        until(lambda: disk.unwritten > len(LARGE) - 200 * KiB and disk.asked.is_set(), "the content to arrive")
+        assert other.mail().startswith(b"250")  # by now, the dot has arrived as well
+        assert reads == []
+        disk.goes_on.set()
+        assert client.reply().startswith(b"250")
+        assert reads
+
+
+def test_a_mail_of_a_hook_was_read_while_a_thread_wrote_it(tmp_path: Path, reads: list[int]) -> None:
+    """The same with MTA Hooks."""
+    disk = StuckDisk()
+    with hooks_bridge(tmp_path, SMALL_MEMORY) as bridge, ThreadPoolExecutor(1) as thread:
+        bridge.daemon.spool.disk = disk
+        with MailServer(bridge.port) as server, MailServer(bridge.port) as other:
+            try:
+                sending = thread.submit(server.action, facts(LARGE))
+                until(lambda: disk.unwritten > len(LARGE) - 200 * KiB and disk.asked.is_set(), "the content to arrive")
+                assert other.action(facts())[0] == "accept"
+                assert reads == []
+            finally:
+                disk.goes_on.set()
+            assert sending.result()[0] == "accept"
+    assert reads
+
+
+def test_a_hook_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mail was deferred for want of room: only SMTP and milter clients were stopped."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk = SlowDisk()
+    with hooks_bridge(tmp_path, SMALL_MEMORY) as bridge, ThreadPoolExecutor(1) as thread:
+        bridge.daemon.spool.disk = disk
+        with MailServer(bridge.port) as server, MailServer(bridge.port) as other:
+            try:
+                sending = thread.submit(server.action, facts(LARGE * 10))
+                until(lambda: disk.unwritten > 512 * KiB or sending.done(), "the bridge to stop reading")
+                assert other.action(facts())[0] == "accept"
+            finally:
+                disk.goes_on.set()
+            assert sending.result() == ("accept", None)
+        assert disk.most <= 1024 * KiB

@@ -93,9 +93,12 @@ def crash_rig(directory: Path, deadline: str = "30s") -> Iterator[CrashRig]:
 
 
 @contextmanager
-def kill_at(pid: int, call: str, number: int, *, threads: bool = True) -> Iterator[None]:
-    """Kill the process when any thread (or only the first) enters this system call for the n-th time."""
-    tracer = tracer_of([pid], f"{call}:signal=KILL:when={number}", threads=threads)
+def kill_at(pid: int, call: str, number: int, *, threads: bool = True, file: Path | None = None) -> Iterator[None]:
+    """Kill the process when any thread (or only the first) enters this system call for the n-th time.
+
+    `file`: only calls for this file count.
+    """
+    tracer = tracer_of([pid], f"{call}:signal=KILL:when={number}", threads=threads, file=file)
     try:
         until(lambda: is_traced(pid), "strace to attach")
         yield
@@ -227,14 +230,15 @@ def test_killed_while_a_late_decision_is_stored(tmp_path: Path) -> None:
             writer.write(answer(200, result()))
 
         rig.scanner.reply = late
-        with kill_at(rig.bridge.process.pid, "pwrite64", 1), rig.bridge.client() as client:
+        store = rig.directory / "state" / "late.sqlite-wal"  # the thread of the history writes, too, even at the start
+        with rig.bridge.client() as client, kill_at(rig.bridge.process.pid, "pwrite64", 1, file=store):
             begun(client)
             assert client.is_cut()
             rig.restart()
         with rig.bridge.client() as client:
             begun(client)
             assert client.reply().startswith(b"451 4.4.7 ")
-            with kill_at(rig.bridge.process.pid, "pwrite64", 1):
+            with kill_at(rig.bridge.process.pid, "pwrite64", 1, file=store):
                 rig.background.loop.call_soon_threadsafe(go_on.set)
                 assert client.is_cut()
                 rig.restart()

@@ -9,12 +9,16 @@ from tests.requirements import find
 
 
 def tracer_of(
-    pids: list[int], how: str, *, threads: bool = True, output: Path = Path("/dev/null")
+    pids: list[int], how: str, *, threads: bool = True, output: Path = Path("/dev/null"), file: Path | None = None
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """`how`: calls to record, or a value of strace's `inject=` such as `fsync:error=EIO`. Counted per thread."""
+    """`how`: calls to record, or a value of strace's `inject=` such as `fsync:error=EIO`. Counted per thread.
+
+    `file`: only calls for this file.
+    """
     calls, _, trouble = how.partition(":")
     options = ["-qq", "-s", "64", "-o", str(output), "-e", f"trace={calls}"]
     options += ["-f"] if threads else []
+    options += ["-P", str(file)] if file else []
     options += ["-e", f"inject={how}"] if trouble else []
     which = [word for pid in pids for word in ("-p", str(pid))]
     return subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -177,3 +179,110 @@ def test_the_limit_of_all_mail_applies_first(tmp_path: Path) -> None:
         message.write(b"x")
     message.close()
     assert spool.in_use == 0
+
+
+async def test_a_slow_disk_is_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No single write took long enough to be called a hang, and the mail waited without a limit."""
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 600.0)
+    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 0.05, raising=False)
+    with hanging(tmp_path) as (disk, spool):
+        message = Message(spool)
+        for _ in range(3):
+            message.write(b"x" * 5000)
+        assert not await asyncio.wait_for(message.is_kept(), 30)
+        assert not await asyncio.wait_for(message.is_kept(), 30)
+        with pytest.raises(OSError, match="does not keep up"):
+            message.write(b"x")
+        assert content(message) == b"x" * 15_000
+        message.close()
+        disk.goes_on.set()
+        until(lambda: not deleted_files(tmp_path), "the file to be closed")
+
+
+async def test_a_mail_for_which_no_thread_starts_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its last block nothing started one again, and the mail waited for as long as its client did."""
+    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 0.05, raising=False)
+    disk = SpoolDisk()
+    spool = Spool(1 << 24, memory_per_mail=10, directory=str(tmp_path), disk=disk)
+    message = Message(spool)
+    with monkeypatch.context() as patch:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        message.write(b"x" * KiB)
+    assert not await asyncio.wait_for(message.is_kept(), 30)
+    message.close()
+    other = Message(spool)
+    other.write(b"y" * KiB)
+    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 60.0, raising=False)
+    assert await other.is_kept() and content(other) == b"y" * KiB
+    other.close()
+    assert disk.unwritten == spool.in_use == 0
+
+
+@pytest.mark.parametrize("has_flag", [True, False])
+def test_a_file_system_that_can_only_wait_is_not_read_while_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_flag: bool
+) -> None:
+    """NFS, which cannot read from the page cache alone, was taken for a file system in memory, and stopped all mail."""
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.0)
+    monkeypatch.setattr(spool_file, "_IN_MEMORY", frozenset(), raising=False)  # wherever the tests' directory is
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "as NFS says")
+
+    with hanging(tmp_path) as (disk, spool):
+        complete, other = Message(spool), Message(spool)
+        disk.goes_on.set()
+        complete.write(b"x" * KiB)
+        until(lambda: not disk.unwritten, "the mail to be written")
+        disk.goes_on.clear()
+        disk.asked.clear()
+        other.write(b"y" * KiB)
+        assert disk.asked.wait(60) and disk.hangs_s()
+        with monkeypatch.context() as patch:
+            if has_flag:
+                patch.setattr(os, "preadv", refuse)
+            else:
+                patch.delattr(os, "RWF_NOWAIT")
+            with pytest.raises(OSError, match="does not answer") as caught:
+                content(complete)
+        assert caught.value.errno == errno.EIO
+        complete.close()
+        other.close()
+
+
+def test_a_spool_in_memory_is_read_while_its_disk_seems_to_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a file system cannot read from the page cache alone either, but it has no disk."""
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.0)
+    with small_disk(tmp_path / "small", 1024 * KiB) as place, hanging(place) as (disk, spool):
+        complete, other = Message(spool), Message(spool)
+        disk.goes_on.set()
+        complete.write(b"x" * KiB)
+        until(lambda: not disk.unwritten, "the mail to be written")
+        disk.goes_on.clear()
+        disk.asked.clear()
+        other.write(b"y" * KiB)
+        assert disk.asked.wait(60) and disk.hangs_s()
+        assert content(complete) == b"x" * KiB
+        complete.close()
+        other.close()
+        disk.goes_on.set()
+        until(lambda: not deleted_files(place), "the files to be closed")
+
+
+def test_a_mail_that_is_closed_under_its_reader_is_not_a_shorter_mail(tmp_path: Path) -> None:
+    """Its reader saw the end of the content where there was none."""
+    file = Spool(1 << 24, directory=str(tmp_path)).make_file()
+    file.write(b"x" * 600 * KiB)
+    reader = file.read(0)
+    assert len(next(reader)) == 256 * KiB
+    file.close()
+    with pytest.raises(OSError, match="the mail is closed"):
+        next(reader)
+    with pytest.raises(OSError, match="the mail is closed"):
+        file.write(b"x")

@@ -261,8 +261,11 @@ SMTP_DOT: list[tuple[str, Lost | None, ContentDecision, ContentDecision | None]]
     ("", SILENT, SILENT, RefusedForAll(LOST)),
     ("", MIDWAY, MIDWAY, RefusedForAll(Reply(552, "5.3.4", "Too large"))),
     ("", MIDWAY_SUCCESS, MIDWAY_SUCCESS, RefusedForAll(LOST)),
-    # A second answer: the first one counts, unless it is a 5xx, which may then be about something else.
-    ("250", MIDWAY, delivered(250, 250, 250), None),
+    # A second answer: the first one counts, unless one of them is a refusal, which may be about the mail or not.
+    ("250", MIDWAY, RefusedForAll(OUT_OF_PLACE), None),
+    ("250", MIDWAY_SUCCESS, delivered(250, 250, 250), None),
+    ("250", PARTIAL, delivered(250, 250, 250), None),
+    ("250", GOODBYE, delivered(250, 250, 250), None),
     ("550", MIDWAY_SUCCESS, RefusedForAll(OUT_OF_PLACE), None),
     ("550", PARTIAL, RefusedForAll(OUT_OF_PLACE), None),
 ]

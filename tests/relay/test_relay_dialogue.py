@@ -82,6 +82,7 @@ async def test_a_server_that_knows_only_helo() -> None:
         ({"RCPT": "354 Go on"}, replies.OUT_OF_PLACE),
         ({"DATA": "250 Ok"}, replies.OUT_OF_PLACE),
         ({"DOT": "354 More"}, replies.OUT_OF_PLACE),
+        ({"DOT": "250 2.0.0 Ok\r\n550 5.7.1 No"}, replies.OUT_OF_PLACE),  # the 250 may be the one too many
     ],
 )
 @BOTH_WAYS
@@ -141,13 +142,25 @@ async def test_after_a_refusal_the_connection_serves_the_next_mail(extensions: t
 
 async def test_a_refused_rset_is_not_blamed_on_the_next_mail() -> None:
     """Otherwise the 503 to a nested MAIL would bounce the mail."""
-    script = {"MAIL": ["550 5.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
+    script = {"MAIL": ["450 4.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
     async with ScriptedHop({**script, "RSET": "500 What?"}) as hop:
         relay = SmtpRelay(hop.settings())
-        for wanted in (Reply(550, "5.7.1", "No"), replies.OUT_OF_PLACE):
+        for wanted in (Reply(450, "4.7.1", "No"), replies.OUT_OF_PLACE):
             with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
             assert caught.value.reply == wanted
+        await relay.close()
+
+
+async def test_after_a_bounce_a_next_hop_without_rset_gets_a_new_connection() -> None:
+    """The connection was used again, and its next mail deferred because of the RSET before it."""
+    async with ScriptedHop({"MAIL": ["550 5.7.1 No", "250 2.1.0 Ok"], "RSET": "502 What?"}, ONE_BY_ONE) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == Reply(550, "5.7.1", "No")
+        assert (await relay.deliver(make_tx(), HEAD, soon())).reply.is_success
+        assert len(hop.connections) == 2 and len(hop.contents) == 1
         await relay.close()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -161,3 +163,31 @@ async def test_the_next_address_is_tried_within_a_short_time_limit(names: NameSe
     async with asyncio.timeout(0.95):
         made = await NameLookup().connect("name.example", partial(silent_first, tried), 0.1, nothing)
     assert made == "2001:db8::1"
+
+
+class Refused(ConnectionRefusedError):
+    """One that can be watched."""
+
+
+async def test_a_failed_connection_leaves_nothing_for_the_garbage_collection(names: NameServer) -> None:
+    """Its error held the tasks, and one of them the error."""
+    errors: list[weakref.ref[Refused]] = []
+
+    async def connect(address: str) -> str:
+        error = Refused(address)
+        errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    gc.disable()
+    try:
+        try:
+            await NameLookup().connect("name.example", connect, 60, nothing)
+        except Refused as exc:
+            assert exc.args == ("2001:db8::1",)
+        await eventually(lambda: all(error() is None for error in errors), "the errors to be gone", 30)
+    finally:
+        gc.enable()
+    assert len(errors) == 2

@@ -182,7 +182,7 @@ def test_a_misspelt_database_was_an_empty_one_without_a_word(tmp_path):
     named = tmp_path / "shared.sqlite"
     config = CONFIG.replace("sqlite:///service.sqlite", f"sqlite:///{named}")
     code, shown = check(tmp_path, config)
-    said = f"database: NOTE: service.yml:8: database: {named} does not exist: the service creates it, without lists and"
+    said = f"database: NOTE: service.yml:8: database: {named} does not exist; the service will create it, without lists"
     assert (code, said in shown) == (0, True), shown
     named.touch()
     code, shown = check(tmp_path, config)

@@ -252,7 +252,7 @@ def test_a_trace_ended_silently_after_a_hundred_transactions(tmp_path: Path) -> 
         steps = traces.steps(*given, "--decision", "deliver")
     [left] = steps["left_out"]
     assert left["count"] == 3 and left["recipients"] == to[100:] and len(steps["scanner"]) == 100
-    assert "ends after 100 transactions, without 3 of the recipients" in left["text"]
+    assert "stops after 100 transactions. The mail server would send the mail to the other 3 recipients" in left["text"]
 
 
 def test_a_mailbox_was_traced_as_one_mail(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ def _database(loaded: Loaded) -> Finding:
     except OSError as exc:
         return Finding("database", f"{where}: {existing} cannot be written to: {exc.strerror}", str(path))
     is_named = loaded.config.database.get_secret_value().startswith("sqlite:////")
-    if is_named and not path.exists():  # a typing error would cost the lists and keys of another service
-        note = f"{where}: {path} does not exist: the service creates it, without lists and API keys"
+    if is_named and not path.exists():  # after a typo, the service would start with an empty database
+        note = f"{where}: {path} does not exist; the service will create it, without lists or API keys"
         return Finding("database", detail=str(path), note=note)
     return Finding("database", detail=str(path))
 

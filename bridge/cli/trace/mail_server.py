@@ -68,7 +68,7 @@ async def in_turns(given: Given, mail: Callable[[list[str]], Awaitable[Exchange]
 
 
 def left_out(exchanges: list[Exchange]) -> list[str]:
-    """Recipients whom the mail server would send the mail in further transactions."""
+    """Recipients to whom the mail server would send the mail in further transactions."""
     is_over = len(exchanges) >= MAX_MAILS and bool(exchanges[-1].accepted)
     return exchanges[-1].later if is_over else []
 

@@ -207,8 +207,8 @@ def _refused_commands(done: Run, exchange: Exchange, number: int) -> Iterator[St
 def _left_out(done: Run) -> Iterator[Step]:
     if left := left_out(done.exchanges):
         text = (
-            f"The trace ends after {MAX_MAILS} transactions, without {len(left):,} of the recipients, to whom the mail "
-            "server sends the mail in further ones; trace them on their own (--to)."
+            f"The trace stops after {MAX_MAILS} transactions. The mail server would send the mail to the other "
+            f"{len(left):,} recipients in further transactions; trace them separately (--to)."
         )
         yield Step("left_out", text, {"count": len(left), "recipients": left})
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from bridge.errors import Saturated, ScanTimeout
-from bridge.filter.policy import LOSSY, SATURATED, UNCERTAIN_DOMAIN, reply_to_error, with_id
+from bridge.filter.policy import LOSSY, NO_STORAGE, SATURATED, UNCERTAIN_DOMAIN, reply_to_error, with_id
 from bridge.intake.connection_limits import peer_address
 from bridge.intake.hooks import draft, stalwart
 from bridge.intake.hooks.body import Body, ClientGone, TooSlow
@@ -323,9 +323,11 @@ class _Asking:
         mail, filter_ = self.mail, self._filter
         self._is_handed_over = True  # not reached by a task that is cancelled before it starts
         tx = None
+        now = asyncio.get_running_loop().time()
         try:
+            if mail.message.is_in_file and not await mail.message.is_kept():  # before anything reads it
+                mail.refuse(NO_STORAGE)
             self._read_envelope(question, session, found)
-            now = asyncio.get_running_loop().time()
             tx = Transaction(
                 new_id(), session, mail.envelope, mail.message, now, now + self._patience_s,
                 False, self.dialect.can_hold, self._can_delete,

@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from bridge.intake.brake import LOOK_S
 from bridge.intake.hooks.context import RATE_WINDOW_S, HooksContext
 from bridge.intake.hooks.facts import Found
 from bridge.intake.hooks.json_body import JsonBody, TooMuch
+from bridge.mail.message import Spool
 
 
 class ClientGone(Exception):
@@ -55,6 +57,8 @@ class Body:
                     raise TooMuch(f"the request is larger than {limits.max_body} bytes")
                 self._hash.update(block)
                 reader.feed(block)
+                if received > spool.memory_per_mail and spool.is_behind:
+                    await pace.pause(spool)
                 if reader.kept_bytes > counted:
                     spool.take(reader.kept_bytes - counted)
                     counted = reader.kept_bytes
@@ -99,6 +103,15 @@ class _Pace:
         self._received += count
         if now - self._window >= RATE_WINDOW_S and self._is_fast(now):
             self._window, self._received = now, 0
+
+    async def pause(self, spool: Spool) -> None:
+        """Read no more until the disk of the spool keeps up. The client is not to blame for the time."""
+        began = now = self._loop.time()
+        while now < self._began + self._settings.mail_timeout_s and not spool.may_go_on():
+            await asyncio.sleep(LOOK_S)
+            now = self._loop.time()
+        self._heard = now
+        self._window += now - began
 
     def _is_fast(self, now: float) -> bool:
         return self._received >= self._settings.min_data_rate * (now - self._window)

@@ -268,13 +268,26 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope
     ) -> Coroutine[Any, Any, Outcome]:
         transaction = self._transaction(session, envelope)
-        if self.settings.client_header is not None:
-            try:
-                transaction = self._read_client(self.settings.client_header, transaction)
-            except FoldedClient:
-                return self._filter.refuse_content(transaction, CONTINUES)
-            except TwoClients:
-                return self._filter.refuse_content(transaction, TWO_CLIENTS)
+        header = self.settings.client_header
+        if header is None:
+            return self._filter.process(transaction)
+        if transaction.message.is_in_file:
+            return self._process_file(header, transaction)
+        return self._process_with_client(header, transaction)
+
+    async def _process_file(self, header: ClientHeader, transaction: Transaction) -> Outcome:
+        """Nothing may read a mail before it is written; the filter defers one that could not be."""
+        if await transaction.message.is_kept():
+            return await self._process_with_client(header, transaction)
+        return await self._filter.process(transaction)
+
+    def _process_with_client(self, header: ClientHeader, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
+        try:
+            transaction = self._read_client(header, transaction)
+        except FoldedClient:
+            return self._filter.refuse_content(transaction, CONTINUES)
+        except TwoClients:
+            return self._filter.refuse_content(transaction, TWO_CLIENTS)
         return self._filter.process(transaction)
 
     async def handle_REFUSED(

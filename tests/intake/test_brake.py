@@ -1,0 +1,86 @@
+"""Clients that are stopped because the disk of the spool is behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from bridge.intake.brake import brake
+from bridge.mail import spool_file
+from bridge.mail.message import Message, Spool
+from bridge.testing import eventually
+from tests.mail.test_spool_file import HangingDisk
+
+KiB = 1024
+CLIENTS = 40
+CONTENT = 512 * KiB  # of each
+
+
+class SlowDisk(HangingDisk):
+    """Once it is told to, it writes slowly."""
+
+    def write(self, descriptor: int, chunk: bytes) -> None:
+        super().write(descriptor, chunk)
+        time.sleep(0.005)  # the part of a slow disk
+
+
+class Receiver(asyncio.Protocol):
+    """Puts what it receives into a mail."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.message = Message(spool)
+        self.error: OSError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.message.write(b"x" * 11)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.message.write(data)
+        except OSError as exc:
+            self.error = exc
+            self.transport.abort()
+        brake(self.message, self.transport)
+
+
+async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them sent a block at the same moment, for which there was no room, though the disk worked."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 4096 * KiB)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk = SlowDisk()
+    spool = Spool(1 << 28, memory_per_mail=10, directory=str(tmp_path), disk=disk)
+    loop = asyncio.get_running_loop()
+    first, receivers = Message(spool), [Receiver(spool) for _ in range(CLIENTS)]
+    with ExitStack() as stack:
+        stack.callback(disk.goes_on.set)
+        for _ in range(9):
+            first.write(b"x" * 256 * KiB)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CONTENT)
+        clients = []
+        for receiver in receivers:
+            client = stack.enter_context(socket.create_connection(listening.getsockname()))
+            accepted, _ = listening.accept()
+            await loop.connect_accepted_socket(lambda receiver=receiver: receiver, accepted)
+            brake(receiver.message, receiver.transport)
+            client.setblocking(False)
+            clients.append(asyncio.create_task(loop.sock_sendall(client, b"x" * CONTENT)))
+        assert disk.is_behind()
+        disk.goes_on.set()
+        whole = 11 + CONTENT
+        await eventually(lambda: all(each.error or each.message.size == whole for each in receivers), "all content")
+        assert [each.error for each in receivers if each.error] == []
+        await asyncio.gather(*clients)
+        for receiver in receivers:
+            receiver.transport.abort()
+            receiver.message.close()
+        first.close()
