@@ -229,6 +229,9 @@ IN_PDF = {
     "for Unix": embedded(FLATE, zlib.compress(EICAR), reference=b"null/Unix 3 0 R"),
     "called an object stream": embedded(TYPE + FLATE + b"/X/ObjStm", zlib.compress(EICAR)),
     "the word in its description": embedded(TYPE + b"/X/stream" + FLATE, zlib.compress(EICAR)),
+    "the word before it in the same line": embedded(
+        TYPE + b"/X(stream)/Filter[/ASCIIHexDecode/FlateDecode]", zlib.compress(EICAR).hex().encode()
+    ),
     "no line end": embedded(TYPE + FLATE, without_line_end(EICAR)).replace(b"stream\nx", b"stream x"),
 }
 
@@ -240,6 +243,13 @@ def test_a_file_in_a_pdf_was_left_out(kind: str) -> None:
         (found,) = opened.attachments.values()
         assert EICAR in found.get_file().read_bytes()
     assert "malware:eicar" in tags(IN_PDF[kind], "a.pdf")
+
+
+@pytest.mark.parametrize("unit", [b"1111111111 1#31>>stream\n", b"#41#41#41>>stream\n"])
+def test_words_that_only_seem_to_begin_a_stream_take_little_time(unit: bytes) -> None:
+    """A kilobyte before each of them was read again, and charged as if it were read once."""
+    content = b"%PDF-1.7\n1 0 obj<<>>stream\n" + unit * (2_400_000 // len(unit))
+    assert fair_cpu_s(lambda: tags(content, "a.pdf")) < 8
 
 
 @pytest.mark.parametrize("data", [deflated(EICAR), b"\x78\x9d" + deflated(EICAR), b"\n" + zlib.compress(EICAR)])
