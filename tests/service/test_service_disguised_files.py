@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from bridge.service.analysis.content import archives
+from bridge.service.analysis.content.buried_archives import has_buried
 from tests.processor_time import fair_cpu_s
 from tests.service.container_kit import deflated, tarred
 from tests.service.service_kit import EICAR, zipped
@@ -144,8 +145,48 @@ def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
     assert "mime:unopened-archive" in tags(content * 10, "a.bin")
 
 
-def test_thousands_of_decoys_take_little_time() -> None:
-    assert fair_cpu_s(lambda: tags(b"-" + b"\x1f\x8b\x08\0" * 300_000, "a.bin")) < 5
+GZIP = b"\x1f\x8b\x08"
+
+
+@pytest.mark.parametrize("decoy", [GZIP + bytes(6) + b"\3", GZIP + b"\0"])
+def test_thousands_of_decoys_take_little_time(decoy: bytes) -> None:
+    assert fair_cpu_s(lambda: tags(b"-" + decoy * (1_200_000 // len(decoy)), "a.bin")) < 5
+
+
+@pytest.mark.parametrize("mark", [b"ustar", GZIP + b"\xff", GZIP + b"\0"])
+def test_marks_that_begin_no_archive_took_time_that_nothing_paid_for(mark: bytes) -> None:
+    """A small zip file with 256 MB of them occupied an inspection process for 40 seconds."""
+    content = b"-" + mark * (8_000_000 // len(mark))
+    assert fair_cpu_s(lambda: has_buried(content)) < 0.1
+    assert "limit:archive-work" in tags(content, "a.bin")
+    assert tags(b"-" + mark * 900, "a.bin") == set()
+
+
+def test_random_bytes_that_look_like_gzip_had_a_deceptive_name() -> None:
+    """One large PDF in 250 has such bytes; what follows them was called the name of a file."""
+    numbers = random.Random(1)
+    for _ in range(200):
+        header = GZIP + b"\x08" + numbers.randbytes(4) + b"\0\3"
+        content = b"%PDF-1.7\n" + numbers.randbytes(50) + header + numbers.randbytes(2000)
+        assert tags(content, "a.pdf") == set(), content
+
+
+@pytest.mark.parametrize("name", [b"evil.js", b"\1evil.js\2"])
+def test_the_name_of_a_buried_file_counts_if_it_is_cut_off(name: bytes) -> None:
+    """7-Zip writes what there is, under this name."""
+    content = b"junk" + GZIP + b"\x08" + bytes(5) + b"\3" + name + b"\0" + deflated(SCRIPT * 100)[:-3]
+    found = tags(content, "a.bin")
+    assert "mime:executable" in found
+    assert "mime:deceptive-name" not in found
+
+
+@pytest.mark.parametrize("level", range(9))
+def test_only_gzip_that_7zip_opens_is_searched_for(level: int, tmp_path: Path) -> None:
+    """The byte for the level makes accidents rarer."""
+    packed = gzip.compress(EICAR)
+    content = b"junk" + packed[:8] + bytes([level]) + packed[9:]
+    assert ("malware:eicar" in tags(content, "a.bin")) == (level in (0, 2, 4))
+    assert bool(listed_by_7zip(content, "a.bin", tmp_path)) == (level in (0, 2, 4))
 
 
 def test_an_archive_that_is_none_by_its_name_alone_had_no_tag() -> None:
