@@ -14,12 +14,13 @@ import random
 import shutil
 import struct
 import subprocess
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 
-from bridge.service.analysis.content import archives
+from bridge.service.analysis.content import archives, office_xml
 from bridge.service.analysis.content.buried_archives import has_buried
 from tests.processor_time import fair_cpu_s
 from tests.service.container_kit import deflated, tarred
@@ -254,6 +255,48 @@ def test_a_file_in_a_document_that_is_one_xml_file_was_not_found(kind: str) -> N
 def test_a_file_that_an_entity_completes_is_not_called_read() -> None:
     content = flat(b"&x;" + PACKED[40:], b'<!DOCTYPE a [<!ENTITY x "%b">]>' % PACKED[:40])
     assert "document:not-read" in tags(content, "a.fodt")
+
+
+GROWING = {
+    "an entity": (b'<!ENTITY e "%b">' % (b"x" * 10_000), b'<Relationship Target="&e;"/>'),
+    "nested entities": (
+        b'<!ENTITY d "%b"><!ENTITY e "%b">' % (b"x" * 1000, b"&d;" * 10), b'<Relationship Target="&e;"/>'
+    ),
+    "a default": (b'<!ATTLIST Relationship Target CDATA "%b">' % (b"x" * 10_000), b"<Relationship/>"),
+    "many defaults": (b"".join(b'<!ATTLIST a b%d CDATA "">' % at for at in range(1000)), b"<a/><Relationship/>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_a_document_declares_made_it_a_hundred_times_as_large(kind: str) -> None:
+    """A .docx file of 15 kB took more than a gigabyte of memory."""
+    declared, used = GROWING[kind]
+    content = b"<!DOCTYPE a [%b]><a>%b</a>" % (declared, used * 5_000)
+    tracemalloc.start()
+    try:
+        found = office_xml.read(content)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert found.has_entities
+    packed = zipped(("[Content_Types].xml", b"<Types/>"), ("word/_rels/document.xml.rels", content))
+    assert "document:not-read" in tags(packed, "a.docx")
+
+
+def test_a_document_with_a_few_entities_and_defaults_is_read() -> None:
+    """As drawing programs write them."""
+    declared = b"".join(b'<!ENTITY ns%d "http://ns.example.org/drawing/%d/">' % (at, at) for at in range(20))
+    default = b'<!ATTLIST a version CDATA "1.1" xmlns:x CDATA "http://ns.example.org/x">'
+    target = b'<Relationship TargetMode="External" Target="http://evil.example.net/"/>'
+    content = b'<!DOCTYPE a [%b%b]><a xmlns="&ns1;" xmlns:b="&ns2;">%b%b</a>' % (
+        declared,
+        default,
+        b"<p/>" * 9000,
+        target,
+    )
+    found = office_xml.read(content)
+    assert [relation.target for relation in found.relations] == ["http://evil.example.net/"]
+    assert not found.has_entities
 
 
 def without_line_end(content: bytes) -> bytes:
