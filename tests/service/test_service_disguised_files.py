@@ -423,11 +423,49 @@ def test_a_file_that_a_script_contains_was_not_found(kind: str) -> None:
         b'navigator.share({files:[new File([a], "x.js")]})',
         b'location="data:application/octet-stream;base64,"+btoa(a)',
         b"location=`data:application/octet-stream;base64,${btoa(a)}`",
+        b'location="data:".concat(t, ";base64,", a)',
+        b'location=["data:", t, ";base64,", a].join("")',
     ],
 )
 def test_a_script_that_saves_what_it_decrypts_had_no_tag(script: bytes) -> None:
     assert "attachment:builds-file" in tags(page(script), "a.html")
     assert "attachment:builds-file" not in tags(page(b'i.src="data:image/png;base64,"+a'), "a.html")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b'console.log("data:", x)',
+        b'console.log("data:", x[0].join(","))',
+        b'console.log("userdata:", x)',
+        b'console.log("metadata:"+x)',
+        b'a={data:".5"}',
+        b"i.src=`data:image/png;base64,${img}`",
+    ],
+)
+def test_a_script_with_the_word_data_was_said_to_build_a_file(script: bytes) -> None:
+    assert tags(page(script), "a.html") == set()
+
+
+CODE = rb"""
+var rtrim = /^[\s\uFEFF\xA0]+|([^\s\uFEFF\xA0])[\s\uFEFF\xA0]+$/g, space = "[\x20\t\r\n\f]",
+  escape = new RegExp("\\[\da-fA-F]{1,6}" + space + "?|\\([^\r\n\f])", "g"),
+  attributes = "\\[" + space + "*(" + name + ")(?:" + space + "*([*^$|!~]?=)" + space + '*(?:"((?:\\.|[^\\])*)"';
+jQuery.fn.ready = function (fn) { return /\.\/\[\]\(\)\{\}\?/.test(document.readyState) ? fn(document.body) : this; };
+var rows = '{"text": "\u003cdiv\u003e\u003ca href=\u0022/1\u0022\u003e1\u003c/a\u003e\u003c/div\u003e"}';
+"""
+
+
+def test_expressions_and_json_in_a_script_were_said_to_build_a_page() -> None:
+    """As in jQuery, which many reports contain."""
+    assert tags(page(CODE), "a.html") == set()
+
+
+@pytest.mark.parametrize("form", [b"\\x%02x", b"\\u%04x", b"\\%o"])
+@pytest.mark.parametrize("plain", [b"", b"some text that is not hidden at all, " * 9])
+def test_a_page_in_escapes_is_still_said_to_be_built(form: bytes, plain: bytes) -> None:
+    hidden = b"".join(form % byte for byte in b"<html><body>Your account</body></html>")
+    assert "attachment:builds-page" in tags(page(b'document.write("%b%b")' % (hidden, plain)), "a.html")
 
 
 @pytest.mark.parametrize(
