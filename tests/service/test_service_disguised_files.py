@@ -1,6 +1,6 @@
 """Files that common programs open, and that looked like nothing in particular.
 
-Where the program is installed, it opens the file first, so that no case claims what no program does.
+The program opens the file as well, so that no case claims what no program does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gzip
 import io
 import lzma
 import random
-import shutil
 import struct
 import subprocess
 import tracemalloc
@@ -23,6 +22,7 @@ import pytest
 from bridge.service.analysis.content import archives, office_xml
 from bridge.service.analysis.content.buried_archives import has_buried
 from tests.processor_time import fair_cpu_s
+from tests.requirements import library, need
 from tests.service.container_kit import deflated, tarred
 from tests.service.service_kit import EICAR, zipped
 from tests.service.test_service_documents import ole, rar5, tags
@@ -34,8 +34,8 @@ SCRIPT = b"WScript.Echo(1)"
 
 
 def listed_by_7zip(content: bytes, name: str, directory: Path) -> str:
-    if shutil.which("7z") is None:
-        pytest.skip("7z is not installed")
+    """Called after our own result is known, which must not depend on it."""
+    need("7z")
     (directory / name).write_bytes(content)
     command = ["7z", "l", "-ba", name]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False).stdout
@@ -92,10 +92,10 @@ BEFORE = {
 @pytest.mark.parametrize("kind", BEFORE)
 def test_the_beginning_of_another_container_hid_an_archive(kind: str, tmp_path: Path) -> None:
     """7-Zip searches for an archive behind whatever it cannot open; only the name `.rar` made us do the same."""
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
+    library("libarchive", "archives")
     content = BEFORE[kind] + rar5("evil.js", SCRIPT)
-    assert "evil.js" in listed_by_7zip(content, "a", tmp_path)
     assert "mime:executable" in tags(content, "a")
+    assert "evil.js" in listed_by_7zip(content, "a", tmp_path)
 
 
 FILLED = EICAR + b" " * 40  # compressed, it cannot be seen
@@ -121,23 +121,23 @@ PRECEDING = {"text": b"junk", "photograph": b"\xff\xd8\xff\xe0" + bytes(1000), "
 def test_a_few_bytes_before_it_hid_a_compressed_file(kind: str, name: str, before: str, tmp_path: Path) -> None:
     """7-Zip finds it in the first 8 MiB of any file; we found only RAR, 7z, cab and zip there."""
     content = PRECEDING[before] + BURIED[kind]
-    assert listed_by_7zip(content, name, tmp_path)
     assert "malware:eicar" in tags(content, name)
+    assert listed_by_7zip(content, name, tmp_path)
 
 
 def test_an_empty_archive_hid_another_one(tmp_path: Path) -> None:
     """A zip file with an entry that has no content: 7-Zip does not take it for one."""
     content = b"PK\3\4" + tarred(("e.txt.gz", b"0", gzip.compress(EICAR))) + b"PK\1\2" + bytes(42)
-    assert "e.txt.gz" in listed_by_7zip(content, "a", tmp_path)
     assert "malware:eicar" in tags(content, "a")
+    assert "e.txt.gz" in listed_by_7zip(content, "a", tmp_path)
 
 
 def test_four_mebibytes_before_it_hid_an_archive() -> None:
     """7-Zip searches in eight."""
-    pytest.importorskip("libarchive", reason="the extra `archives` is not installed")
     before = random.Random(1).randbytes(6 * 1024 * 1024)
-    assert "mime:executable" in tags(before + rar5("evil.js", SCRIPT), "a.bin")
     assert "malware:eicar" in tags(before + gzip.compress(EICAR), "a.bin")
+    library("libarchive", "archives")
+    assert "mime:executable" in tags(before + rar5("evil.js", SCRIPT), "a.bin")
 
 
 def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
@@ -322,11 +322,11 @@ IN_PDF = {
 
 @pytest.mark.parametrize("kind", IN_PDF)
 def test_a_file_in_a_pdf_was_left_out(kind: str) -> None:
-    pikepdf = pytest.importorskip("pikepdf", reason="reads the file like a viewer")
+    assert "malware:eicar" in tags(IN_PDF[kind], "a.pdf")
+    pikepdf = library("pikepdf", "documents")  # reads the file like a viewer
     with pikepdf.open(io.BytesIO(IN_PDF[kind])) as opened:
         (found,) = opened.attachments.values()
         assert EICAR in found.get_file().read_bytes()
-    assert "malware:eicar" in tags(IN_PDF[kind], "a.pdf")
 
 
 @pytest.mark.parametrize("unit", [b"1111111111 1#31>>stream\n", b"#41#41#41>>stream\n"])
