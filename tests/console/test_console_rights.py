@@ -14,6 +14,7 @@ from bridge.console.sessions import SessionLimits, Sessions
 from bridge.testing import free_port
 from tests.console.console_kit import TENANT_A, TENANT_B, TENANTS, ConsoleProcess, console_process
 from tests.daemon.process_kit import write_config
+from tests.requirements import library
 
 ISSUER = "https://login.example.org"
 ROLES: list[dict[str, Any]] = [
@@ -34,8 +35,8 @@ def answer(console: ConsoleProcess, role: Role, tenants: Tenants, issuer: str) -
 @pytest.mark.parametrize("is_on", [True, False])
 def test_people_kept_rights_that_the_configuration_no_longer_gives(tmp_path: Path, is_on: bool) -> None:
     """A group with a lower role, fewer tenants, another provider, or none: sessions had the old rights for hours."""
-    for library in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
-        pytest.importorskip(library)
+    for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
+        library(name, "console")
     port = free_port()
     section: dict[str, Any] = {"address": f"127.0.0.1:{port}"}
     section |= {"oidc": {"issuer": ISSUER, "client_id": "x", "roles": ROLES}} if is_on else {}

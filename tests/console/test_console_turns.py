@@ -23,14 +23,15 @@ from bridge.console.roles import Person, Role
 from bridge.console.route import Route
 from bridge.testing import eventually
 from tests.console.test_console_patience import configuration
+from tests.requirements import library
 
 MANY = 60  # more than there are threads
 
 
 @pytest.fixture
 async def console(tmp_path: Path) -> AsyncIterator[Console]:
-    for library in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
-        pytest.importorskip(library)
+    for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
+        library(name, "console")
     sources = wiring.sources(configuration(tmp_path), tmp_path / "bridge.yml")
     with closing(sources.store), closing(sources.history):
         yield create_console(sources)

@@ -6,6 +6,7 @@ begin is tried, and most are none: what cannot be read there is no damage. Raise
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -17,12 +18,32 @@ from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budg
 WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
 _MAX_FOUND = 20  # archives; programs open the first one
 _PLACE_WORK = 4096
+_MARK_WORK = 256  # for each mark, whatever stands around it
+_FEW = 100  # marks that are looked at without a budget
 _NO_FLAGS = 0xE0  # of gzip: these are reserved
+_LEVELS = (0, 2, 4)  # of gzip: 7-Zip opens no other
+_NOT_PLAIN = re.compile("[^ -~]")
 
 _Opener = Callable[[bytes, Collection[str], Budget], Iterator[Member]]
+
+
+def _gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """If it is damaged, its own name may be random bytes, which would seem to deceive: its plain characters count."""
+    found: list[Member] = []
+    try:
+        found.extend(gzip_members(content, names, budget))
+    except BadArchive:
+        found = [replace(member, names=tuple(map(_plain, member.names))) for member in found]
+    yield from found
+
+
+def _plain(name: str) -> str:
+    return _NOT_PLAIN.sub("", name)
+
+
 # The mark of each, where it stands in the archive, and who opens it.
 _KINDS: tuple[tuple[bytes, int, _Opener], ...] = (
-    (b"\x1f\x8b\x08", 0, gzip_members),
+    (b"\x1f\x8b\x08", 0, _gzip_members),
     (b"1AY&SY", 4, bzip2_members),
     (b"\xfd7zXZ\0", 0, xz_members),
     (b"ustar", 257, tar_members),
@@ -30,12 +51,13 @@ _KINDS: tuple[tuple[bytes, int, _Opener], ...] = (
 
 
 def has_buried(content: bytes) -> bool:
-    """Whether one may begin after the first byte."""
-    return next(_places(content), None) is not None
+    """Whether one may begin after the first byte; or there are too many marks to look at all of them unpaid."""
+    marks = _marks(content)
+    return any(_is_likely(content, *mark) for mark in islice(marks, _FEW)) or next(marks, None) is not None
 
 
 def buried_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    places = _places(content)
+    places = _places(content, budget)
     for at, opener in islice(places, _MAX_FOUND):
         budget.take_work(_PLACE_WORK)
         try:
@@ -48,19 +70,25 @@ def buried_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, tags=(UNOPENED,))
 
 
-def _places(content: bytes) -> Iterator[tuple[int, _Opener]]:
+def _places(content: bytes, budget: Budget) -> Iterator[tuple[int, _Opener]]:
+    for at, opener in _marks(content):
+        budget.take_work(_MARK_WORK)
+        if _is_likely(content, at, opener):
+            yield at, opener
+
+
+def _marks(content: bytes) -> Iterator[tuple[int, _Opener]]:
     for mark, offset, opener in _KINDS:
-        found = content.find(mark, 1, WITHIN)
+        found = content.find(mark, 1 + offset, WITHIN)
         while found >= 0:
-            if found > offset and _is_likely(content, found - offset, opener):
-                yield found - offset, opener
+            yield found - offset, opener
             found = content.find(mark, found + 1, WITHIN)
 
 
 def _is_likely(content: bytes, at: int, opener: _Opener) -> bool:
     """The marks of gzip and tar are short, and may be an accident."""
-    if opener is gzip_members:
-        return at + 3 < len(content) and not content[at + 3] & _NO_FLAGS
+    if opener is _gzip_members:
+        return at + 9 < len(content) and not content[at + 3] & _NO_FLAGS and content[at + 8] in _LEVELS
     if opener is bzip2_members:
         return content.startswith(b"BZh", at)
     return opener is not tar_members or is_header(content, at)

@@ -2,8 +2,9 @@
 
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
 find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
-Entities that a document declares are not expanded: Office refuses them, and where LibreOffice does not, the document
-says that something was not read. Linear; nothing here raises.
+Entities that a document declares are expanded only in attributes: Office refuses them, and where LibreOffice does not,
+the document says that something was not read. It is also not read on if its declarations could make it several times
+as large. Linear; nothing here raises.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk
 _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
+_GROWTH, _FREE = 4, 1024 * 1024  # what declarations may add: so many times the size of the document, and these bytes
+_ATTRIBUTE = 20  # bytes, at least, that an attribute takes
 
 
 class Relation(NamedTuple):
@@ -44,7 +47,7 @@ class Facts:
     defined: str = ""  # the names of cells, in lower case, each on its own line
     data: list[str] = field(default_factory=list)  # files, in Base64
     dde_links: list[tuple[str, str]] = field(default_factory=list)  # service and topic
-    has_entities: bool = False  # in a field or a file, of which a part is then missing
+    has_entities: bool = False  # in a field or a file, of which a part is then missing; or they are too large
 
 
 def is_likely(content: bytes) -> bool:
@@ -64,6 +67,10 @@ def read(content: bytes) -> Facts:
     return reader.facts
 
 
+class _TooLarge(Exception):
+    """What the document declares."""
+
+
 class _Reader:
     def __init__(self) -> None:
         self.facts = Facts()
@@ -78,12 +85,18 @@ class _Reader:
         parser.StartElementHandler = self._begin
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._add
-        parser.DefaultHandler = self._refer  # which also means that no entity is expanded
+        parser.DefaultHandler = self._refer  # which also means that no entity is expanded in text
+        declarations = _Declarations(content)
+        parser.EntityDeclHandler = declarations.entity
+        parser.AttlistDeclHandler = declarations.attribute
         start = max(0, content[:_START].find(b"<"))
         try:
             for at in range(start, len(content), _BLOCK):
                 parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
         except (expat.ExpatError, ValueError, LookupError):
+            return False
+        except _TooLarge:
+            self.facts.has_entities = True
             return False
         return True
 
@@ -120,3 +133,29 @@ class _Reader:
         else:
             self.facts.data.append("".join(self._text))
         self._text = None
+
+
+class _Declarations:
+    """How large a document can become: expat itself allows a hundred times its size."""
+
+    def __init__(self, content: bytes) -> None:
+        self._references, self._elements = content.count(b"&"), content.count(b"<")
+        self._may_add = _GROWTH * len(content) + _FREE
+        self._entity = 0  # the size of the largest one
+        self._attributes = 0  # what each element gets
+
+    def entity(self, _name: str, is_parameter: bool, value: str | None, *_others: str | None) -> None:
+        if is_parameter or value is None:  # expat reads neither
+            return
+        self._entity = max(self._entity, len(value))
+        self._check(is_nested="&" in value)
+
+    def attribute(self, _element: str, name: str, _type: str, value: str | None, _required: bool) -> None:
+        if value is not None:
+            self._attributes += len(name) + len(value) + _ATTRIBUTE
+            self._check()
+
+    def _check(self, *, is_nested: bool = False) -> None:
+        added = self._entity * self._references + self._attributes * self._elements
+        if is_nested or added > self._may_add:
+            raise _TooLarge

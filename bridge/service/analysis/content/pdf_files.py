@@ -35,6 +35,7 @@ ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning
 _STREAM_WORK = 4096  # for an object stream, however short
 _FOUND_WORK = 500  # for each stream and each string, however short
+_READ_AGAIN = 20  # work for each byte before a word `stream` within another stream
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 
@@ -93,8 +94,10 @@ class _Document:
         self._content = content
         self._budget = budget
         self._streams: list[Stream] = []
+        end = 0
         for stream in streams(content):
-            budget.take_work(_FOUND_WORK + len(stream.about))
+            budget.take_work(_FOUND_WORK + (_READ_AGAIN if stream.early <= end else 1) * len(stream.about))
+            end = stream.end
             self._streams.append(stream)
         text = outside(content, self._streams)
         self._decoder = Decoder(content, text, budget)

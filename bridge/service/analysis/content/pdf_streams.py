@@ -19,7 +19,8 @@ from bridge.service.analysis.content.unpacking import Budget
 SPACE = rb"[\s\0]{0,99}"
 REFERENCE = rb"(\d{1,10})[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R"
 _COMMENT = re.compile(rb"%[^\r\n]*")
-_KEYWORD = re.compile(rb"stream[ \t\0]{0,99}((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?)")  # not all viewers need a line end
+# Not all viewers need a line end. What precedes it is only looked at: the word may occur in it once more.
+_KEYWORD = re.compile(rb"stream[ \t\0]{0,99}(?=((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?))")
 _OBJECT = re.compile(rb"(\d{1,10})[\s\0]{1,20}\d{1,5}" + SPACE + rb"obj")
 _DESCRIBED = 1024  # bytes before the word in which such a description begins
 _NEAR = 200  # bytes before the word in which a description ends
@@ -56,7 +57,7 @@ def streams(content: bytes) -> Iterator[Stream]:
     """Each word `stream` after a description; within another stream only directly after one."""
     end, about_start, outer_start = 0, 0, 0
     for match in _KEYWORD.finditer(content):
-        at, start = match.span()
+        at, start = match.start(), match.end(1)
         if content[at - 1 : at].isalnum() or (at < end and b">>" not in content[max(0, at - _NEAR) : at]):
             continue
         if at < end:  # or the other one is none: its word stands in the description of this one
@@ -66,7 +67,7 @@ def streams(content: bytes) -> Iterator[Stream]:
             outer_start = about_start
             end = content.find(b"endstream", start)
             end = end if end >= 0 else len(content)
-        about_start = start if content.find(b"stream", start, end) >= 0 else end
+        about_start = start if content.find(b"stream", match.end(), end) >= 0 else end
         numbers = _OBJECT.findall(about)[-3:] + _OBJECT.findall(without_comments(about))[-3:]
         yield Stream(frozenset(numbers), start, end, about, match.start(1))
 

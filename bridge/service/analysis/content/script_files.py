@@ -58,7 +58,15 @@ _PAGE_START = re.compile(
     re.IGNORECASE,
 )
 _SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker", "readasdataurl", "new file(")
-_ASSEMBLED = re.compile(r"data:(?!image/|font/|text/css)[^\"'`\s]{0,100}[\"'`]\s{0,9}[+,.]|data:[^\"'`\s]{0,100}\$\{")
+# A `data:` address that is continued: `"data:a/b;base64,"+x`, `.concat(x)`, `["data:", x].join("")` or `${x}`.
+_ASSEMBLED = re.compile(
+    r"data:(?<![\w-]data:)(?!image/|font/|text/css)(?:(?:[a-z]{1,20}/[^\"'`\s]{0,100})?[\"'`]\s{0,9}"
+    r"(?:\+|\.concat|,[^\[\]()]{1,200}\]\s{0,9}\.join)|[^\"'`\s]{0,100}\$\{)"
+)
+# Names in a page. Scripts and JSON in ordinary pages escape the `<` before them, but never their letters.
+_PAGE_WORD = re.compile(
+    r"doctype|html|head|body|form|script|iframe|meta|input|svg|div|href|atob|unescape|document|blob", re.IGNORECASE
+)
 _SCRIPTS = (
     b"<script",
     b"javascript:",
@@ -101,8 +109,8 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         links |= dict.fromkeys(_addresses(reading, "" if reading is text else lower))
         if is_reversed:
             links |= dict.fromkeys(_addresses(reading[::-1], lower[::-1]))
-    literals = (literal for reading in texts for literal in _literals(reading, is_reversed))
-    for literal in literals:
+    literals = (found for reading in texts for found in _literals(reading, is_reversed))
+    for literal, is_hidden in literals:
         budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
         if literal[:5].lower() == b"http:" or literal[:6].lower() == b"https:":
             links[literal.decode("latin-1")] = None
@@ -111,7 +119,7 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         done.add(literal)
         budget.take(len(literal))
         is_page = _PAGE_START.search(literal[:4096]) is not None
-        if is_page and not _is_picture(literal):
+        if is_page and is_hidden and not _is_picture(literal):
             tags.add(BUILDS_PAGE)
         yield Member((PAGE_NAME,) if is_page else names or ("",), literal, is_disputed=True)
     yield Member((), None, tags=tuple(tags), links=tuple(links))
@@ -133,8 +141,18 @@ def _tags(lower: str) -> Iterator[str]:
         yield CREDENTIAL_FORM
 
 
-def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
-    """The bytes that long literals stand for, in one way or another."""
+def _literals(text: str, is_reversed: bool) -> Iterator[tuple[bytes, bool]]:
+    """The bytes that long literals stand for, in one way or another, and whether that hides words of a page."""
+    for literal in _encoded(text, is_reversed):
+        yield literal, True
+    for match in _QUOTED.finditer(text) if text.count("\\") >= _MIN_ESCAPES else ():
+        if match[1].count("\\") >= _MIN_ESCAPES:  # what is between two quotes may also be code
+            replaced = escapes_replaced(match[1])
+            is_hidden = len(_PAGE_WORD.findall(replaced)) > len(_PAGE_WORD.findall(match[1]))
+            yield replaced.encode("latin-1", "replace"), is_hidden
+
+
+def _encoded(text: str, is_reversed: bool) -> Iterator[bytes]:
     in_base64 = [literal for pattern in _BASE64 for literal in pattern.findall(text)]
     for literal in in_base64:
         yield _from_base64(literal)
@@ -149,9 +167,6 @@ def _literals(text: str, is_reversed: bool) -> Iterator[bytes]:
         yield from _from_numbers(match[1])
     for match in _PERCENT.finditer(text) if _PERCENT_CODE.search(text) else ():
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
-    for match in _QUOTED.finditer(text) if text.count("\\") >= _MIN_ESCAPES else ():
-        if match[1].count("\\") >= _MIN_ESCAPES:
-            yield escapes_replaced(match[1]).encode("latin-1", "replace")
 
 
 def _from_numbers(text: str) -> Iterator[bytes]:
