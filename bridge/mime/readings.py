@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from bridge.mime import base64_text, encodings
+from bridge.mime import base64_text, encodings, line_ends
 from bridge.mime.ambiguity import CONTENT_FIELD
 from bridge.mime.structure import TooMuch
 
@@ -88,6 +88,10 @@ class Budget:
         if self._left < 0:
             raise TooMuch(limit)
 
+    def take_object(self, content: bytes) -> None:
+        """Look at content that some program finds."""
+        self.take(_OBJECT + 2 * _BYTE * len(content))
+
     def take_text(self, text: bytes) -> None:
         """Decode a text, or look for files in it."""
         begins = text.lower().count(b"begin")
@@ -127,9 +131,9 @@ def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) 
     """
     seen: set[bytes] = set()
     for content, is_decoded in _all_objects(data, budget, quoted):
-        budget.take(_OBJECT + 2 * _BYTE * len(content))
-        if content and content not in seen:
-            seen.add(content)
+        budget.take_object(content)
+        if content and (key := line_ends.digest(content)) not in seen:
+            seen.add(key)
             yield content, is_decoded
 
 
@@ -146,7 +150,7 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
     seen: set[bytes] = {b""}
     found = (encodings.embedded(text), _decoded_by(encodings.readings, runs, budget))
     for content in chain(*found, _decoded_by(base64_text.line_readings, pieces, budget)):
-        budget.take(_OBJECT + 2 * _BYTE * len(content))
+        budget.take_object(content)
         if content not in seen:
             seen.add(content)
             yield content
@@ -177,8 +181,19 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             if is_usual and raw not in done and not (number and core in cores):
                 done.add(raw)
                 cores.add(core)
+                is_text = _is_text(text[region.head : region.body].lower())
                 for content in _decoded(text, region, raw, unbroken, budget):
                     yield content, True
+                    if is_text and line_ends.matter(content):
+                        for form in line_ends.in_decoded(content):
+                            yield form, True
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether the fields before the content, in lower case, say that it is an encoded text."""
+    head = head.rstrip()
+    fields = head[max(head.rfind(b"\n\n"), head.rfind(b"\n\r\n")) + 1 :]
+    return _ENCODED in fields and (b"content-type" not in fields or b"text/" in fields)
 
 
 def texts(data: bytes) -> list[bytes]:
@@ -197,6 +212,7 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
     The second value is false for unusual readings of quoted-printable, in which no Base64 is expected.
     """
     seen: set[bytes] = set()
+    has_files = False
     lower = data.lower()
     has_quoted = any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(lower) is not None
     budget.take(_LINE * data.count(b"\r") // 2)
@@ -206,10 +222,25 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
             budget.take_text(text)
             unquoted = quoted if quoted is not None and text is data else encodings.quoted_readings(text)
         for number, decoded in enumerate((text, *unquoted)):
+            if text is data and number < 2:
+                has_files = has_files or line_ends.matter_in_mail(data, decoded if number else None)
             for reading in texts(decoded) if number == 1 else [decoded]:  # decoding may reveal line ends
-                if reading not in seen:
-                    seen.add(reading)
+                if (key := line_ends.digest(reading)) not in seen:
+                    seen.add(key)
                     yield b"\n" + reading, number < 2
+    for reading in _with_other_line_ends(data, has_quoted, budget) if has_files else ():
+        if (key := line_ends.digest(reading)) not in seen:
+            seen.add(key)
+            yield b"\n" + reading, False
+
+
+def _with_other_line_ends(data: bytes, has_quoted: bool, budget: Budget) -> Iterator[bytes]:
+    for text in texts(data):
+        budget.take_text(text)
+        yield from line_ends.with_each(text)
+        if has_quoted:
+            budget.take_text(text)
+            yield from line_ends.in_quoted(text)
 
 
 def _decoded(

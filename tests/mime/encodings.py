@@ -129,6 +129,11 @@ def base64_behind_link(content: bytes, dice: Random) -> list[bytes]:
     return [*(line + b"=" for line in lines_of(link, 75)), b"", b"Hello.", b"", *encoder(content, dice)]
 
 
+def base64_added_cr(content: bytes, dice: Random) -> list[bytes]:
+    """Some programs remove CR from a decoded text."""
+    return base64_plain(content.replace(b"\n", b"\r\n"), dice)
+
+
 # --- quoted-printable ----------------------------------------------------------------------------
 
 
@@ -168,6 +173,24 @@ def qp_broken_escape(content: bytes, dice: Random) -> list[bytes]:
     at = dice.randrange(len(lines))
     lines[at] += dice.choice((b"=", b"==", b"=X", b"=4", b"= =", b"=\0"))
     return lines
+
+
+def qp_hard_breaks(content: bytes, dice: Random) -> list[bytes]:
+    """The line breaks of the content are line breaks of the mail, which some programs change."""
+    end = dice.choice((b"\n", b"\n", b"\r\n"))
+    return [line for piece in content.split(end) for line in qp_all(piece, dice) or [b""]]
+
+
+def qp_hard_breaks_after_spaces(content: bytes, dice: Random) -> list[bytes]:
+    """Programs that follow RFC 2045 remove the spaces."""
+    after = dice.choice((b" ", b"\t", b" \t  "))
+    return [line if line.endswith(b"=") else line + after for line in qp_hard_breaks(content, dice)]
+
+
+def qp_added_cr(content: bytes, dice: Random) -> list[bytes]:
+    """Some programs remove CR, or make one of each line end."""
+    less = content.replace(b"\r\n", b"\n") if dice.random() < 0.5 else content.replace(b"\n", b"\r\n")
+    return qp_all(less, dice)
 
 
 # --- formats older than MIME ---------------------------------------------------------------------
@@ -295,6 +318,11 @@ def identity(content: bytes, _dice: Random) -> list[bytes]:
     return [content]
 
 
+def identity_in_lines(content: bytes, dice: Random) -> list[bytes]:
+    """The line breaks of the content are those of the mail."""
+    return content.split(dice.choice((b"\n", b"\r\n")))
+
+
 # Encoder, and the transfer encoding that a sender would declare.
 ENCODERS: dict[str, tuple[Encoder, bytes]] = {
     "base64": (base64_plain, b"base64"),
@@ -304,7 +332,7 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             *(base64_one_line, base64_odd_lines, base64_mixed_lines, base64_padded_pieces, base64_padding_between),
             *(base64_no_padding, base64_extra_padding, base64_junk, base64_junk_lines, base64_indented),
             *(base64_trailing_space, base64_url_safe, base64_blank_first, base64_text_after, base64_text_before),
-            *(base64_twice, tnef_base64, gzip_base64, layered_base64),
+            *(base64_added_cr, base64_twice, tnef_base64, gzip_base64, layered_base64),
         )
     },
     **{
@@ -316,6 +344,9 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             qp_space_after_break,
             qp_long_lines,
             qp_broken_escape,
+            qp_hard_breaks,
+            qp_hard_breaks_after_spaces,
+            qp_added_cr,
             layered_qp,
             base64_soft_breaks,
             base64_padded_like_breaks,
@@ -331,4 +362,9 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
         for encoder in (uu_text_around, uu_base64, xxencoded, yenc, yenc_no_end, binhex)
     },
     "identity": (identity, b"8bit"),
+    "identity-in-lines": (identity_in_lines, b"8bit"),
 }
+LINE_ENDS_MATTER = (
+    *("qp-hard-breaks", "qp-hard-breaks-after-spaces", "qp-added-cr", "base64-added-cr"),
+    *("identity", "identity-in-lines"),
+)

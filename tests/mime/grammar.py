@@ -16,7 +16,7 @@ from random import Random
 
 from tests.mime.early_ends import LEAF_LINES, LEAVES, STOPS
 from tests.mime.edits import edited
-from tests.mime.encodings import ENCODERS
+from tests.mime.encodings import ENCODERS, LINE_ENDS_MATTER
 from tests.mime.mutations import (
     BODIES,
     BOUNDARIES,
@@ -76,6 +76,21 @@ def singles() -> Iterator[Case]:
         yield build(number, {"payload": payload, slot: choice})
 
 
+def files_in_lines() -> Iterator[Case]:
+    """Files whose line breaks are those of the mail, and others in which a program may change line ends."""
+    for seed in range(4):
+        for encoding in LINE_ENDS_MATTER:
+            for kind in ("octets", "text"):
+                recipe = {"payload": ("zip", "binary")[seed % 2], "encoding": encoding, "part-type": kind}
+                yield build(seed, recipe)
+
+
+def with_line_ends(case: Case) -> list[Case]:
+    """The mail, and the others that it becomes on the way."""
+    forms = [build(case.seed, {**dict(case.recipe), "on-the-way": how}) for how in ON_THE_WAY[1:]]
+    return list({form.mail: form for form in (*forms, case)}.values())
+
+
 def build(seed: int, recipe: dict[str, str]) -> Case:
     mutated = {slot: choice for slot, choice in recipe.items() if choice != SLOTS[slot][0]}
     payload = PAYLOADS[recipe.get("payload", "binary")](Random(f"{seed} payload"))
@@ -112,6 +127,8 @@ LAYOUTS = (
 EOLS = ("crlf", "lf", "cr", "mixed-crlf-lf", "mixed-all", "lfcr", "crcrlf", "head-lf", "body-lf", "head-crlf-body-cr")
 OUTER = ("plain", "no-mime-version", "from-line", "space-first", "blank-first", "no-fields", "junk-first", "lower-case")
 ENDS = ("plain", "truncated", "no-newline", "nul", "ctrl-z", "blank-lines", "dot")
+# What the servers on the way make of the line ends: SMTP has CRLF, a file on Unix has LF.
+ON_THE_WAY = ("unchanged", "crlf", "lf")
 EDITS = ("none", *(str(number) for number in range(60)))
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -136,6 +153,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "outer": OUTER,
     "eol": EOLS,
     "end": ENDS,
+    "on-the-way": ON_THE_WAY,
     "file-name": ("none", *PARAMS),
     "type-name": ("none", *PARAMS),
     "edit": EDITS,
@@ -174,7 +192,15 @@ class Builder:
                 lines = [b"", *lines]
             case "no-fields":
                 lines = [*head, *lines[len(outer) + len(head) :]]
-        return self.edit(self.ended(self.joined(lines, body)))
+        return self.sent(self.edit(self.ended(self.joined(lines, body))))
+
+    def sent(self, mail: bytes) -> bytes:
+        match self.choice("on-the-way"):
+            case "crlf":
+                return mail.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+            case "lf":
+                return mail.replace(b"\r\n", b"\n")
+        return mail
 
     def outer_fields(self) -> Lines:
         fields = [

@@ -1,7 +1,8 @@
 """Whatever another program extracts from a malformed mail, our reader extracts too.
 
-The mails come from `grammar.py`: each mutation alone, and random sets of them with fixed seeds. `make fuzz` runs
-the same comparison with new seeds for as long as it is told to. A reader that is not installed is skipped with the
+The mails come from `grammar.py`: each mutation alone, and random sets of them with fixed seeds; all of them as they
+are written, with CRLF as over SMTP, and with LF as in a file. `make fuzz` runs the same comparison with new seeds for
+as long as it is told to. A reader that is not installed is skipped with the
 reason; `deploy/test-servers.sh` installs all of them.
 """
 
@@ -13,7 +14,7 @@ from functools import cache
 import pytest
 
 from tests.mime.compare import Extent, check, extent, smaller
-from tests.mime.grammar import SLOTS, Case, build, generate, shrink, singles
+from tests.mime.grammar import SLOTS, Case, build, files_in_lines, generate, shrink, singles, with_line_ends
 from tests.mime.reader import Found, Missing, Reader
 from tests.mime.readers import READERS
 from tests.mime.servers import Clamav
@@ -28,7 +29,8 @@ SHOWN = 3  # findings in one failure, each minimised
 
 @cache
 def cases() -> list[Case]:
-    return [*singles(), *(generate(seed) for seed in range(RANDOM_MAILS))]
+    written = [*singles(), *files_in_lines(), *(generate(seed) for seed in range(RANDOM_MAILS))]
+    return [form for case in written for form in with_line_ends(case)]
 
 
 def share(reader: Reader) -> list[Case]:

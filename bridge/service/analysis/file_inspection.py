@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from bridge.mime import ambiguity, encodings, readings, words
+from bridge.mime import ambiguity, encodings, line_ends, readings, words
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
@@ -44,6 +44,9 @@ MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
 
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
+
+# What a damaged file gets, as nearly every file is with other line ends.
+_DAMAGED = frozenset({"document:not-read", "mime:broken-archive", "mime:unopened-archive"})
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
 
@@ -79,6 +82,10 @@ class FileInspector(ABC):
     @abstractmethod
     def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
         """Encoded content in which some programs find parts or files."""
+
+    @abstractmethod
+    def attachment(self, content: bytes, part: Part, nesting: int) -> None:
+        """The decoded content of a part that is a file."""
 
     @abstractmethod
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
@@ -132,6 +139,31 @@ class FileInspector(ABC):
         if self.limits.look_at_mime:
             for kind in documents.kinds_of(content, names, self.limits.formats):
                 self.document(content, kind, names, nesting)
+
+    def other_line_ends(self, raw: bytes, content: bytes, part: Part, nesting: int, *, is_text: bool) -> None:
+        """The same file as programs save it that change its line ends. `content` is what was inspected already."""
+        is_text_type = part.content_type.startswith("text/")
+        if part.encoding == "base64" and not is_text_type:
+            return
+        with self.guesses():
+            for form in line_ends.forms(raw, content, part.encoding, is_text=is_text_type):
+                if not self.limits.archives:
+                    raise NeedsProcess
+                self.reading.take_object(form)
+                self.signatures(form)
+                self.show(form, part.names, part.content_type)
+                if self.limits.look_at_mime and (not is_text or recognition.is_file(form)):
+                    self.attachment(form, part, nesting)
+
+    @contextmanager
+    def guesses(self) -> Iterator[None]:
+        """For files that most programs do not see: damage says nothing about the mail, nor do they to its reader."""
+        tags, material, self.material = set(self.found.tags), self.material, None
+        try:
+            yield
+        finally:
+            self.found.tags -= _DAMAGED - tags
+            self.material = material
 
     def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
         """What a document, a picture or a page links to, runs and contains. It is not a level of archives."""

@@ -302,12 +302,15 @@ class _MailInspector(FileInspector):
         """Without decoding. The search for signatures in the whole mail has covered its bytes."""
         self.text(data, part.body, part.end, part, nesting)
         if self.see:
-            self.show(data[part.body : part.end], part.names, part.content_type)
+            content = data[part.body : part.end]
+            self.show(content, part.names, part.content_type)
+            self.other_line_ends(content, content, part, nesting, is_text=True)
         if self.is_file(part, nesting):
             self.file(data[part.body : part.end], (PAGE_NAME,), nesting)
 
     def decoded(self, data: Buffer, part: Part, nesting: int, *, plain: bool, is_text: bool) -> None:
-        content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
+        raw = data[part.body : part.end]
+        content, agreed = encodings.decode(raw, part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
             self.check_doubts(part)
@@ -322,6 +325,7 @@ class _MailInspector(FileInspector):
                 self.file(content, (PAGE_NAME,), nesting)
         if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
+        self.other_line_ends(raw, content, part, nesting, is_text=is_text)
 
     def is_file(self, part: Part, nesting: int) -> bool:
         """Whether an unnamed page may be offered as a file: for its disposition, or because it is not the first."""
