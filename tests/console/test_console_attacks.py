@@ -32,6 +32,7 @@ from tests.console.console_kit import PASSWORD, TENANT_A, TENANT_B, ConsoleProce
 from tests.console.held_kit import held_ids, hold
 from tests.console.test_console_quarantine import wait_for_jobs
 from tests.daemon.process_kit import write_config
+from tests.requirements import library
 
 HOST = "mail.example.org"
 SECRET = "of a form"
@@ -42,8 +43,8 @@ FEW = 5
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
     """A console behind a reverse proxy, without a daemon."""
-    for library in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
-        pytest.importorskip(library)
+    for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper"):
+        library(name, "console")
     port = free_port()
     section = {"address": f"127.0.0.1:{port}", "public_url": f"https://{HOST}", "form_timeout": f"{FORM_S}s"}
     directory = tmp_path_factory.mktemp("proxied")

@@ -16,6 +16,7 @@ from tests.console.browser_kit import EACH_LOOK, LOOKS, WIDE, overflows, window,
 from tests.console.console_kit import World, world
 from tests.console.held_kit import held_ids, holding
 from tests.lists.lists_kit import Service, running_service
+from tests.requirements import library
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[World]:
-    pytest.importorskip("nh3")
+    library("nh3", "console")
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
         with holding(made.console.directory) as put:

@@ -30,6 +30,7 @@ from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World
 from tests.console.held_kit import hold, send_file
 from tests.console.test_console_quarantine import wait_for_jobs
 from tests.lists.lists_kit import Service, peak_kib, running_service
+from tests.requirements import library
 
 OWN = frozenset({TENANT_A})
 
@@ -51,7 +52,7 @@ class Listed:
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listed]:
-    pytest.importorskip("nh3")
+    library("nh3", "console")
     with running_service(tmp_path_factory.mktemp("service")) as service:
         lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large"}
         lists["allow_list"] = "partners"
@@ -432,7 +433,7 @@ def test_a_part_that_we_did_not_write_names_nothing(part: str) -> None:
 
 def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
     """Of a service that names its lists as it likes: every link and every form of its pages works."""
-    pytest.importorskip("nh3")
+    library("nh3", "console")
     with list_server(ODD_NAMES) as (url, held):
         key = tmp_path / "key"
         key.write_text("secret-key\n")

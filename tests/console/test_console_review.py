@@ -23,6 +23,7 @@ from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
 from tests.console.held_kit import CONTENT, held_ids, hold, holding, run
 from tests.console.test_console_quarantine import audited, ids_on, wait_for_jobs
 from tests.lists.lists_kit import Service, running_service
+from tests.requirements import library
 
 PHISHER = "security@phish.example"
 GROUPED = CONTENT.replace(b"hello", b"grouped")
@@ -45,7 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[World]:
     """Eight mails of one sender, four of one domain and two of another tenant; reports are sent."""
-    pytest.importorskip("nh3")
+    library("nh3", "console")
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     directory = tmp_path_factory.mktemp("console")
     with world(directory, {"report_to": "not-spam@lab.example"}, lists=lists) as made:

@@ -19,6 +19,7 @@ from tests.console.console_kit import TENANT_A, World, remember, world
 from tests.console.held_kit import held_ids, hold, holding
 from tests.history.history_kit import mail
 from tests.lists.lists_kit import Service, running_service
+from tests.requirements import library
 
 # With SCREENSHOTS=directory, pictures for the documents are made: `make console-pictures`.
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
@@ -66,7 +67,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[World]:
-    pytest.importorskip("nh3")
+    library("nh3", "console")
     lists = {"url": service.url, "api_key_file": str(service.key_file), "block_list": "large", "allow_list": "partners"}
     with world(tmp_path_factory.mktemp("console"), lists=lists) as made:
         directory = made.console.directory
