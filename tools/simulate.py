@@ -25,7 +25,7 @@ SIZES = {"4 KiB": 4 * KIB, "100 KiB": 100 * KIB, "10 MiB": 10 * KIB * KIB}
 MILLIONS = (10, 100, 1000)
 WAYS = 8  # client, HAProxy, bridge, API node, NATS, two replicas, worker; and from the bridge to the next hop
 BRIDGE_BYTES, CONNECTION_BYTES, MAIL_BYTES = 71_000_000, 24 * KIB, 2 * KIB**2  # docs/evidence/memory.md: the bounds
-LISTINGS_PER_S = 4 / 3600  # of each bridge: bridge.daemon.quarantine_upkeep, without counting
+LISTINGS_PER_S = 3 / 3600  # by one bridge for all: bridge.daemon.quarantine_upkeep, without counting
 BATCHES_PER_S = 1 / 0.3  # bridge.history.recorder.BATCH_S
 
 OPTIONS = {
@@ -35,7 +35,6 @@ OPTIONS = {
     "large": (0.005, "share of mails of 10 MiB"),
     "medium": (0.245, "share of mails of 100 KiB; all others are 4 KiB in size"),
     "before": (0.9, "share of a bridge's CPU time for a mail that is used before the scan; fitted"),
-    "bridge_cores": (4, "cores, and so processes, of a bridge"),
     "worker_cores": (8, "cores of a worker"),
     "worker_limit": (80, "mails that each worker processes at a time; more are refused"),
     "worker_memory": (1.0, "GiB of memory for each core of a worker"),
@@ -109,8 +108,7 @@ class Model:
         inside = workers * most
         bridge_bytes = bridges * BRIDGE_BYTES + peak * given.open_s * CONNECTION_BYTES + inside * MAIL_BYTES
         kept, kept_gb = mails * given.quarantined, mails * given.quarantined * self.mean_bytes / 1e9
-        machines = max(2, math.ceil(bridges / given.bridge_cores))
-        lists = kept * given.days * 2 / 1000 * LISTINGS_PER_S * machines  # requests a second, for 1,000 objects each
+        lists = kept * given.days * 2 / 1000 * LISTINGS_PER_S  # requests a second, for 1,000 objects each
         rows_gb = millions * self.row_gb
         prices = {
             "cores": (workers * given.worker_cores + bridges + database) * given.core_price * MONTH_H,

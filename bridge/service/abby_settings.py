@@ -107,6 +107,9 @@ class StaticApiToken(Section):
         [], description="What the token may do: scan, status, metrics, feedback; all if empty."
     )
 
+    def may(self, permission: str) -> bool:
+        return not self.permissions or permission in self.permissions
+
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Any, info: ValidationInfo) -> Any:

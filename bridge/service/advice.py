@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.service.abby_settings import SHORT_TOKEN
+from bridge.service.abby_settings import SHORT_TOKEN, Permission
 from bridge.service.analysis.decision import delivered_anyway
 from bridge.service.config_files import Loaded
 
@@ -35,6 +35,11 @@ def _tokens(loaded: Loaded) -> Iterator[str]:
         yield (
             f"{loaded.at('abby', 'staticApiTokens')}: {NOT_SCANNING}: no token is configured, so every scan is "
             f"refused; {_CREATE}"
+        )
+    elif not any(token.may(Permission.SCAN) for token in tokens):
+        yield (
+            f"{loaded.at('abby', 'staticApiTokens')}: {NOT_SCANNING}: no token has the permission "
+            f"`{Permission.SCAN}`, so every scan is answered with 403; add it to `permissions`"
         )
     for i, token in enumerate(tokens):
         if any(len(secret) < SHORT_TOKEN for secret in token.secrets):

@@ -28,6 +28,7 @@ from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.errors import ConfigError
 from bridge.mail.message import Spool
 from bridge.service import openapi
+from bridge.service.abby_settings import Permission
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
@@ -141,7 +142,7 @@ class Site:
             timeout_s=core.longRequestTimeout / 1000,
             idle_s=timings.upload_idle_s,
         )
-        scanning = enabled and bool(self.config.abby.staticApiTokens)
+        scanning = enabled and any(token.may(Permission.SCAN) for token in self.config.abby.staticApiTokens)
         database = self._store.identity
         hosts = self.config.metrics_host_names
         health = Health(tokens, self._follower, self._lasting.metrics, status, database, scanning=scanning, hosts=hosts)

@@ -92,6 +92,24 @@ def test_a_service_without_rest_api_says_so_and_is_not_ready(tmp_path):
         until(lambda: f"{GUARD}:1: scanSources: scanning is disabled" in service.log(), "the warning", DEADLINE_S)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [("[]", "no token is configured"), (f"[{{name: bridge, token: {TOKEN}, permissions: [submitEmail]}}]", "`scan`")],
+    ids=["no token", "a permission of another service"],
+)
+def test_a_service_whose_tokens_cannot_scan_was_called_ready(tmp_path, tokens, said):
+    """Every scan was refused, and a load balancer went on sending them here."""
+    directory = write(tmp_path / "config", abby=DOCUMENTED_ABBY.partition("staticApiTokens")[0])
+    with (directory / ABBY).open("a") as abby:
+        abby.write(f"staticApiTokens: {tokens}\n")
+    (directory / "service.yml").write_text(LISTEN)
+    assert said in warnings(load(directory)) and "/readyz fails" in warnings(load(directory))
+    with Started(directory) as service:
+        assert service.submit(mail()).status in (401, 403)
+        ready = service.request("GET", "/readyz")
+        assert (ready.status, "scanning is disabled" in ready.json["message"]) == (503, True)
+
+
 def has_failed(service: Started, before: int) -> bool:
     return "reload failed, keeping the old configuration" in service.log()[before:]
 
