@@ -18,7 +18,7 @@ def test_what_a_person_lists_on_the_page_applies_to_their_mail_alone(tmp_path: P
             hold(tmp_path, mail, "own@a.example", sender=sender)
         hold(tmp_path, "VIRUS", "own@a.example", sender="friend@client.example", verdict="malware", tags=["malware:x"])
         person = signed_in(world, "own@a.example")
-        assert "/mail/PEST" in person.get("/").text
+        until(lambda: "/mail/PEST" in person.get("/").text, "the list")
         assert person.post("/mail/PEST/block").target == "/?notice=blocked"
         assert person.post("/mail/VIRUS/allow").target == "/?notice=requested"  # an administrator decides
         assert "friend@client.example" not in person.get("/choices").text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.console.audit import MAX_STRANGERS, OTHERS
-from bridge.testing import free_port
+from bridge.testing import free_port, until
 from tests.console.held_kit import CONTENT, hold
 from tests.console.test_console_oidc import ROLES, agree, back, provider
 from tests.digests.digest_kit import Browser, Users, users
@@ -67,15 +67,15 @@ def test_an_alias_signs_its_owner_in_who_finds_mail_that_was_read_before(world: 
     hold(world.directory, "LOGIN1", "ann@a.example", CONTENT.replace(b"hello", b"for the alias"))
     browser = world.served.browser()
     assert returned(browser, "ann")[:2] == (303, "/")
-    assert "for the alias" in browser.get("/").text  # it is read as Ann's
+    until(lambda: "for the alias" in browser.get("/").text, "the list")  # it is read as Ann's
     aliases = world.directory / "aliases"
     aliases.write_text("ann@a.example owner@a.example\n")
     try:
         browser = world.served.browser()
         assert returned(browser, "ann")[:2] == (303, "/")
-        assert "for the owner" in browser.get("/").text
+        until(lambda: "for the owner" in browser.get("/").text, "the list")
         assert world.command("digest", "preview", "--to", "owner@a.example").returncode == 0
-        assert "for the alias" in browser.get("/").text
+        until(lambda: "for the alias" in browser.get("/").text, "the list")
     finally:
         aliases.write_text("")
 
