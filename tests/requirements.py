@@ -62,7 +62,7 @@ def need(*programs: str, root: bool = False) -> None:
 
 
 def library(name: str, extra: str) -> Any:
-    """This module of an extra of ours; skip, or fail if CI=true, if it is not installed."""
+    """This module of one of our extras; skip, or fail if CI=true, if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -40,11 +40,8 @@ def reason_of(mail: MailRecord) -> Reason:
     words = [tag.lower() for tag in mail.tags if not _HARMLESS.search(tag.lower())]
     for reason, pattern in _NAMED:
         if pattern.search(verdict) or any(map(pattern.search, words)):
-            if reason is Reason.SPAM and has_danger(
-                set(words) - _USUAL_IN_SPAM
-            ):  # more than spam, whatever the verdict
-                return Reason.OTHER
-            return reason
+            is_more = reason is Reason.SPAM and has_danger(set(words) - _USUAL_IN_SPAM)  # whatever the verdict
+            return Reason.OTHER if is_more else reason
     return Reason.OTHER
 
 

@@ -115,12 +115,12 @@ def client_address(key: str) -> str:
 
 
 def is_like_our_id(what: str) -> bool:
-    """Whether it may be an id of ours with characters missing or added."""
+    """Whether it may be one of our ids with characters missing or added."""
     return len(what) != OUR_ID_LENGTH and _LIKE_OUR_ID.fullmatch(what) is not None
 
 
 def made_at(what: str) -> float | None:
-    """The time in an id of ours; None if it is not one."""
+    """The time in one of our ids; None if it is not one."""
     found = _OUR_ID.fullmatch(what)
     made = int(found[1], 16) / 1000 if found else 0.0
     return made if 1_500_000_000 < made < time.time() + 60 else None

@@ -59,7 +59,7 @@ class Spool:
         memory_per_mail: int = BLOCK,
         directory: str | None = None,
         account: ByteAccount | None = None,
-        disk: SpoolDisk | None = None,  # None: whoever writes a mail waits for the disk
+        disk: SpoolDisk | None = None,  # None: writing a mail waits for the disk
     ) -> None:
         self.limit = limit
         self.memory_per_mail = memory_per_mail

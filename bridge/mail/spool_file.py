@@ -62,7 +62,7 @@ class SpoolFile(Protocol):
 
 
 class DirectFile:
-    """Whoever writes to it waits for the disk."""
+    """Writing to it waits for the disk."""
 
     __slots__ = ("descriptor",)
 
@@ -129,7 +129,7 @@ class SpoolDisk:
     # The following are called with the lock.
 
     def put(self, file: QueuedFile) -> None:
-        """There is something to do for this file, unless a thread is at it."""
+        """There is something to do for this file. A thread that is working on it will notice by itself."""
         if file not in self._in_hand:
             self._waiting[file] = None
             if self._jobs < _THREADS:
@@ -172,7 +172,7 @@ class SpoolDisk:
 
 
 class QueuedFile:
-    """Written by a thread. All of it can be read at any time."""
+    """Written by a thread. What is not written yet is read from memory."""
 
     __slots__ = ("_directory", "_disk", "_error", "_fd", "_is_closed", "_is_in_memory", "_unwritten", "_written")
 

@@ -75,7 +75,7 @@ def _may_be_compressed(content: bytes) -> bool:
 def forms(raw: bytes, content: bytes, encoding: str, *, is_text: bool) -> Iterator[bytes]:
     """The other contents that programs may have for a part, each once; `content` is the usual one, decoded from `raw`.
 
-    Base64 has no line ends of its own, but programs change those in a text (`is_text`, by its type) after decoding.
+    The line ends of Base64 do not matter, but programs change those of a decoded text (`is_text`, by its type).
     """
     if not matter(content):
         return

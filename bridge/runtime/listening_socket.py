@@ -104,7 +104,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _directory_locked(directory: Path) -> Iterator[None]:
-    """Lets one process of ours at a time replace a socket there.
+    """Lets only one of our processes at a time replace a socket there.
 
     Until a new socket listens, it looks abandoned: two processes that start at the same time would remove each other's.
     Another program may hold the lock, so after a while we go on without it.

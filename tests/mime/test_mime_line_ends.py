@@ -1,6 +1,6 @@
 """A file in lines: programs change the line ends of a mail, so an archive may be whole for one and damaged for another.
 
-No reading of ours found what is in these mails; the comments name programs that open it.
+We did not find what is in these mails; the comments name programs that open it.
 """
 
 from __future__ import annotations

@@ -531,7 +531,7 @@ def test_a_release_that_failed_is_noted_too(own: Desk) -> None:
 
 
 def test_a_release_to_some_recipients_was_noted_as_failed(own: Desk) -> None:
-    """They have the mail, and whoever asked the history believed that nobody has it."""
+    """They have the mail, but according to the history nobody had it."""
     mail_id = own.send()
     store = SqliteHistory(history_of(own))
     own.bridge.next_hop.replies[b"RCPT <x@example.org>"] = b"550 5.1.1 Unknown"

@@ -23,6 +23,7 @@ def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
         gone.listen()
     with bind(Endpoint(path=str(path))) as sock, socket.socket(socket.AF_UNIX) as client:
         client.connect(sock.getsockname())
+        assert client.getpeername() == str(path)
 
 
 def test_a_busy_daemon_lost_its_socket_to_a_second_one(tmp_path: Path) -> None:

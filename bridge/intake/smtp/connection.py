@@ -393,14 +393,14 @@ class SmtpConnection(StockSurface):
         assert content is not None
         rest = content.feed(data)
         if rest is None or self.transport is None:  # once the connection is closed, no one would read the answer
-            return brake(content.message, self._transport)
+            brake(content.message, self._transport)
+            return
         self._content, self._complete = None, content
         self._is_busy = True
         self._start(self._process_mail)
         if rest:
             self._buffer.feed(rest)
             self._bound_buffer()
-        return None
 
     async def _process_mail(self) -> None:
         content, self._complete = self._complete, None

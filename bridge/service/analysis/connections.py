@@ -20,7 +20,7 @@ from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
-_CONNECT_S = 5.0  # shared by the addresses of a name; the pipeline gives the last ones all the time that there is
+_CONNECT_S = 5.0  # shared by the addresses of a name; the pipeline gives the last ones all the remaining time
 _CONNECT_SHARE = 0.5  # of the engine's own timeout, if that is less: the rest is for the mail
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk
 _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
-_GROWTH, _FREE = 4, 1024 * 1024  # what declarations may add: so many times the size of the document, and these bytes
+_GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
 
 
