@@ -86,6 +86,22 @@ def test_a_mail_is_found_by_each_key(store: HistoryStore, key: str) -> None:
     assert find(store, **WANTED[key]) == ["ID0005"]
 
 
+ODD_SPELLINGS = [
+    "jane @example.org", "jane\t@example.org", "jane(her work)@example.org", '"ja\\ne"@example.org',
+    '"jane"@example.org', "Jane Doe <jane@example.org>", "@relay.example:jane@example.org", "JANE@Example.ORG.",
+    "jane@ex\uff41mple.org",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ODD_SPELLINGS)
+@pytest.mark.parametrize("column", ["sender", "recipients"])
+def test_an_address_is_found_however_it_was_written(store: HistoryStore, column: str, written: str) -> None:
+    """A mail server that speaks milter passes addresses as its client wrote them."""
+    add(store, mail(1), mail(2, **{column: written}))
+    name = "sender" if column == "sender" else "recipient"
+    assert find(store, **{name: "jane@example.org"}) == find(store, address="jane@example.org") == ["ID0002"]
+
+
 def test_a_client_without_an_address_does_not_disturb_a_search_for_a_network(store: HistoryStore) -> None:
     """It is recorded as unknown, or not at all (a unix socket)."""
     add(
