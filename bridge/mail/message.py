@@ -109,7 +109,7 @@ class Message:
         self._written = 0
         self._head: bytes | None = None  # replaces the first _skip bytes, see replace_head
         self._skip = 0
-        self.has_clean_lines = False  # True: the intake found no bare CR, bare LF or NUL, see bridge/mail/line_ends.py
+        self.has_clean_lines = False  # True: the intake found no bare CR, bare LF or NUL, see `bare_line_ends`
 
     @property
     def size(self) -> int:

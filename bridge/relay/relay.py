@@ -27,7 +27,7 @@ import math
 from time import monotonic
 from typing import Protocol, assert_never
 
-from bridge.mail import line_ends
+from bridge.mail import bare_line_ends
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
@@ -345,7 +345,7 @@ def _without_answer(error: NextHopError, recipients: int) -> frozenset[int]:
 def _check_lines(tx: Transaction, head: bytes) -> None:
     """Raises NextHopError for a mail in which the next hop may see two. Costs nothing if the intake has checked it."""
     message = tx.message
-    if not message.has_clean_lines and not line_ends.all_clean(itertools.chain((head,), message.chunks())):
+    if not message.has_clean_lines and not bare_line_ends.all_clean(itertools.chain((head,), message.chunks())):
         raise NextHopError(
             replies.NOT_CLEAN,
             "it contains a bare CR, a bare LF or a NUL, so a mail server may see two mails in it; export it instead",

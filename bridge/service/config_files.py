@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError
-from bridge.runtime import yaml_file
+from bridge.runtime import config_mistakes, yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.renamed_keys import Path_, Renamed, read_old_names
 from bridge.runtime.suggestion import nearest
@@ -198,7 +198,7 @@ class _Reading:
         trees = Trees(self.parts)
         self._drop_unused(trees)
         context = {"directory": directory, **self.directories}
-        config, mistakes = yaml_file.validate(self.value, ServiceConfig, trees, context)
+        config, mistakes = config_mistakes.validate(self.value, ServiceConfig, trees, context)
         self.mistakes += mistakes
         if config is not None and not self.mistakes:
             self.mistakes += _contradictions(config, trees)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import ConfigError
-from bridge.service.analysis.content.formats import DEFAULT_FORMATS, LIBARCHIVE, QR_CODES, formats_of
+from bridge.service.analysis.content.optional_formats import DEFAULT_FORMATS, LIBARCHIVE, QR_CODES, formats_of
 from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.content.vba import sources

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bridge.api.scanning import Decision
-from bridge.service.analysis.content.formats import formats_of
 from bridge.service.analysis.content.links import NeedsProcess
+from bridge.service.analysis.content.optional_formats import formats_of
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.explanation import explain
 from bridge.service.analysis.findings import Inspection

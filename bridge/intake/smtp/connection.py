@@ -21,13 +21,13 @@ from typing import Any, assert_never
 from aiosmtpd.smtp import MISSING, TLSSetupException
 
 from bridge.intake.brake import brake
+from bridge.intake.smtp.aiosmtpd_surface import INTERNAL, StockSurface
 from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, PAUSE_AT, LineBuffer, LineTooLong
 from bridge.intake.smtp.session import SmtpSession
-from bridge.intake.smtp.stock_surface import INTERNAL, StockSurface
 from bridge.intake.smtp.tls_and_proxy import read_proxy_header, start_tls
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
-from bridge.intake.smtp.rules import SessionLimits, SessionRules
+from bridge.intake.smtp.session_rules import SessionLimits, SessionRules
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.write_batch import WriteBatch

@@ -11,8 +11,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from bridge.errors import Saturated
-from bridge.intake.smtp.rules import SessionLimits
-from bridge.mail.line_ends import LineEnds
+from bridge.intake.smtp.session_rules import SessionLimits
+from bridge.mail.bare_line_ends import LineEnds
 from bridge.mail.message import Message
 
 # While the spool is more than half full, a client with a large mail must keep sending. Otherwise, a few clients that

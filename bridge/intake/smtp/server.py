@@ -30,8 +30,8 @@ from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE
-from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.session import SmtpSession
+from bridge.intake.smtp.session_rules import SessionLimits
 from bridge.intake.smtp.tls_and_proxy import is_stream, named_client
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient

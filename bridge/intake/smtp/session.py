@@ -32,10 +32,11 @@ from bridge.filter.policy import BARE, NO_STORAGE, SATURATED
 from bridge.intake.smtp import replies
 from bridge.intake.smtp.data import DataReader, Fault
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
+from bridge.intake.smtp.ehlo import ehlo_reply, extensions
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path
-from bridge.intake.smtp.rules import SessionRules
+from bridge.intake.smtp.session_rules import SessionRules
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import new_id
@@ -245,9 +246,9 @@ class SmtpSession(StockSession):
         self.extended_smtp = True
         if rules.ehlo_hook is None:
             self.host_name = hostname
-            self.replies.append(rules.ehlo_reply(is_secure=is_secure, is_trusted=self.trusted))
+            self.replies.append(ehlo_reply(rules, is_secure=is_secure, is_trusted=self.trusted))
             return None
-        lines = rules.extensions(is_secure=is_secure, is_trusted=self.trusted)
+        lines = extensions(rules, is_secure=is_secure, is_trusted=self.trusted)
         if rules.ehlo_hook == "new":
             return Ask("EHLO", self._announce, (hostname, [*lines, "250 HELP"]))
         self._announce(lines)

@@ -18,8 +18,8 @@ from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
 from bridge.service.analysis.content.archives import BadArchive, Budget
 from bridge.service.analysis.content.decompression import inflated
-from bridge.service.analysis.content.formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.content.links import Links, NeedsProcess
+from bridge.service.analysis.content.optional_formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.content.pictures import QR_LINK
 from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.content.text_windows import WINDOW, codecs_of

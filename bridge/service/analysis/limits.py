@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bridge.mime.structure import Bounds
-from bridge.service.analysis.content.formats import DEFAULT_FORMATS
+from bridge.service.analysis.content.optional_formats import DEFAULT_FORMATS
 from bridge.service.detection.phishing import Search
 
 
@@ -29,7 +29,7 @@ class Limits:
     phishing: Search | None = None  # None: do not look for phishing
     envelope_from: str = ""  # of this mail; only for `phishing`
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
-    formats: tuple[str, ...] = DEFAULT_FORMATS  # see `formats`
+    formats: tuple[str, ...] = DEFAULT_FORMATS  # see `optional_formats`
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
     keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time
     show_members: bool = False  # True: `see` also gets the files in archives that engines would open themselves

@@ -25,8 +25,8 @@ from bridge.errors import ConfigError
 from bridge.matching.dangerous_tags import has_danger
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.connections import BadAnswer
-from bridge.service.analysis.content.formats import formats_of
 from bridge.service.analysis.content.links import NeedsProcess
+from bridge.service.analysis.content.optional_formats import formats_of
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.findings import Inspection

@@ -12,8 +12,8 @@ from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.parameters import TOO_LARGE
-from bridge.intake.smtp.rules import SessionLimits, SessionRules
 from bridge.intake.smtp.session import SmtpSession
+from bridge.intake.smtp.session_rules import SessionLimits, SessionRules
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from bridge.service.analysis.content import office_files, pdf_files, pictures, recognition, script_files
-from bridge.service.analysis.content.formats import OFFICE, PDF, QR_CODES, SCRIPTS
+from bridge.service.analysis.content.optional_formats import OFFICE, PDF, QR_CODES, SCRIPTS
 from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAX_NESTED = 6  # documents within documents, besides archives

@@ -1,7 +1,6 @@
-"""The rules that every SMTP session of a listener follows: limits, extensions, replies made once.
+"""The rules that every SMTP session of a listener follows: its limits, and what it may offer and accept.
 
-Plain values, made when a listener starts or reloads; a session points to them and never changes them. If this is
-wrong, a client is offered an extension that we then refuse, or a limit is not enforced.
+Plain values, made when a listener starts or reloads; a session points to them and never changes them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bridge.intake.smtp import xforward
 from bridge.intake.smtp.fast_path import MAX_SIZE
 
 EXTENDED_SIZE = 1024  # bytes that ESMTP parameters may add to a MAIL or RCPT line
@@ -65,7 +63,7 @@ class SessionRules:
     content_encoding: str | None = field(init=False)  # with aiosmtpd's `decode_data`
     uses_fast_path: bool = field(init=False)
     fast_path_takes_parameters: bool = field(init=False)
-    _ehlo_replies: dict[tuple[bool, bool], bytes] = field(init=False, default_factory=dict)
+    ehlo_replies: dict[tuple[bool, bool], bytes] = field(init=False, default_factory=dict)  # see `ehlo`
 
     def __post_init__(self) -> None:
         if self.is_lmtp:
@@ -86,30 +84,3 @@ class SessionRules:
 
     def max_line(self, verb: str, *, is_extended: bool) -> int:
         return self.command_size_limit + (EXTENDED_SIZE if is_extended and verb in ("MAIL", "RCPT") else 0)
-
-    def ehlo_reply(self, *, is_secure: bool, is_trusted: bool) -> bytes:
-        """Made once for each combination."""
-        reply = self._ehlo_replies.get((is_secure, is_trusted))
-        if reply is None:
-            lines = [*self.extensions(is_secure=is_secure, is_trusted=is_trusted), "250 HELP"]
-            reply = self._ehlo_replies[is_secure, is_trusted] = "".join(f"{line}\r\n" for line in lines).encode()
-        return reply
-
-    def extensions(self, *, is_secure: bool, is_trusted: bool) -> list[str]:
-        """The lines of the reply to EHLO, except the last."""
-        lines = [self.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
-        if self.max_message_size:
-            lines.append(f"SIZE {self.max_message_size}")
-        if not self.decodes_content:
-            lines.append("8BITMIME")
-        if self.takes_utf8:
-            lines.append("SMTPUTF8")
-        lines.append("PRDR")
-        if self.offers_tls and not is_secure:
-            lines.append("STARTTLS")
-        if self.auth_mechanisms is not None and (is_secure or not self.auth_requires_tls):
-            lines.append("AUTH " + " ".join(self.auth_mechanisms))
-        if is_trusted:
-            lines.append("XFORWARD " + " ".join(xforward.XFORWARD_NAMES))
-            lines.append("XCLIENT " + " ".join(xforward.XCLIENT_NAMES))
-        return ["250-" + line for line in lines if line not in self.hidden]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.mail.line_ends import all_clean
+from bridge.mail.bare_line_ends import all_clean
 
 
 def split(content: bytes, size: int) -> list[bytes]:
