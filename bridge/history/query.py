@@ -56,6 +56,11 @@ class HistoryQuery:
         return tuple((word.lower(), star == "*") for word, star in _WANTED.findall(self.subject))
 
     @property
+    def has_addresses(self) -> bool:
+        """The null sender is none."""
+        return bool(self.sender or self.recipient or self.address)
+
+    @property
     def cursor(self) -> tuple[float, str] | None:
         """Raises ValueError if `before` is not a cursor."""
         if not self.before:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bridge.history import odd_addresses
 from bridge.history.entry import MailEntry
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_conditions import add_functions
@@ -150,6 +151,8 @@ def _with(path: Path, query: HistoryQuery, work: Callable[[sqlite3.Connection], 
     try:
         with closing(open_for_reading(path)) as connection:
             add_functions(connection, query)
+            if is_live(path) and query.has_addresses:
+                odd_addresses.add_table(connection, path)
             return work(connection)
     except (sqlite3.Error, OSError) as exc:
         if not path.exists():

@@ -102,6 +102,14 @@ def test_an_address_is_found_however_it_was_written(store: HistoryStore, column:
     assert find(store, **{name: "jane@example.org"}) == find(store, address="jane@example.org") == ["ID0002"]
 
 
+def test_an_odd_address_is_found_that_came_after_a_search(store: HistoryStore) -> None:
+    """A search remembers which mails of a live segment have one."""
+    for number in range(1, 5):
+        add(store, mail(number), mail(10 + number, recipients=f'"person{number}"@example.org'))
+        assert find(store, recipient=f"person{number}@example.org") == [f"ID{10 + number:04d}"]
+    assert [find(store, address=f"person{number}@example.org") for number in (1, 4)] == [["ID0011"], ["ID0014"]]
+
+
 def test_a_client_without_an_address_does_not_disturb_a_search_for_a_network(store: HistoryStore) -> None:
     """It is recorded as unknown, or not at all (a unix socket)."""
     add(
