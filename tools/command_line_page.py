@@ -31,9 +31,9 @@ Send these signals to the `scanbridge run` process.
 
 | signal | effect |
 |---|---|
-| SIGTERM, SIGINT | accepts no new connections, answers idle sessions with 421, finishes the mail that it is processing within `drain_timeout` (60 s), then exits |
+| SIGTERM, SIGINT | accepts no new connections, answers idle sessions with 421, takes up to `drain_timeout` (60 s) to finish the mail that it is processing, then exits |
 | SIGTERM or SIGINT again | mail that is being processed has 2 s to finish; no mail is lost ([details](../understand/faults.md)) |
-| SIGHUP | reloads the configuration and all files it names; an invalid one is rejected and the old one stays in effect ([details](../operate/workers.md#reload)) |
+| SIGHUP | reloads the configuration and all files it names; an invalid configuration is rejected, and the old one stays in effect ([details](../operate/workers.md#reload)) |
 | SIGKILL | no mail is lost: every mail without a reply is still queued at the mail server ([when a mail may arrive twice](../understand/faults.md#when-the-bridge-is-killed)) |
 
 ## Exit codes
@@ -51,7 +51,7 @@ RUN_CODES = """
 | 1 | cannot continue, or a port is in use: restarting may help |
 | 78 | the configuration is invalid, or a file it names cannot be used: do not restart |
 
-`scanbridge check`, `scanbridge scan` and `scanbridge status` exit with 1 when a check fails, when there is no decision, and when no daemon answers, respectively.
+`scanbridge check` exits with 1 if a check fails, `scanbridge scan` if a file got no decision, and `scanbridge status` if there is a problem or no daemon answers.
 `scanbridge explain` exits with 3 if no mail is found; `explain`, `history` and `stats` exit with 75 if the history is temporarily unreadable.
 `scanbridge lists` has [more codes](../operate/lists.md#exit-codes).
 """  # noqa: E501

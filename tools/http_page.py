@@ -25,14 +25,14 @@ It also describes the points that the interface descriptions leave open.
 The machine-readable form is [openapi.json](openapi.json) (OpenAPI 3.1).
 A running service serves it at `/openapi.json`, and a readable page at `/docs`.
 The bridge uses the first interface with any service that implements it.
-The page about [conformance](conformance.md) shows how each statement of the published interfaces is kept and tested.
+The page about [conformance](conformance.md) shows how each requirement of the published interfaces is met and tested.
 The bridge's own HTTP pages (`/metrics`, `/livez`, `/readyz`, `/status`) are on the page about
 [monitoring](../operate/monitoring.md), and its API for the history of mail is on [another page](api.md).
 
 An answer other than 200 is an `Error`: a stable word and a sentence for people.
 A 503 says in `Retry-After` when to try again.
 Both interfaces speak HTTP/1.1 and HTTP/1.0.
-An HTTP/1.0 client gets no chunks, and its connection is closed after the answer.
+An HTTP/1.0 client gets an answer that is not chunked, and its connection is closed afterwards.
 JSON may start with a byte order mark; an object in which a field occurs twice is refused.
 Every request may have an `X-Scan-Request-Id` header, a random id of up to 64 letters, digits and hyphens.
 The answer repeats it, so that a client can tell which request an answer belongs to; any other value is ignored.
@@ -56,7 +56,8 @@ def page() -> str:
 def _operation(title: str, operation: Schema) -> str:
     keys = [" ".join(scheme) for scheme in operation.get("security", [])]
     said = {"token": "a token (`Authorization: Bearer ...`)", "apikey": "an API key (`Authorization: apikey ...`)"}
-    needs = " or ".join(said.get(key, "nothing from the same machine") for key in keys) or "nothing"
+    without = "no authentication"
+    needs = ", otherwise ".join(said.get(key, f"{without} from the same machine") for key in keys) or without
     lines = [f"### {title}\n", f"{operation['summary']} Requires {needs}.\n"]
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         lines += [f"Body, `{kind}`:\n", _fields(content["schema"])]

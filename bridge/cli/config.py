@@ -28,8 +28,8 @@ def configuration() -> None:
 def show(path: Path | None, demo: bool, as_json: bool) -> None:
     """Print the effective configuration: every value and its origin. Secrets are kept in files and never shown.
 
-    A comment after each value names the line of the file that sets it, or the profile, the environment variable or
-    the default that it comes from.
+    A comment after each value shows where it comes from: a line of the file, a profile, an environment variable or the
+    default.
     """
     from bridge.config.effective import effective
     from bridge.config.origin import with_origins

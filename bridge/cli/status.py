@@ -95,7 +95,7 @@ def table(state: dict[str, Any]) -> str:
     if wanted > 1 or len(state["workers"]) > 1:
         lines += [f"worker         {_worker(worker)}" for worker in state["workers"]]
     if "\n" in state["reload"].get("problem", ""):  # the warning above has the first line of it
-        lines.append(f"configuration  all problems of the failed reload: {state['reload']['problem']}")
+        lines.append(f"configuration  all errors found by the failed reload: {state['reload']['problem']}")
     lines += [
         f"listener       {listener['name']}: {listener['protocol']} on {listener['address']}"
         for listener in state["listeners"]

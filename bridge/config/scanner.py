@@ -100,7 +100,7 @@ class Scanner(Section):
     )
     discovery: Discovery | None = Field(
         None,
-        description="Regularly look up the hosts behind the names in `urls` in the DNS. See "
+        description="Regularly look up the hosts behind the names in `urls` in DNS. See "
         "[scanners that come and go](../operate/second-scanner.md#scanners-that-come-and-go).",
     )
     token_file: SecretFile | None = Field(
@@ -152,7 +152,7 @@ class Scanner(Section):
         for url in info.data.get("urls", ()) if discovery is not None else ():
             parts = urlsplit(url)
             if Endpoint(parts.hostname or "").is_ip:
-                raise ValueError("urls must contain names, not addresses, to be looked up in the DNS")
+                raise ValueError("urls must contain names, not addresses, to be looked up in DNS")
             if discovery is not None and discovery.records == "srv" and parts.port is not None:
                 raise ValueError("with SRV records, a URL must not have a port: https://_scan._tcp.example.org")
             if parts.scheme == "http" and not info.data.get("allow_plain_http"):  # `localhost`, too, is looked up

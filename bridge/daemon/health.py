@@ -82,9 +82,7 @@ def _scanner(hosts: Sequence[dict[str, Any]], conf: Config) -> tuple[list[str], 
         return [], False
     if not hosts:
         actions = _actions(conf, "unreachable")
-        return [f"NOT SCANNING: no scanner host has been found in the DNS; {_consequence(actions)}"], (
-            actions <= _BLOCKING
-        )
+        return [f"NOT SCANNING: no scanner host has been found in DNS; {_consequence(actions)}"], (actions <= _BLOCKING)
     reasons = dict.fromkeys(_reason(host) for host in hosts)
     actions = set().union(*(_actions(conf, host["case"]) for host in hosts))
     return [f"NOT SCANNING: {', '.join(reasons)}; {_consequence(actions)}"], actions <= _BLOCKING

@@ -10,11 +10,11 @@ from bridge.mail.action import Action
 
 # What each key of the policy applies to. `tests/history/test_history_story.py` compares them with the configuration.
 CASES = {
-    "deliver": "the service decided `deliver`",
-    "quarantine": "the service decided `quarantine`",
-    "bounce": "the service decided `bounce`",
-    "drop": "the service decided `drop`",
-    "undecided": "the service came to no decision",
+    "deliver": "the service's decision was `deliver`",
+    "quarantine": "the service's decision was `quarantine`",
+    "bounce": "the service's decision was `bounce`",
+    "drop": "the service's decision was `drop`",
+    "undecided": "the service reached no decision",
     "unavailable": "no decision could be obtained",
     "unreachable": "the scanner could not be reached",
     "deadline": "the scan took longer than the deadline",
@@ -28,7 +28,7 @@ ACTIONS = {
     "relay": "delivered",
     "reject": "refused",
     "discard": "accepted and dropped",
-    "quarantine": "put into quarantine",
+    "quarantine": "quarantined",
     "hold": "put into the mail server's hold queue",
     "tempfail": "deferred",
     CANCELLED: "abandoned by the client",
@@ -55,23 +55,23 @@ _PROFILE = re.compile(r"profiles\.(.+)\.(\w+)")
 
 
 def decided(rule: str, action: str) -> str:
-    """A sentence: `Rule policy.bounce decided: ...`; "" if no rule is known."""
+    """A sentence: `Rule policy.bounce applied: ...`; "" if no rule is known."""
     if not rule:
         return ""
     done = DONE.get(action, action)
     if found := _POLICY.fullmatch(rule):
         part, name, key = found.groups()
         where = {"listeners": f"the policy of listener {name}", "tenants": f"the policy of tenant {name}"}
-        return f"Rule {rule} decided: {_case(key)}, and {where.get(part, 'the policy')} says that such mail is {done}."
+        return f"Rule {rule} applied: {_case(key)}, and {where.get(part, 'the policy')} says that such mail is {done}."
     if found := _PROFILE.fullmatch(rule):
         name, key = found.groups()
         return (
-            f"Rule {rule} decided: {_case(key)}, and the profile {name} says that such mail is {done} "
+            f"Rule {rule} applied: {_case(key)}, and the profile {name} says that such mail is {done} "
             f"(set policy.{key} to change this)."
         )
     if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:
-        return f"Rule {rule} decided: mail that matches this list is {done} without a scan."
-    return f"Rule {rule} decided: {_fixed(rule)}. The mail was {done}."
+        return f"Rule {rule} applied: mail that matches this list is {done} without a scan."
+    return f"Rule {rule} applied: {_fixed(rule)}. The mail was {done}."
 
 
 def _case(key: str) -> str:

@@ -107,7 +107,7 @@ def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
     words = {
         Action.REJECT: "refused",
         Action.DISCARD: "accepted and dropped",
-        Action.QUARANTINE: "put into quarantine and released later" if is_released else "put into quarantine",
+        Action.QUARANTINE: "quarantined and later released" if is_released else "quarantined",
         Action.HOLD: "put on hold by the mail server",
         Action.TEMPFAIL: "deferred",
         CANCELLED: "abandoned by the client",
@@ -284,7 +284,7 @@ def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
     if kind.late == "hit":
         text = f"The decision comes from the scan of an earlier attempt: {kind.decision}"
     else:
-        text = f"{_capital(host)} scanned it in {_duration(row.scan_s)} and decided {kind.decision}"
+        text = f"{_capital(host)} scanned it in {_duration(row.scan_s)}: decision {kind.decision}"
     text += f", verdict {kind.verdict}" if kind.verdict else ""
     if tags := worst_first(entry.tags, around.scores):
         text += f", {'tags' if len(tags) > 1 else 'tag'} {', '.join(_tag(tag, around) for tag in tags)}"

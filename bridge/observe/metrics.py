@@ -148,7 +148,7 @@ class Metrics(Collector):
             ("listener", "limit"),
         )
         self.log_lines_lost = Counter(
-            "scanbridge_log_lines_lost", "Log lines that could not be written, or not in time.", ()
+            "scanbridge_log_lines_lost", "Log lines that could not be written in time, or at all.", ()
         )
         self.log_lines_lost.start()
         self.log_lines_held_back = Counter(
@@ -201,12 +201,12 @@ class Metrics(Collector):
         )
         self.discovery_hosts = Gauge(
             "scanbridge_discovery_hosts",
-            "Scanner hosts found in the DNS for this name; absent without discovery.",
+            "Scanner hosts found in DNS for this name; absent without discovery.",
             ("url",),
         )
         self.discovery_failing = Gauge(
             "scanbridge_discovery_failing",
-            "1 while the DNS gives no usable answer for this name, and the hosts found last are kept; absent without "
+            "1 while DNS gives no usable answer for this name, and the hosts found last are kept; absent without "
             "discovery.",
             ("url",),
         )
@@ -252,10 +252,10 @@ class Metrics(Collector):
     def _declare_history(self) -> None:
         self.history = Counter(
             "scanbridge_history",
-            "The history of mails. written: mails recorded; summed: refusals before the content that share a row with "
-            "others; overflow, failed: mails that were not recorded, because the database could not keep up, or was "
-            "not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that were "
-            "deleted because of their age or because of history.max_size.",
+            "The history of mails. written: mails recorded; summed: refusals before the content was sent that share a "
+            "row with others; overflow, failed: mails that were not recorded because the database could not keep up, "
+            "or was not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that "
+            "were deleted because of their age or because of history.max_size.",
             ("result",),
         )
         self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))

@@ -66,7 +66,7 @@ class Scanner:
         given = settings.discovery
         self.discoveries = [Discovery(url, given) for url in settings.urls] if given is not None else []
         self.hosts = [] if self.discoveries else [Host(configured(url), settings) for url in settings.urls]
-        self._retired: list[Host] = []  # no longer in the DNS, but with mail in progress
+        self._retired: list[Host] = []  # no longer in DNS, but with mail in progress
         self._first_look: asyncio.Task[float] | None = None
         self._dialect = settings.dialect(settings.urls[0], settings.token)
         self._exchange = Exchange(settings.connect_timeout_s)
@@ -231,7 +231,7 @@ class Scanner:
         return hosts
 
     async def watch(self) -> None:
-        """Poll the status of every host until cancelled, each with its own jitter; look for hosts in the DNS."""
+        """Poll the status of every host until cancelled, each with its own jitter; look for hosts in DNS."""
         if not self.discoveries:
             await asyncio.gather(*(self._watch_lastingly(host) for host in self.hosts))
             return
@@ -246,19 +246,19 @@ class Scanner:
                 await asyncio.sleep(pause_s * _dice.uniform(0.9, 1.0))
 
     async def discover(self) -> float:
-        """Look for hosts in the DNS; returns the seconds until the next lookup. Mail in progress is not affected."""
+        """Look for hosts in DNS; returns the seconds until the next lookup. Mail in progress is not affected."""
         pauses = await asyncio.gather(*(known.look() for known in self.discoveries))
         places = {place.url: place for known in self.discoveries for place in known.places}
         for host in self.hosts:
             if not host.is_at(places.get(host.url)):
-                log.info("scanner %s is no longer in the DNS; mail in progress: %d", host.url, host.in_flight)
+                log.info("scanner %s is no longer in DNS; mail in progress: %d", host.url, host.in_flight)
                 host.retire()
                 self._retired.append(host)
         self._retired = [host for host in self._retired if not host.is_drained]
         kept = {host.url: host for host in self.hosts if host.is_at(places.get(host.url))}
         for url, place in places.items():
             if url not in kept:
-                log.info("scanner %s found in the DNS", url)
+                log.info("scanner %s found in DNS", url)
                 kept[url] = Host(place, self._settings)
             kept[url].place = place  # its priority, weight and addresses may have changed
         self.hosts = list(kept.values())

@@ -1,4 +1,4 @@
-"""Discovery: which hosts does a name in the DNS stand for now?
+"""Discovery: which hosts does a name in DNS stand for now?
 
 Hosts come and go with the addresses or SRV records of the configured names, looked up in the background as often as
 their TTL says, within two bounds. No mail waits for the DNS, except for the very first answer. Whatever goes wrong (no

@@ -43,7 +43,7 @@ class ScannerSettings:
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
     tenant_uid: str | None = None  # of mail that belongs to no other tenant; `try_scan` sends one
     dialect: MakeDialect = EmailScanning
-    discovery: DiscoverySettings | None = None  # the hosts behind `urls` are found in the DNS
+    discovery: DiscoverySettings | None = None  # the hosts behind `urls` are found in DNS
 
 
 def configured(url: str) -> Place:

@@ -337,7 +337,7 @@ def _scanning_schemas() -> Json:
             "maxLength": 100,
             "pattern": "^[ -~]*$",
             "description": "The ggrid of the mail's analysis, if known. It must belong to the same tenant and to a "
-            "mail of the same size. Without it, the report counts for no sender.",
+            "mail of the same size. Without it, the report is not attributed to a sender.",
         },
     }
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}

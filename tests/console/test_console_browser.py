@@ -163,7 +163,7 @@ def test_somebody_signs_in_looks_for_a_mail_and_signs_out(browser: Any, filled: 
         rows.first.get_by_role("link").focus()
         page.keyboard.press("Enter")
         page.get_by_text("decided", exact=True).wait_for()
-        assert "Rule policy.quarantine decided" in page.locator("li.rule").inner_text()
+        assert "Rule policy.quarantine applied" in page.locator("li.rule").inner_text()
         page.get_by_role("button", name="Sign out").focus()
         page.keyboard.press("Enter")
         page.get_by_text("You are signed out.").wait_for()

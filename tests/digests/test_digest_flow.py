@@ -244,7 +244,7 @@ def test_the_history_did_not_say_that_a_digest_was_sent(shared: Users) -> None:
             assert client.say(b"Subject: story\r\n\r\nx\r\n.")[0].startswith(b"250")
     finally:
         shared.scanner.reply = usual
-    until(lambda: "put into quarantine" in shared.command("explain", "story@a.example").stdout, "the story")
+    until(lambda: "was quarantined" in shared.command("explain", "story@a.example").stdout, "the story")
     assert "A digest that lists it" not in shared.command("explain", "story@a.example").stdout
     release = links(shared.send_digests("--now")["story@a.example"])[0]
     told = shared.command("explain", "story@a.example").stdout

@@ -49,7 +49,7 @@ STORIES: dict[str, Story] = {
         shows=["OK: ", "example.org"],
     ),
     "docs/operate/find-a-mail.md": Story(
-        prepare=RECORDED, shows=["was put into quarantine", "quarantine show", "malware", "action=quarantine"]
+        prepare=RECORDED, shows=["was quarantined", "quarantine show", "malware", "action=quarantine"]
     ),
     "docs/operate/events.md": Story(
         prepare="""

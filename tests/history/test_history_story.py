@@ -64,7 +64,7 @@ def test_every_failure_has_words() -> None:
 def test_every_documented_rule_is_explained(rule: str, action: str) -> None:
     name = rule.replace("KEY", "bounce").replace("NAME", "mx").replace("UID", "0b8e")
     said = decided(name, action)
-    assert said.startswith(f"Rule {name} decided: ") and said.endswith(".")
+    assert said.startswith(f"Rule {name} applied: ") and said.endswith(".")
     assert DONE[action] in said and "the log reference explains" not in said
 
 
@@ -190,7 +190,7 @@ def test_later_events_are_told_in_order() -> None:
     later = (LaterEvent(NOON + 5, "ID0000", "released", "alice", "to b@example.org: 250 Ok"),
              LaterEvent(NOON + 9, "ID0000", "deleted", "bob"))  # fmt: skip
     told = story(entry(action="quarantine"), kept=Kept(GONE), later=later)
-    assert told.fate.endswith("was put into quarantine and released later")
+    assert told.fate.endswith("was quarantined and later released")
     assert [step.text for step in told.steps[-2:]] == [
         "It was released from the quarantine by alice to b@example.org: 250 Ok.",
         "It was deleted from the quarantine by bob.",

@@ -203,7 +203,7 @@ def test_refused(world: World, front: str) -> None:
     assert "192.0.2.7 (HELO mail.example.org)" in told
     assert f"http://127.0.0.1:{world.ports.service} scanned it in" in told
     assert "verdict spam, tags spam:gtube, sender:impossible-domain" in told
-    assert "Rule policy.bounce decided: the service decided `bounce`" in told
+    assert "Rule policy.bounce applied: the service's decision was `bounce`" in told
     assert reply.startswith("550 5.7.1") and f"The client received: {reply}" in told
     assert "returns it to the sender as undeliverable" in told
     assert "The lists blocked-senders and allowed-networks were checked: no entry matches." in told
@@ -228,7 +228,7 @@ def test_deferred_then_delivered(world: World, front: str) -> None:
     assert told.startswith(f"Mail from <{sender}> to <b@example.net> was deferred once, then {has_it}")
     first, second = told.index("Attempt 1:"), told.index("Attempt 2:")
     assert first < told.index("gave no decision") < told.index(f"The client received: {reply}") < second
-    assert second < told.index("decided deliver") < told.index("Where it is now")
+    assert second < told.index("decision deliver") < told.index("Where it is now")
     command = re.search(r"grep -F (\S+) /var/log/mail.log", told)
     assert command is not None
     world.postfix.logged(rf"{command[1]}: to=<b@example.net>.* status=sent")
@@ -240,14 +240,14 @@ def test_quarantined_then_released(world: World, front: str) -> None:
     sender = f"quarantined@{front}.example"
     until(world.is_scanning, "the scanner to be used")
     assert send(world.front(front), mail(sender, EICAR), sender=sender, **CLIENT).startswith("250 ")
-    told = world.explain(sender, "was put into quarantine")
+    told = world.explain(sender, "was quarantined")
     assert "verdict malware" in told and "it has not been released" in told
     command = next(line for line in told.splitlines() if "quarantine release" in line).split()
     released = world.command(*command[command.index("scanbridge") + 1 :])
     assert released.returncode == 0, released.stderr
     assert "history" not in released.stderr
     world.destination.arrived(f"{marker(sender)}@")
-    told = world.explain(sender, "released later")
+    told = world.explain(sender, "later released")
     assert "It was released from the quarantine by " in told and "to b@example.net: 250 2.0.0 Ok: queued as" in told
     assert "Where it is now      Released to <b@example.net>; the quarantine still has it until" in told
 
@@ -258,7 +258,7 @@ def test_dropped(world: World, front: str) -> None:
     sender = f"dropped@{front}.example"
     assert send(world.front(front), mail(sender, TO_DROP), sender=sender, **CLIENT).startswith("250 ")
     told = world.explain(sender, "accepted and dropped")
-    assert "Rule policy.drop decided" in told
+    assert "Rule policy.drop applied" in told
     assert "Where it is now      Nowhere: it was dropped, and the sender was not notified." in told
 
 
@@ -271,7 +271,7 @@ def test_refused_at_the_door(world: World, front: str) -> None:
     told = world.explain(sender, "was refused at")
     assert "before its content was sent" in told
     assert f"The list blocked-senders has a matching entry ({sender})." in told
-    assert "Rule lists.blocked-senders decided" in told
+    assert "Rule lists.blocked-senders applied" in told
     assert f"The client received: {reply}" in told
     assert "scanbridge lists entries blocked-senders" in told
 

@@ -64,13 +64,13 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
 
 
 async def _discovered(scanner: Scanner) -> AsyncIterator[Finding]:
-    """The hosts found in the DNS."""
+    """The hosts found in DNS."""
     if scanner.discoveries:
         await scanner.discover()
     for name in scanner.discoveries:
         what, found = f"discovery of {name.url}", ", ".join(place.url for place in name.places)
         if not found:
-            yield Finding(what, f"no scanner host was found in the DNS: {name.problem}; see scanner.discovery")
+            yield Finding(what, f"no scanner host was found in DNS: {name.problem}; see scanner.discovery")
         else:
             yield Finding(what, detail=found, warning=name.problem)
 

@@ -42,7 +42,7 @@ class _Cursor(click.ParamType[str]):
 @click.option("--limit", type=Limit(), default=None, help="Mails per page (0 = no limit). Default: 100.")
 @click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that starts after this mail.")
 @click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
-@click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
+@click.option("--wide", is_flag=True, help="Show all columns in full, however long the lines are.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def history(

@@ -52,11 +52,11 @@ def quarantine() -> None:
 @config_option
 @functools.partial(with_filters, acts=False)
 @click.option("--limit", type=Limit(), default=100, show_default=True, help="Maximum results (0 = no limit).")
-@click.option("--wide", is_flag=True, help="Show all columns in full, regardless of the line's length.")
+@click.option("--wide", is_flag=True, help="Show all columns in full, however long the lines are.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool, as_csv: bool, as_json: bool) -> None:
-    """List quarantined mail, newest first: one line per mail.
+    """List quarantined mail, one line per mail, newest first.
 
     On a terminal, long columns are truncated to fit. When output is piped, nothing is truncated, and columns are
     separated by tabs.

@@ -272,7 +272,7 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
             yield Step("mail", text, {"reply": str(done.closed_at_mail)})
     elif result is not None:
         tags = ", ".join(result.tags) or "none"
-        text = f"{who}Its decision is {result.decision}, its verdict {result.verdict or 'empty'}; tags: {tags}."
+        text = f"{who}Its decision is {result.decision}, and its verdict is {result.verdict or 'empty'}; tags: {tags}."
         text += f" Reasons for suspicion: {'; '.join(result.reasons)}." if result.reasons else ""
         yield Step("decision", text, {**result.to_dict(), "supposed": False})
     else:
@@ -291,7 +291,7 @@ def _rule(record: Record, who: str) -> Step:
         text = f"{who}Rule {record.rule} would {_DONE[record.would]}; in shadow mode, the mail is passed on."
         return Step("rule", text, facts)
     why = f" ({record.why})" if record.doubts else ""
-    return Step("rule", f"{who}Rule {record.rule} decides{why}: {_DONE[outcome.action]}.", facts)
+    return Step("rule", f"{who}Rule {record.rule} applies{why}: {_DONE[outcome.action]}.", facts)
 
 
 def _places(setup: Setup, done: Run, record: Record) -> Iterator[Step]:

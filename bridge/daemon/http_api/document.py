@@ -237,7 +237,7 @@ def _mail_fields() -> Json:
 def _page_fields() -> Json:
     cursor = {
         "type": ["string", "null"],
-        "description": "The value of `before` for the next page; null: there is none.",
+        "description": "The value of `before` for the next page; null if there is none.",
     }
     return {"mails": _list("Mail"), "next": cursor}
 

@@ -327,7 +327,7 @@ class Pipeline:
             found = ((name, index.entry(tenant, name, traits)) for name in names)
             return tuple((name, entry) for name, entry in found if entry)
         except Exception as exc:
-            log.error("ggrid=%s the entries of lists could not be found: %s", job.ggrid, _place(exc))
+            log.error("ggrid=%s the matching list entries could not be found: %s", job.ggrid, _place(exc))
             return ()
 
 

@@ -264,7 +264,7 @@ class NatsWorker:
         mail = StoredMail(self._spool)
         try:
             if _attempt(message) > ATTEMPTS:
-                log.error("ggrid=%s given up: %d workers failed to finish it", head.ggrid, ATTEMPTS)
+                log.error("ggrid=%s abandoned: %d workers failed to finish it", head.ggrid, ATTEMPTS)
                 return unfinished(head, "failed:worker")
             if head.parameters is not None:
                 mail.write(bytes(rest))
