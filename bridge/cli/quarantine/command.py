@@ -142,7 +142,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Also release mail to recipients who have it or may have it, including mail that all of its recipients have.",
+    help="Also release mail to recipients who already have it or may have it, even if all its recipients have it.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail through the next hop to its original recipients, or to others, without scanning it again.
