@@ -142,7 +142,7 @@ bench-digests: $(DEV_READY)     ## send digests to 100,000 people, with kills in
 
 digest-pictures: export PYTHONDONTWRITEBYTECODE =
 digest-pictures: $(DEV_READY)   ## photograph digests and the pages for users into docs/images
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/digests/test_digest_mail_server.py
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/digests/test_digest_mail_server.py
 
 translations: $(DEV_READY)      ## compile the translations of what users read
 	$(BIN)/python -m tools.translations

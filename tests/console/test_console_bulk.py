@@ -38,6 +38,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator
 
 
 @pytest.mark.parametrize("look", EACH_LOOK)
+@pytest.mark.long
 def test_the_number_of_all_mails_is_shown_before_anything_happens(desk: World, browser: Any, look: str) -> None:
     """It reads well at both widths and in both themes; `Cancel` changes nothing."""
     with window(browser, desk.console, Role.RELEASER, **LOOKS[look]) as page:
@@ -78,6 +79,7 @@ def tab_to(page: Any, selector: str) -> None:
 
 
 @pytest.mark.parametrize("look", EACH_LOOK)
+@pytest.mark.long
 def test_an_uploaded_file_is_shown_page_by_page(
     desk: World, browser: Any, service: Service, tmp_path: Path, look: str
 ) -> None:

@@ -146,6 +146,7 @@ def test_one_person_filled_the_disk_with_forms_that_do_not_end(shared: World) ->
     until(lambda: send_file(slow, "/scan", "mail.eml", MAIL).status == 200, "their places to be free again")
 
 
+@pytest.mark.long
 def test_one_person_filled_the_disk_with_downloads_that_are_not_read(shared: World) -> None:
     """A zip is in a file until it has been read, and its reader may take a byte at a time."""
     content = b"Subject: large\r\n\r\n" + b64encode(os.urandom(9_000_000))

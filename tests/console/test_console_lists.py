@@ -344,6 +344,7 @@ def memory_kib(pid: int) -> int:
     return peak_kib(Path(f"/proc/{pid}/status").read_text())
 
 
+@pytest.mark.long
 def test_applying_a_long_file_is_cancelled(empty: Listed) -> None:
     """While it runs; the page says how far it came."""
     browser, total = empty.admin, 60_000
@@ -431,6 +432,7 @@ def test_a_part_that_we_did_not_write_names_nothing(part: str) -> None:
     assert from_part(part) == ""
 
 
+@pytest.mark.long
 def test_a_list_with_an_odd_name_is_browsed_and_changed(tmp_path: Path) -> None:
     """Of a service that names its lists as it likes: every link and every form of its pages works."""
     library("nh3", "console")

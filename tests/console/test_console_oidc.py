@@ -374,6 +374,7 @@ def odd_provider(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[s
         thread.join()
 
 
+@pytest.mark.long
 async def test_a_provider_that_never_ends_its_answer_is_not_waited_for() -> None:
     """A byte now and then; and who comes next is told at once."""
     stop = Event()

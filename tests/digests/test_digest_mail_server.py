@@ -164,6 +164,7 @@ def release_from_digest(world: World, tmp_path: Path, language: str) -> None:
     page.context.close()
 
 
+@pytest.mark.long
 def test_every_page_for_users_speaks_the_language_and_reads_well(world: World, tmp_path: Path) -> None:
     """By the link of the digest: the list, a mail, the choices; both widths; no violation of WCAG."""
     world.hold("Your account will be closed", "look@a.example", verdict="phishing", tags=["phishing"], reasons=FOUND)
@@ -239,6 +240,7 @@ def test_a_request_waits_for_a_releaser_who_grants_it_to_the_one_who_asked(world
     page.context.close()
 
 
+@pytest.mark.long
 def test_a_digest_reads_well_in_two_widths(world: World, tmp_path: Path) -> None:
     """A wide window and a telephone: nothing is cut off, and buttons can be hit; in every language."""
     sizes = (("wide", 760), ("narrow", 360))

@@ -58,6 +58,7 @@ def test_only_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
         assert not next_hop.mails and "second stop signal" in bridge.log
 
 
+@pytest.mark.long
 def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Path) -> None:
     """READY once all workers accept mail, WATCHDOG regularly; a worker or service that hangs is killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, _, next_hop):
