@@ -28,6 +28,8 @@ from bridge.feedback.report import ReportKind, ReportState
 from bridge.feedback.store import ReportStore
 from bridge.filter.late.store import Entry as LateEntry
 from bridge.filter.late.store import SqlStore
+from bridge.filter.mail_rates import Count
+from bridge.filter.rate_store import RateStore
 from bridge.history.entry import LaterEvent
 from bridge.history.postgresql import PostgresHistory
 from bridge.history.query import HistoryQuery
@@ -44,6 +46,8 @@ from bridge.service.learning.votes import Vote
 from bridge.service.lists.store import Entry as ListEntry
 from bridge.service.lists.store import ListStore
 from bridge.service.store import Store
+from bridge.testing import answer, result, until
+from tests.daemon.process_kit import parts, scanbridge, start, write_config
 from tests.events.events_kit import ROOMY, entry
 from tests.history.history_kit import mail
 from tests.postgresql import fresh_database
@@ -125,6 +129,16 @@ def _late(place: Database, directory: Path) -> None:
     store.close()
 
 
+def _rates(place: Database, _directory: Path) -> None:
+    store = RateStore(place)
+    sums, now = store.exchange([], 1)
+    count = Count(int(now // 60), "192.0.2.1", 7)
+    store.exchange([count], 1)
+    sums, _ = store.exchange([count], 1)
+    assert sums == [count._replace(mails=14)]
+    store.close()
+
+
 def _personal(place: Database, _directory: Path) -> None:
     lists = PersonalLists(place)
     assert lists.block("b@example.org", "a@sender.example") and lists.allow("b@example.org", "c@sender.example")
@@ -201,6 +215,7 @@ USES: dict[str, Callable[[Database, Path], None]] = {
     "events.outbox": _events,
     "feedback.store": _feedback,
     "filter.late.store": _late,
+    "filter.rate_store": _rates,
     "history.postgresql": _history,
     "lists.personal_store": _personal,
     "quarantine.index": _index,
@@ -232,6 +247,44 @@ def test_a_program_uses_tables_that_a_newer_one_has_added_to(
         assert newer == [known + 1] and inspect(connection).has_table("newer_things")
     engine.dispose()
     assert f"{component.version_table} has version {known + 1}, this program knows {known}): using it" in caplog.text
+
+
+def test_a_bridge_starts_again_after_a_newer_one_has_added_to_its_tables(postgresql: Any, tmp_path: Path) -> None:
+    """In a rolling upgrade, it is restarted after the first new bridge: mail, quarantine and history go on."""
+    database = fresh_database(postgresql)
+    with parts() as (_, scanner, next_hop):
+        config, *ports = write_config(tmp_path, scanner.url, next_hop.url, state_database=database)
+        scanner.reply_to = {b"Subject: held": answer(200, result("quarantine"))}
+        for is_newer in (False, True):
+            bridge = start(config, *ports)
+            try:
+                assert bridge.send().startswith("250")
+                assert bridge.send(b"Subject: held\r\n\r\nx\r\n").startswith("250")
+                count = 4 if is_newer else 2
+                until(lambda: len(_lines("history", config)) == count, "the history")  # noqa: B023
+                assert len(_lines("quarantine list", config)) == count // 2
+                bridge.signal()
+                assert bridge.wait() == 0
+            finally:
+                bridge.end()
+            assert ("this program knows" in bridge.log) == is_newer and " ERROR " not in bridge.log, bridge.log
+            if not is_newer:
+                _upgrade_all(Database(database))
+
+
+def _lines(command: str, config: Path) -> list[str]:
+    return scanbridge(*command.split(), "-c", config, "--json").stdout.splitlines()
+
+
+def _upgrade_all(place: Database) -> None:
+    """As a newer bridge would, every table that is there."""
+    engine = place.engine()
+    with writing(engine) as connection:
+        _add(connection)
+        for component in COMPONENTS:
+            if component.kind == "postgresql" and inspect(connection).has_table(component.version_table):
+                connection.execute(text(f"UPDATE {component.version_table} SET version = version + 1"))
+    engine.dispose()
 
 
 def test_a_running_program_goes_on_while_a_newer_one_adds(postgresql: Any, tmp_path: Path) -> None:
