@@ -42,7 +42,7 @@ PACKAGE = Path(bridge.__file__).parent
 # Components with their own tables; in PostgreSQL they may share a database.
 STORES = (
     *("console.database", "digests.database", "events.outbox", "feedback.store", "filter.late.store"),
-    *("lists.personal_store", "quarantine.index", "quarantine.used_tokens", "runtime.turns"),
+    *("filter.rate_store", "lists.personal_store", "quarantine.index", "quarantine.used_tokens", "runtime.turns"),
     *("service.learning_tables", "service.store"),
 )
 PYTHON = {"bridge.service.analysis.engine": 4, "bridge.service.engine_kit": 4}  # see docs/reference/python.md

@@ -16,6 +16,7 @@ from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.personal_wiring import personal_filter
+from bridge.filter import mail_rates
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
 from bridge.intake.hooks.context import HooksSettings
@@ -102,6 +103,7 @@ class Components:
             limit=self.limit,
             envelope_lists=list_wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
             personal=personal_filter(self.config, core.personal),
+            rates=core.rates,
         )
 
     @property
@@ -144,9 +146,14 @@ class ListenerPlan:
             count(metrics.refused_early, name, refusal.stage)
             self._core.note_refusal(name, refusal)
 
+        def on_too_many(refusal: RefusedClient) -> None:
+            count(metrics.limits_hit, name, mail_rates.LIMIT)
+            self._core.note_refusal(name, refusal)
+
         counts: dict[str, Any] = {
             "on_refused": on_refused,
             "on_saturated": on_saturated,
+            "on_too_many": on_too_many,
             "on_cancelled": lambda refusal: self._core.note_refusal(name, refusal),
             "on_limit": lambda limit: count(metrics.limits_hit, name, limit),
         }

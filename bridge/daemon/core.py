@@ -20,10 +20,12 @@ from bridge.daemon.feedback import Feedback
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
 from bridge.daemon.personal_refresh import PersonalRefresh
+from bridge.daemon.rate_exchange import RateExchange, rate_exchange
 from bridge.daemon.reload import ReloadHistory
 from bridge.daemon.workers.worker_context import WorkerContext
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
+from bridge.filter.mail_rates import MailRates
 from bridge.filter.outcome import Record
 from bridge.history.recorder import Recorder
 from bridge.intake.refused_client import RefusedClient
@@ -49,6 +51,8 @@ class Core:
     late: LateDecisions | None
     list_refresh: ListRefresh
     personal: PersonalRefresh
+    rates: MailRates
+    rate_exchange: RateExchange
     mail_log: MailLog
     recent: RecentMails
     history: Recorder | None
@@ -90,6 +94,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
     if writer is not None:
         writer.on_lost = lambda: count(metrics.log_lines_lost)
         writer.throttle.on_suppressed = lambda: count(metrics.log_lines_held_back)
+    rates = MailRates(conf.limits.max_mails_per_client_per_minute)
     return Core(
         state=state,
         worker=worker,
@@ -99,6 +104,8 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
         personal=personal_wiring.refresh(conf, state),
+        rates=rates,
+        rate_exchange=rate_exchange(conf, state, rates),
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         recent=RecentMails(),
         history=wiring.recorder(

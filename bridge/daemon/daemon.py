@@ -296,6 +296,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
         "event loop lag": core.lag.watch,
         "lists": core.list_refresh.watch,
         "personal lists": core.personal.watch,
+        "mail rates": core.rate_exchange.watch,
         "malloc_trim": MallocTrim().watch,
         "status": view.publish_regularly,
         "next hops": partial(watch_next_hops, running),
@@ -320,6 +321,7 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
         quarantine_upkeep.clean(running.components.quarantine)
     await core.list_refresh.start()
     ending.callback(core.personal.close)
+    ending.callback(core.rate_exchange.close)
     ending.callback(core.feedback.close)
     ending.callback(core.digests.close)
     await core.personal.start()

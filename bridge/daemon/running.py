@@ -48,6 +48,7 @@ class Running:
         removed = self.listeners.adopt(components.plans, opened)
         core.admission.settings = wiring.admission_settings(conf)
         core.spool.limit, core.spool.memory_per_mail, core.spool.directory = wiring.spool_settings(conf)
+        core.rates.limit = conf.limits.max_mails_per_client_per_minute
         core.worker.sockets.keep_only(addresses(conf))
         core.list_refresh.adopt(conf)
         core.events.adopt(components.event_plans)

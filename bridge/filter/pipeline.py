@@ -24,6 +24,7 @@ from bridge.filter.admission import Admission
 from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
 from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
+from bridge.filter.mail_rates import MailRates
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.personal_rules import PersonalLists
 from bridge.filter.personal_split import PersonalSplit
@@ -35,6 +36,7 @@ from bridge.filter.policy import (
     LOOP,
     NO_STORAGE,
     TENANTS_CHANGED,
+    TOO_MUCH_MAIL,
     UNCERTAIN_DOMAIN,
     Case,
     Policy,
@@ -110,6 +112,7 @@ class Filter:
         limit: AdaptiveLimit | None = None,
         envelope_lists: EnvelopeLists | None = None,
         personal: PersonalLists | None = None,
+        rates: MailRates | None = None,
     ) -> None:
         self._settings = settings
         self._scanner = scanner
@@ -121,6 +124,7 @@ class Filter:
         self._released_mail = released_mail
         self._late = late
         self.envelope_lists = envelope_lists
+        self._rates = rates if settings.shadow_percent < 100 else None
         self._personal = None if personal is None else PersonalSplit(personal, self._actions, self._tell)
         self._saturation_reply = self._reply_if_full()
         self.saturation_rule = settings.policy[Case.SATURATED].name
@@ -139,6 +143,10 @@ class Filter:
     def closed(self) -> Reply | None:
         """The same before the content."""
         return None if self._slots.is_open_before_content() else self._saturation_reply
+
+    def refused_by_rate(self, client: str | None) -> Reply | None:
+        """Counts a mail of this client; the 451 if it has sent too many in the last minute, else None."""
+        return None if self._rates is None or self._rates.lets_in(client) else TOO_MUCH_MAIL
 
     def _reply_if_full(self) -> Reply | None:
         """The reply to saturation at MAIL; None if the policy would not refuse all mail of this listener."""

@@ -36,6 +36,7 @@ _NUMBERS = {"at": "double precision", "size": "bigint", "mails": "integer"} | di
 )
 _COLUMNS = (*Row._fields, *Kind._fields)
 _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
+_LATER = ", ".join(f'"{name}"' for name in LaterEvent.__slots__)
 _INDEXED = ("at", "id", "session", "message_id", "ggrid", "queue_id", "next_id")
 _OF_KIND = ("action", "decision", "rule", "listener", "stage")
 _WORDS = "to_tsvector('simple', regexp_replace(subject, '[^[:alnum:]]+', ' ', 'g'))"  # without hosts, paths, numbers
@@ -90,9 +91,10 @@ class PostgresHistory:
 
     def note(self, events: Sequence[LaterEvent]) -> None:
         with self._writing() as connection:
+            insert = f"INSERT INTO history_later ({_LATER}) VALUES (%s, %s, %s, %s, %s)"  # noqa: S608  fixed names
             for event in events:
                 values = (event.at, *map(storable, (event.id, event.event, event.by, event.text)))
-                connection.exec_driver_sql("INSERT INTO history_later VALUES (%s, %s, %s, %s, %s)", values)
+                connection.exec_driver_sql(insert, values)
 
     def settle(self) -> None:
         """Nothing to do: partitions are dropped by their day."""
@@ -173,7 +175,7 @@ class PostgresHistory:
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""
-        text = "SELECT * FROM history_later WHERE id = ANY(%s) ORDER BY at"
+        text = f"SELECT {_LATER} FROM history_later WHERE id = ANY(%s) ORDER BY at"  # noqa: S608  fixed names
         with self._tables.reading() as connection:
             return [LaterEvent(*row) for row in connection.exec_driver_sql(text, (list(ids),))]
 

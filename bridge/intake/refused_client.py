@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from bridge.filter import rule_names
+from bridge.filter import mail_rates, rule_names
 from bridge.intake.connection_limits import Refusal
 from bridge.mail.reply import Reply
 from bridge.runtime.value import value
@@ -20,6 +20,11 @@ class RefusedClient:
     reason: str  # the label of the metric
     rule: str
     reply: Reply | None = None  # None: the connection was closed without a word
+
+
+def too_many(stage: str, client: str | None, sender: str, reply: Reply) -> RefusedClient:
+    """This client has sent too many mails in the last minute."""
+    return RefusedClient(stage, client, sender, mail_rates.LIMIT, rule_names.of_limit(mail_rates.LIMIT), reply)
 
 
 def rule_of(refusal: Refusal) -> str:

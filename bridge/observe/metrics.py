@@ -38,7 +38,7 @@ STAGES = ("mail", "data")
 LIMITS = (  # docs/reference/limits.md explains each
     *("line", "command", "frame", "request", "header", "max_message_size", "max_bytes_in_processing"),
     *("max_recipients", "max_received"),
-    *("max_mails_per_connection", "max_errors", "idle_commands"),
+    *("max_mails_per_client_per_minute", "max_mails_per_connection", "max_errors", "idle_commands"),
     *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),
 )
 SATURATION = ("limit", "scanner")

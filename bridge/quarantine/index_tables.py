@@ -162,4 +162,5 @@ def _all_records(connection: Connection) -> Iterator[Sequence[Any]]:
 
 
 # Step n migrates a database from version n to n + 1. Never change a released step; add one.
-MIGRATIONS: list[database.Step] = [_create, _add_columns]
+# An earlier program would write rows without `client` and `tags`, which searches would then miss.
+MIGRATIONS: list[database.Step] = [database.Incompatible(_create), database.Incompatible(_add_columns)]

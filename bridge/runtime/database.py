@@ -6,6 +6,7 @@ because it may contain a password.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -28,8 +29,10 @@ from sqlalchemy import (
     extract,
     func,
     insert,
+    inspect,
     make_url,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -49,11 +52,29 @@ _POSTGRESQL = {
     "tcp_user_timeout": 15_000,
 }
 
+_OLDEST = "oldest_reader"
+
 Step = Callable[[Connection], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Incompatible:
+    """A step after which programs that do not know it must not use the tables.
+
+    All other steps only add (tables, indexes, columns that are nullable or have a default), so that two versions can
+    work side by side during an upgrade. docs/reference/stability.md says when a release may contain such a step.
+    """
+
+    step: Step
+
+    def __call__(self, connection: Connection) -> None:
+        self.step(connection)
 
 
 class DatabaseNewer(BridgeError):
-    """The schema was made by a newer version of this program."""
+    """The schema was made by a newer version of this program, and this one must not use it."""
 
 
 class DatabaseUnusable(BridgeError):
@@ -182,19 +203,35 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
 
     Step n upgrades from version n to n + 1. Components that may share a database each have their own `table`.
     The transaction must be one of `writing` with a lock: several processes may start at the same time.
+
+    The table also says which is the oldest version whose programs may use the schema: during an upgrade, a program
+    that knows fewer steps starts again in a database that a newer one has already changed.
     """
-    schema = Table(table, MetaData(), Column("version", Integer, nullable=False))
+    schema = Table(table, MetaData(), Column("version", Integer, nullable=False), Column("oldest_reader", Integer))
     schema.create(connection, checkfirst=True)
-    version = connection.execute(select(schema.c.version)).scalar()
-    if version is None:
+    if _OLDEST not in {column["name"] for column in inspect(connection).get_columns(table)}:
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {_OLDEST} INTEGER"))  # made before there was a rule
+    found = connection.execute(select(schema)).first()
+    if found is None:
         connection.execute(insert(schema).values(version=0))
-        version = 0
-    if version > len(steps):
-        raise DatabaseNewer("created by a newer version of this program")
-    if version < len(steps):
-        for step in steps[version:]:
-            step(connection)
-        connection.execute(update(schema).values(version=len(steps)))
+    version, oldest_reader = found or (0, None)
+    known = len(steps)
+    if version > known:
+        _accept_newer(table, version, oldest_reader, known)
+        return
+    for step in steps[version:]:
+        step(connection)
+    oldest = max((number for number, step in enumerate(steps, 1) if isinstance(step, Incompatible)), default=1)
+    if (version, oldest_reader) != (known, oldest):
+        connection.execute(update(schema).values(version=known, oldest_reader=oldest))
+
+
+def _accept_newer(table: str, version: int, oldest_reader: int | None, known: int) -> None:
+    """Raises DatabaseNewer."""
+    newer = f"created by a newer version of this program ({table} has version {version}, this program knows {known})"
+    if oldest_reader is None or oldest_reader > known:
+        raise DatabaseNewer(f"{newer}: upgrade this program")
+    log.info("database %s: using it, because the newer version only added to it", newer)
 
 
 def prepare(engine: Engine, lock: int, steps: Sequence[Step], table: str = "schema_version") -> None:

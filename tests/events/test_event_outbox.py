@@ -179,7 +179,7 @@ def test_a_newer_schema_is_not_touched(file: Database) -> None:
     outbox.close()
     engine = create_engine(file.url)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE event_schema SET version = 99"))
+        connection.execute(text("UPDATE event_schema SET version = 99, oldest_reader = 99"))
     engine.dispose()
     with pytest.raises(OutboxError, match="newer version"):
         outbox.states()

@@ -160,6 +160,58 @@ def frame(command: bytes, data: bytes, length: int | None = None) -> bytes:
     return struct.pack(">I", 1 + len(data) if length is None else length) + command + data
 
 
+RATE = {"limits": {"max_mails_per_client_per_minute": 1}}
+TOO_MUCH = b"451 4.7.1 Too much mail from your address, try again later"
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+def test_a_client_that_sends_too_much_is_deferred_at_mail(tmp_path: Path, protocol: str) -> None:
+    """Its other commands in the same packet are no mistakes, and other clients are not concerned."""
+    hello = b"LHLO client.example" if protocol == "lmtp" else b"EHLO client.example"
+    with running_bridge(tmp_path, RATE, protocol=protocol) as bridge, bridge.client() as client:
+        client.open(hello)
+        assert client.mail().startswith(b"250")
+        with hits(bridge, "max_mails_per_client_per_minute"):
+            assert client.say(b"MAIL FROM:<a@client.example>", b"RCPT TO:<b@example.org>", b"DATA")[0] == TOO_MUCH
+        assert client.say(b"NOOP")[0].startswith(b"250")
+        with bridge.client("127.0.0.2") as other:
+            other.open(hello)
+            assert other.mail().startswith(b"250")
+        assert not bridge.daemon.metrics.refused_early.values["test", "mail"]
+
+
+def test_the_client_behind_a_mail_server_is_the_one_that_is_limited(tmp_path: Path) -> None:
+    """With XFORWARD: else its mail server would be deferred for the mail of one of its clients."""
+    with running_bridge(tmp_path, RATE) as bridge, bridge.client() as client:
+        client.open()
+        for address, is_first in ((b"192.0.2.1", True), (b"192.0.2.2", True), (b"192.0.2.1", False)):
+            client.say(b"XFORWARD ADDR=" + address)
+            reply = client.say(b"MAIL FROM:<a@client.example>")[0]
+            assert reply.startswith(b"250") if is_first else reply == TOO_MUCH
+            client.say(b"RSET")
+
+
+def test_a_client_of_a_milter_that_sends_too_much_is_deferred_at_mail(tmp_path: Path) -> None:
+    """The client is the mail server's, not the mail server."""
+    negotiate = frame(b"O", struct.pack(">III", 6, 0x1FF, 0))
+    with running_bridge(tmp_path, RATE, protocol="milter") as bridge:
+
+        def answers(address: bytes, sock: socket.socket) -> bytes:
+            sock.sendall(negotiate + frame(b"C", b"host\0004\0\x19" + address + b"\0"))
+            sock.sendall(frame(b"M", b"<a@example.org>\0"))
+            sock.settimeout(60)
+            found = b""
+            while found.count(b"\0\0\0\x01c") < 2 and TOO_MUCH not in found:
+                found += sock.recv(4096)
+            return found
+
+        for address in (b"192.0.2.1", b"192.0.2.2"):
+            with connected(bridge) as sock:
+                assert TOO_MUCH not in answers(address, sock)
+        with hits(bridge, "max_mails_per_client_per_minute"), connected(bridge) as sock:
+            assert TOO_MUCH in answers(b"192.0.2.1", sock)
+
+
 def test_limits_of_a_milter_are_counted(tmp_path: Path) -> None:
     """A frame over its limit, one recipient too many, too large a mail."""
     with running_bridge(tmp_path, {"limits": LIMITS}, protocol="milter") as bridge:

@@ -219,7 +219,7 @@ async def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCap
     await keep(quarantine)
     quarantine._index.close()  # type: ignore[union-attr]
     with sqlite3.connect(index_file(where)) as connection:
-        connection.execute("UPDATE quarantine_schema SET version = 99")
+        connection.execute("UPDATE quarantine_schema SET version = 99, oldest_reader = 99")
     connection.close()
     with pytest.raises(IndexFailed, match="newer version"):
         Index(where.index).known()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, LargeBinary, MetaData, Numeric, String, Table, insert, select, text
 
-from bridge.runtime.database import Database, DatabaseNewer, writing
+from bridge.runtime.database import Database, DatabaseNewer, Incompatible, writing
 from tests.postgresql import fresh_database
-from tests.runtime.schemas import COMPONENTS, Component, described
+from tests.runtime.schemas import COMPONENTS, Component, described, not_only_added
 
 ROWS = 3
 VERSIONS = [
@@ -78,6 +78,7 @@ def test_the_present_schema_is_the_recorded_one(component: Component, places: Pl
     engine = places.engine(component.kind)
     with writing(engine) as connection:
         component.build(connection, len(component.steps))
+        component.migrate(connection)  # makes no step; adds `oldest_reader` to a version table from before the rule
         recorded = described(connection)
     assert places.fresh(component) == recorded
 
@@ -98,15 +99,67 @@ def test_an_earlier_schema_is_upgraded(component: Component, version: int, place
     assert version_now == [len(component.steps)]
 
 
-@every_component
-def test_a_newer_schema_is_left_alone(component: Component, places: Places) -> None:
-    """An old program beside or after a new one must not write rows that the new one cannot read."""
+@pytest.mark.parametrize(
+    ("component", "version"),
+    [one for one in EARLIER if one.values[1] and not isinstance(one.values[0].steps[one.values[1]], Incompatible)],
+)
+def test_a_step_only_adds(component: Component, version: int, places: Places) -> None:
+    """Else, during an upgrade, the nodes of the earlier version would fail as soon as the first new one has started."""
     engine = places.engine(component.kind)
     with writing(engine) as connection:
-        component.migrate(connection)
-        connection.execute(text(f"UPDATE {component.version_table} SET version = version + 1"))
+        component.build(connection, version)
         before = described(connection)
-    with pytest.raises(DatabaseNewer), writing(engine) as connection:
+        component.steps[version](connection)
+        assert not not_only_added(before, described(connection)), "mark the step as Incompatible, or let it only add"
+
+
+_TABLE = "CREATE TABLE things (id INTEGER PRIMARY KEY, word TEXT)"
+_MORE = "CREATE TABLE more (id INTEGER PRIMARY KEY)"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_addition"),
+    [
+        ("ALTER TABLE things ADD COLUMN colour TEXT", True),
+        ("ALTER TABLE things ADD COLUMN number INTEGER DEFAULT 0 NOT NULL", True),
+        ("CREATE INDEX things_word ON things (word)", True),
+        ("CREATE TABLE others (id INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE)", True),
+        ("ALTER TABLE things ADD COLUMN number INTEGER NOT NULL", False),
+        ("CREATE UNIQUE INDEX things_word ON things (word)", False),
+        ("ALTER TABLE things DROP COLUMN word", False),
+        ("ALTER TABLE things RENAME COLUMN word TO name", False),
+        ("ALTER TABLE things RENAME TO items", False),
+        ("ALTER TABLE things ADD COLUMN other INTEGER REFERENCES more (id)", False),
+        ("ALTER TABLE things ALTER COLUMN word TYPE VARCHAR(10)", False),
+        ("ALTER TABLE things ALTER COLUMN word SET NOT NULL", False),
+        ("ALTER TABLE things ADD CHECK (id > 0)", False),
+        ("DROP TABLE things", False),
+    ],
+)
+def test_what_an_addition_is(change: str, is_addition: bool, places: Places) -> None:
+    engine = places.engine("postgresql")
+    with writing(engine) as connection:
+        for statement in (_TABLE, _MORE):
+            connection.exec_driver_sql(statement)
+        before = described(connection)
+        connection.exec_driver_sql(change)
+        assert (not not_only_added(before, described(connection))) == is_addition
+
+
+@pytest.mark.parametrize("oldest_reader", ["version + 1", "NULL"])
+@every_component
+def test_an_incompatible_newer_schema_is_left_alone(component: Component, oldest_reader: str, places: Places) -> None:
+    """An old program beside or after a new one must not write rows that the new one cannot read.
+
+    Nothing is known of a schema from before the rule: it is refused, too.
+    """
+    engine, table, known = places.engine(component.kind), component.version_table, len(component.steps)
+    with writing(engine) as connection:
+        component.migrate(connection)
+        connection.execute(text(f"UPDATE {table} SET version = version + 1, oldest_reader = {oldest_reader}"))
+        before = described(connection)
+    clear = f"{table} has version {known + 1}, this program knows {known}.*: upgrade this program"
+    with pytest.raises(DatabaseNewer, match=clear), writing(engine) as connection:
         component.migrate(connection)
     with engine.connect() as connection:
         assert described(connection) == before

@@ -363,7 +363,7 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path):
     store.open()
     store.close()
     with sqlite3.connect(tmp_path / "x.sqlite") as raw:
-        raw.execute("UPDATE schema_version SET version = ?", (len(MIGRATIONS) + 1,))
+        raw.execute("UPDATE schema_version SET version = :v, oldest_reader = :v", {"v": len(MIGRATIONS) + 1})
     raw.close()
     with pytest.raises(StoreUnavailable, match="newer"):
         Store(url).open()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from nats.errors import Error
 
+from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ConfigError
 from bridge.runtime.nats_client import NatsClient
 from bridge.service.cluster.members import DOUBT_S, GONE_S, Members
@@ -167,6 +169,30 @@ def test_a_job_reads_as_it_was_written_and_nothing_else_is_one() -> None:
     with pytest.raises(Malformed):
         NodeSign.from_bytes(b'{"id": "a", "waiting": Infinity}')
     assert Names.of("x", "a.b *").jobs == "x.jobs.a-b--"
+
+
+GGRID = "00000000-0000-0000-0000-000000000000"
+
+
+def test_nodes_of_a_newer_version_may_say_more() -> None:
+    """Whatever they add, an older node understands the rest: both are there during an upgrade."""
+    more = {"version": 2, "priority": "high", "about": {"x": [1, None]}}
+    job = {"ggrid": GGRID, "node": "a", "created": "2026", "size": 3, "parameters": "{}", **more}
+    assert read_job(_framed(json.dumps(job).encode()) + b"abc") == (JobHead(GGRID, "a", "2026", 3, b"{}"), b"abc")
+    sign = {"id": "a", "slots": 4, "busy": 1, "limit": 8, "threshold": 6, "leaving": True, **more}
+    assert WorkerSign.from_bytes(json.dumps(sign).encode()) == WorkerSign("a", 4, 1, 8, 6, leaving=True)
+    assert NodeSign.from_bytes(json.dumps({"id": "a", "waiting": 7, **more}).encode()) == NodeSign("a", 7)
+    answer = {"decision": "bounce", "ggrid": GGRID, **more}
+    assert AnalysisResult.from_json(json.dumps(answer).encode()).decision is Decision.BOUNCE
+
+
+def test_nodes_of_another_version_may_say_less() -> None:
+    """Only what nothing can be done without is needed: which mail, for whom, how large, and how many slots."""
+    job = _framed(json.dumps({"ggrid": GGRID, "node": "a", "size": 3}).encode())
+    assert read_job(job) == (JobHead(GGRID, "a", "", 3, None), b"")
+    assert WorkerSign.from_bytes(b'{"id": "a", "slots": 4}') == WorkerSign("a", 4, 0, 4, 4)
+    assert NodeSign.from_bytes(b'{"id": "a"}') == NodeSign("a", 0)
+    assert AnalysisResult.from_json(b'{"decision": "bounce"}') == AnalysisResult(Decision.BOUNCE)
 
 
 def test_the_default_has_no_queue() -> None:

@@ -32,7 +32,7 @@ from bridge.intake.hooks.mail import HookMail
 from bridge.intake.hooks.registrations import MAX_REGISTRATIONS, PROPERTIES, STAGES, Registration, State
 from bridge.intake.hooks.replays import Answer, OtherBody
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS
-from bridge.intake.refused_client import RefusedClient
+from bridge.intake.refused_client import RefusedClient, too_many
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
@@ -310,6 +310,11 @@ class _Asking:
                 mail.set_sender(question.sender)
                 self._saturated("data", session, mail.sender, closed)
                 return self._render(closed)
+            client = session.client.address
+            if (refusal := self._filter.refused_by_rate(client)) is not None:  # at MAIL, the server may not ask
+                mail.set_sender(question.sender)
+                self._context.on_too_many(too_many("data", client, mail.sender, refusal))
+                return self._render(refusal)
             request = replays.start(key, body.digest, self._decide(question, session, found))
         answer = await request.wait(body.until_gone, self._patience_s + _OVERRUN_S)
         if answer is not None:

@@ -66,12 +66,14 @@ class HooksContext:
         spool: Spool,
         on_refused: Callable[[RefusedClient], None],
         on_saturated: Callable[[RefusedClient], None],
+        on_too_many: Callable[[RefusedClient], None],
         on_cancelled: Callable[[RefusedClient], None],
         on_limit: Callable[[str], None],
     ) -> None:
         self.spool = spool
         self.on_limit = on_limit
         self.on_saturated = on_saturated
+        self.on_too_many = on_too_many
         self._on_refused = on_refused
         self._on_cancelled = on_cancelled
         self.replays = Replays()

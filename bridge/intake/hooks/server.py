@@ -41,12 +41,15 @@ class HooksServer:
         *,
         on_refused: Callable[[RefusedClient], None] = _ignore,  # a connection: untrusted, limit; a request: token
         on_saturated: Callable[[RefusedClient], None] = _ignore,  # a mail, at the stage: mail, data
+        on_too_many: Callable[[RefusedClient], None] = _ignore,  # a mail, at the stage: data
         on_cancelled: Callable[[RefusedClient], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,
     ) -> None:
         self.listener = Listener[HooksConnection](settings.listener, is_ahead=is_ahead)
-        self.context = HooksContext(settings, filter_, spool, on_refused, on_saturated, on_cancelled, on_limit)
+        self.context = HooksContext(
+            settings, filter_, spool, on_refused, on_saturated, on_too_many, on_cancelled, on_limit
+        )
         limits = HttpLimits(
             head_timeout_s=settings.head_timeout_s,
             max_connections=_ANY,  # the listener counts them

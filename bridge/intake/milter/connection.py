@@ -30,7 +30,7 @@ from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS, Mail, declared_size
 from bridge.intake.milter.protocol import State
-from bridge.intake.refused_client import RefusedClient
+from bridge.intake.refused_client import RefusedClient, too_many
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
@@ -282,6 +282,9 @@ class MilterConnection(asyncio.Protocol):
             context.on_saturated(
                 RefusedClient("mail", self._describe().client.address, sender, "saturated", rule, closed)
             )
+        elif refusal := context.filter.refused_by_rate(self._client.origin.address):
+            mail.refuse(refusal)
+            context.on_too_many(too_many("mail", self._client.origin.address, sender, refusal))
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:

@@ -83,6 +83,7 @@ class MilterContext:
         listener: Listener[OpenConnection],
         on_refused: Callable[[RefusedClient], None] = ignore,
         on_saturated: Callable[[RefusedClient], None] = ignore,
+        on_too_many: Callable[[RefusedClient], None] = ignore,
         on_cancelled: Callable[[RefusedClient], None] = ignore,
         on_limit: Callable[[str], None] = ignore,
     ) -> None:
@@ -90,6 +91,7 @@ class MilterContext:
         self.spool = spool
         self.on_limit = on_limit
         self.on_saturated = on_saturated
+        self.on_too_many = on_too_many
         self.on_cancelled = on_cancelled
         self._on_refused = on_refused
         self.listener = listener

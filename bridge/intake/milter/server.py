@@ -32,13 +32,14 @@ class MilterServer:
         *,
         on_refused: Callable[[RefusedClient], None] = ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[RefusedClient], None] = ignore,  # a mail, at the stage: mail
+        on_too_many: Callable[[RefusedClient], None] = ignore,  # a mail of a client that has sent too many
         on_cancelled: Callable[[RefusedClient], None] = ignore,  # a mail that its client or mail server gave up
         on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:
         self.listener = Listener[OpenConnection](settings.listener, is_ahead=is_ahead)
         self.context = MilterContext(
-            settings, filter_, spool, self.listener, on_refused, on_saturated, on_cancelled, on_limit
+            settings, filter_, spool, self.listener, on_refused, on_saturated, on_too_many, on_cancelled, on_limit
         )
 
     @property

@@ -24,7 +24,7 @@ from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
 from bridge.intake.connection_limits import ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.listener import Listener
-from bridge.intake.refused_client import RefusedClient, rule_of
+from bridge.intake.refused_client import RefusedClient, rule_of, too_many
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
@@ -106,6 +106,7 @@ class SmtpServer:
         *,
         on_refused: Callable[[RefusedClient], None] = _ignore,
         on_saturated: Callable[[RefusedClient], None] = _ignore,
+        on_too_many: Callable[[RefusedClient], None] = _ignore,
         on_cancelled: Callable[[RefusedClient], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
@@ -115,6 +116,7 @@ class SmtpServer:
         self._loop = asyncio.get_running_loop()
         self._on_refused = on_refused
         self._on_saturated = on_saturated
+        self._on_too_many = on_too_many
         self._on_cancelled = on_cancelled
         self.handle_LIMIT = on_limit  # a hook: called with the name of the limit that a client exceeded
         self.listener = Listener[SmtpConnection](settings.listener, is_ahead=is_ahead)
@@ -218,7 +220,14 @@ class SmtpServer:
             self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
             return _NOT_ALLOWED
-        return self._admit("mail", session, address, self._filter.closed_at_mail())
+        refusal = self._filter.closed_at_mail()
+        if refusal is not None:
+            return self._admit("mail", session, address, refusal)
+        client = _sending_host(session)
+        if (refusal := self._filter.refused_by_rate(client)) is not None:
+            self._on_too_many(too_many("mail", client, address, refusal))
+            return refusal
+        return MISSING
 
     def handle_RCPT(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]

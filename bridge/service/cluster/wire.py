@@ -5,7 +5,8 @@ is too large for a message, it is in the object store under its ggrid, and the m
 The subjects of one deployment begin with `nats.name`. Workers take only jobs of the database that they use: one with
 another database would not know the same lists (see `core_nodes`).
 
-Unknown keys are ignored, so that two versions can work together during an upgrade.
+Two versions work together during an upgrade: unknown keys are ignored, a missing key has a default unless nothing can
+be done without it, and a key that is added later must never be needed.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def read_job(data: bytes) -> tuple[JobHead, memoryview]:
         value = json.loads(data[_LENGTH.size : _LENGTH.size + length])
         parameters = value.get("parameters")
         head = JobHead(
-            _matching(_GGRID, value["ggrid"]), _matching(_NODE, value["node"]), str(value["created"])[:32],
+            _matching(_GGRID, value["ggrid"]), _matching(_NODE, value["node"]), str(value.get("created", ""))[:32],
             int(value["size"]), None if parameters is None else parameters.encode(),
         )  # fmt: skip
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
@@ -160,7 +161,9 @@ class WorkerSign:
         """Raises Malformed."""
         try:
             value = json.loads(data)
-            slots, busy, limit, threshold = (_count(value[name]) for name in ("slots", "busy", "limit", "threshold"))
+            slots, busy = _count(value["slots"]), _count(value.get("busy", 0))
+            limit = _count(value.get("limit", slots))
+            threshold = _count(value.get("threshold", limit))
             return cls(_matching(_NODE, value["id"]), slots, busy, limit, threshold, bool(value.get("leaving")))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise Malformed(type(exc).__name__) from exc
@@ -181,6 +184,6 @@ class NodeSign:
         """Raises Malformed."""
         try:
             value = json.loads(data)
-            return cls(_matching(_NODE, value["id"]), _count(value["waiting"]))
+            return cls(_matching(_NODE, value["id"]), _count(value.get("waiting", 0)))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise Malformed(type(exc).__name__) from exc

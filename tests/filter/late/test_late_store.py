@@ -144,7 +144,7 @@ def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
     store.open()
     store.close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE late_schema SET version = 99")
+        database.execute("UPDATE late_schema SET version = 99, oldest_reader = 99")
     database.close()
     with pytest.raises(LateStoreError, match="newer version"):
         store.open()

@@ -98,6 +98,17 @@ def test_trust_limits_and_counts(tmp_path: Path) -> None:
                 assert json.load(status)["listeners"][0]["protocol"] == "mta-hooks"
 
 
+def test_a_client_that_sends_too_much_is_deferred(tmp_path: Path) -> None:
+    """At DATA, because a mail server need not ask at MAIL; the client is the mail server's."""
+    config = {"limits": {"max_mails_per_client_per_minute": 1}}
+    with hooks_bridge(tmp_path, config) as bridge, MailServer(bridge.port) as server:
+        assert server.action(facts(None, "mail"))[0] == "accept"
+        assert server.action(facts())[0] == "accept"
+        assert server.action(facts()) == ("reject", (451, "4.7.1"))
+        assert server.action(facts(client={"ip": "192.0.2.2", "port": 25, "ehlo": "other.example"}))[0] == "accept"
+        assert bridge.daemon.metrics.limits_hit.values["test", "max_mails_per_client_per_minute"] == 1
+
+
 def test_stop_finishes_mail_in_processing(tmp_path: Path) -> None:
     """The mail in the scanner is answered, an idle connection is closed, and no new one is accepted."""
     with hooks_bridge(tmp_path) as bridge, MailServer(bridge.port) as idle, MailServer(bridge.port) as busy:

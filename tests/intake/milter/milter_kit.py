@@ -64,6 +64,9 @@ class ScriptedFilter(Filter):
         self.cancelled = 0
         self.changed = asyncio.Condition()
 
+    def refused_by_rate(self, client: str | None) -> Reply | None:
+        return None
+
     def closed_at_mail(self) -> Reply | None:
         return self.saturated
 

@@ -34,6 +34,9 @@ class Sleeper(Filter):
     def __init__(self, scan_s: float) -> None:
         self._scan_s = scan_s
 
+    def refused_by_rate(self, client: str | None) -> Reply | None:
+        return None
+
     def closed_at_mail(self) -> Reply | None:
         return None
 

@@ -66,7 +66,7 @@ class Component:
             if statement.strip():
                 connection.exec_driver_sql(statement)
         if version:
-            connection.execute(text(f"INSERT INTO {self.version_table} VALUES ({version})"))
+            connection.execute(text(f"INSERT INTO {self.version_table} (version) VALUES ({version})"))
 
 
 COMPONENTS = [
@@ -99,10 +99,34 @@ def _lines(found, table: str) -> Iterator[str]:
     for column in found.get_columns(table):
         yield f"{column['name']} {column['type']} nullable={column['nullable']} default={_default(column['default'])}"
     yield f"primary key {found.get_pk_constraint(table)['constrained_columns']}"
+    for kind, of in (
+        ("unique", found.get_unique_constraints),
+        ("foreign key", found.get_foreign_keys),
+        ("check", found.get_check_constraints),
+    ):
+        yield from (f"{kind} {constraint}" for constraint in sorted(map(str, of(table))))
     for index in sorted(found.get_indexes(table), key=lambda index: index["name"]):
         columns = index.get("expressions") or index["column_names"]
         options = {name: str(value) for name, value in index.get("dialect_options", {}).items()}
         yield f"index {index['name']} {columns} unique={bool(index['unique'])} {options}"
+
+
+def not_only_added(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
+    """What a program that knows only the first of two schemas could stumble over in the second one."""
+    found = [f"{table} is gone" for table in before.keys() - after.keys()]
+    for table in before.keys() & after.keys():
+        found += [f"{table}: {line!r} is gone, or has changed" for line in before[table] if line not in after[table]]
+        found += [f"{table}: {line!r} is new" for line in after[table] if line not in before[table] and _binds(line)]
+    return sorted(found)
+
+
+def _binds(line: str) -> bool:
+    """Whether a program that does not know of this addition could write a row that is refused."""
+    if line.startswith("index "):
+        return "unique=True" in line
+    return line.startswith(("primary key", "unique ", "foreign key ", "check ")) or line.endswith(
+        "nullable=False default=None"
+    )
 
 
 def _default(value: str | None) -> str | None:

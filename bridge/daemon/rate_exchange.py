@@ -1,0 +1,70 @@
+"""Tells the other bridges and workers, about once a second, how much mail clients have sent here, and learns the sums.
+
+One thread of its own talks to the database. While that takes long or fails, mail is limited by the counts that this
+process has; nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from pathlib import Path
+
+from bridge.config.model import Config
+from bridge.daemon import wiring
+from bridge.filter.mail_rates import MailRates
+from bridge.filter.rate_store import FILE, RatesFailed, RateStore
+from bridge.runtime.database import Database
+from bridge.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_threads = Threads("mail rates", 1)
+
+
+class RateExchange:
+    """`watch` until cancelled. Without a store, this process is the only one that counts."""
+
+    def __init__(self, rates: MailRates, store: RateStore | None) -> None:
+        self._rates = rates
+        self._store = store
+        self._problem = ""
+
+    async def watch(self) -> None:
+        while self._store is not None:
+            await asyncio.sleep(_INTERVAL_S)
+            if self._rates.is_asked:
+                await self._exchange(self._store)
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    async def _exchange(self, store: RateStore) -> None:
+        counts, began = self._rates.report(), time.monotonic()
+        try:
+            sums, now = await _threads.run(partial(store.exchange, counts, self._rates.least))
+        except RatesFailed as exc:  # the counts are told again; twice, if only the answer to the commit was lost
+            if str(exc) != self._problem:
+                log.error("mail rates are not shared, each bridge limits clients by its own counts: %s", exc)
+            self._problem = str(exc)
+            return
+        if self._problem:
+            log.info("mail rates are shared again")
+        self._problem = ""
+        self._rates.told(counts)
+        self._rates.learn(sums, now, time.monotonic() - began)
+
+
+def rate_exchange(conf: Config, state: Path, rates: MailRates) -> RateExchange:
+    """Raises ConfigError."""
+    place = wiring.state_database(conf, state, "")
+    if not place.is_sqlite:
+        return RateExchange(rates, RateStore(place))
+    if wiring.worker_count(conf) > 1:
+        return RateExchange(rates, RateStore(Database.file(state / FILE)))
+    return RateExchange(rates, None)
