@@ -1,7 +1,7 @@
 """Changes to a mail that a scanner requests along with its decision: header fields, subject, text of a refusal.
 
-The scanner's dialect has checked them (`bridge/scanner/dialects/wishes.py`): each is one that the operator allows, and
-none can end a line where it must not. They are applied when the mail is passed on.
+The scanner's dialect has checked them (`bridge/scanner/dialects/allowed_changes.py`): each is one that the operator
+allows, and none can end a line where it must not. They are applied when the mail is passed on.
 """
 
 from __future__ import annotations

@@ -6,12 +6,10 @@ Shared by the console and the pages for users. If this is wrong, other sites act
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -20,7 +18,6 @@ from starlette.types import Message
 
 from bridge.console.audit import is_storable
 from bridge.errors import BridgeError
-from bridge.runtime.ip import ip_or_none
 from bridge.runtime.marked_text import N_
 
 _SAME_SITE = "same-origin"
@@ -48,16 +45,6 @@ class Refused(BridgeError):
 class Form:
     texts: Mapping[str, list[str]]
     files: Mapping[str, UploadFile]
-
-
-class Front(Protocol):
-    """Where pages are reached."""
-
-    @property
-    def public_url(self) -> str | None: ...
-
-    @property
-    def trusted_proxies(self) -> list[str]: ...
 
 
 def check_host(request: Request, origins: Collection[str]) -> None:
@@ -130,25 +117,6 @@ def _kind_of_form(request: Request) -> str:
 
 def _not_readable() -> Refused:
     return Refused(400, N_("Not a form"), N_("The form cannot be read."))
-
-
-def client_address(request: Request, settings: Front) -> str:
-    """The browser's: behind a reverse proxy that we trust, the address that it names last.
-
-    Some proxies add their own field after the one that the client sent, so all of them are read.
-    """
-    peer = request.client.host if request.client else "local"
-    if not settings.public_url or not _is_in(peer, settings.trusted_proxies):
-        return peer
-    named = ip_or_none(",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip())
-    return peer if named is None else str(named)
-
-
-def _is_in(address: str, networks: list[str]) -> bool:
-    if address == "local":  # a unix socket: the proxy runs on this machine
-        return True
-    ip = ip_or_none(address)
-    return ip is not None and any(ip in ipaddress.ip_network(network) for network in networks)
 
 
 def int_or(text: str, other: int) -> int:

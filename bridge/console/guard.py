@@ -18,13 +18,14 @@ from starlette.responses import RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.call import Call, Refused
-from bridge.console.checks import check_host, check_origin, check_reader, client_address, read_form
+from bridge.console.checks import check_host, check_origin, check_reader, read_form
 from bridge.console.console import Console
 from bridge.console.headers import page_headers, preview_headers, sample_headers
 from bridge.console.roles import Person, Role
 from bridge.console.route import About, Route, is_mail_id
 from bridge.console.tenant_history import TenantHistory
 from bridge.console.tokens import is_form_token
+from bridge.console.trusted_proxies import client_address
 from bridge.errors import BridgeError, StoreError
 from bridge.history.entry import MailEntry
 from bridge.history.query import HistoryQuery, made_at

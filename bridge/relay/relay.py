@@ -32,6 +32,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
 from bridge.relay import answers, commands, dot_stuffing, replies
+from bridge.relay.announced_extensions import AnnouncedExtensions
 from bridge.relay.answers import (
     AnsweredPerRecipient,
     ContentDecision,
@@ -43,7 +44,7 @@ from bridge.relay.answers import (
     SendContent,
     Stale,
 )
-from bridge.relay.commands import CannotCarry, Capabilities, Commands
+from bridge.relay.commands import CannotCarry, Commands
 from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.pool import Pool
@@ -52,8 +53,6 @@ __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.relay")
 
-_REMEMBERED_S = 3600.0  # an extension that is missing for longer is not missing for a moment
-_MAX_REMEMBERED = 100
 _TIMER_S = 1.0  # a limit that the connection's own timer is to reach first is this much longer
 _NO_SUCH_COMMAND = frozenset({500, 502})  # RFC 5321 4.2.4: no answer to MAIL, RCPT or DATA
 
@@ -98,7 +97,7 @@ class SmtpRelay:
         self._finishing: set[NextHopConnection] = set()  # the dot is written, the answer is outstanding
         self._orphaned: set[asyncio.Task[None]] = set()  # await such an answer after the caller was cancelled
         self._all_finished = asyncio.Event()
-        self._announced: dict[str, float] = {}  # extensions, and when they were last announced
+        self._announced = AnnouncedExtensions()
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if monotonic() >= deadline:
@@ -117,7 +116,7 @@ class SmtpRelay:
         try:
             conn.send(b"QUIT\r\n", 1)
             await conn.replies(1, self._settings.timeout_s)
-            self._note(conn.capabilities)
+            self._announced.note(conn.capabilities.names)
             return conn.capabilities.announced
         finally:
             conn.abort()
@@ -169,22 +168,14 @@ class SmtpRelay:
     def _commands(self, conn: NextHopConnection, tx: Transaction, head: bytes) -> Commands:
         """Raises NextHopError, before anything is sent."""
         if not conn.reused:
-            self._note(conn.capabilities)
+            self._announced.note(conn.capabilities.names)
         try:
             return commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
         except CannotCarry as exc:
-            noted_at = self._announced.get(exc.extension, -math.inf)
-            if conn.capabilities.is_all and monotonic() - noted_at > _REMEMBERED_S:
+            if conn.capabilities.is_all and not self._announced.was_there(exc.extension):
                 raise
             missing = f"{self._settings.next_hop} does not announce {exc.extension}, perhaps only temporarily"
             raise CannotCarry(exc.extension, commands.FOR_NOW, missing) from exc
-
-    def _note(self, capabilities: Capabilities) -> None:
-        now = monotonic()
-        for name in itertools.islice(capabilities.names, _MAX_REMEMBERED):
-            self._announced[name] = now
-        if len(self._announced) > _MAX_REMEMBERED:
-            self._announced = dict.fromkeys(capabilities.names, now)
 
     async def _envelope(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float

@@ -21,9 +21,10 @@ from starlette.types import ASGIApp
 
 from bridge.console import audit as audit_log
 from bridge.console.app import BelowPath
-from bridge.console.checks import Refused, check_host, check_origin, check_reader, client_address, read_form
+from bridge.console.checks import Refused, check_host, check_origin, check_reader, read_form
 from bridge.console.headers import page_headers, preview_headers, set_cookie, with_allowed_methods
 from bridge.console.tokens import is_form_token, is_token, new_token
+from bridge.console.trusted_proxies import client_address
 from bridge.errors import ConfigError, StoreError
 from bridge.runtime.tables import TablesFailed
 from bridge.user_pages.call import Call, Handler, Pages

@@ -20,7 +20,8 @@ from bridge.lists.personal_store import PersonalLists
 from bridge.mail.reply import Reply
 from bridge.quarantine.quarantine import Quarantine
 from bridge.user_pages.actions import Feedback, UserActions
-from bridge.user_pages.sessions import SignInCodes, UserSessions
+from bridge.user_pages.sessions import UserSessions
+from bridge.user_pages.sign_in_codes import SignInCodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import pytest
 from bridge.console.tokens import new_token
 from bridge.digests.database import DigestStore
 from bridge.runtime.database import Database
-from bridge.user_pages.sessions import SignInCodes, UserSessions
+from bridge.user_pages.sessions import UserSessions
+from bridge.user_pages.sign_in_codes import SignInCodes
 
 
 def test_a_clock_that_was_ahead_keeps_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ from bridge.mime import encodings, readings, structure
 from bridge.relay.replies import ReplyReader, passed_on, queue_id
 from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
+from bridge.scanner.dialects.allowed_changes import KINDS
 from bridge.scanner.dialects.mta_hooks import HooksSettings, MtaHooks
 from bridge.scanner.dialects.rspamd import Rspamd, RspamdSettings
-from bridge.scanner.dialects.wishes import KINDS
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, ScannerConnection
 from bridge.service.analysis import clamav, rspamd
 from bridge.service.analysis.engine import LimitReached

@@ -12,10 +12,10 @@ from typing import Any
 
 from bridge.api.scanning import AnalysisResult
 from bridge.scanner.dialect import MakeDialect
+from bridge.scanner.dialects.allowed_changes import KINDS
 from bridge.scanner.dialects.email_scanning import EmailScanning
 from bridge.scanner.dialects.mta_hooks import DISCOVERY, HooksSettings, MtaHooks
 from bridge.scanner.dialects.rspamd import Rspamd, RspamdSettings
-from bridge.scanner.dialects.wishes import KINDS
 
 GGRID = "11111111-2222-4333-8444-555555555555"
 _ALL = frozenset(KINDS)

@@ -17,8 +17,8 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData, 
 from bridge.errors import ScanError, ScanMalformed, ScanRefused, ScanUnavailable
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
+from bridge.scanner.dialects.allowed_changes import KINDS
 from bridge.scanner.dialects.rspamd import DECISIONS, Rspamd, RspamdSettings
-from bridge.scanner.dialects.wishes import KINDS
 from bridge.scanner.http import Answer
 from tests.scanner import spoken
 from tests.scanner.fault_server import MAIL, TOKEN, answer, faults, scanner_of, submit

@@ -22,7 +22,7 @@ from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import history_place
 from bridge.errors import ConfigError
-from bridge.history.hidden import HiddenAddresses
+from bridge.history.hidden_addresses import HiddenAddresses
 from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.observe.redaction import Redaction

@@ -16,7 +16,7 @@ from bridge.console.tenant_history import TenantHistory
 from bridge.explain.kept import kept
 from bridge.explain.surroundings import surroundings
 from bridge.history.entry import MailEntry
-from bridge.history.hidden import HiddenAddresses
+from bridge.history.hidden_addresses import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
 from bridge.history.parameters import FILTERS, value_of
 from bridge.history.query import ACTIONS, STAGES, client_address, may_be_address, pasted_key

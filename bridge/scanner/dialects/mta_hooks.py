@@ -26,7 +26,7 @@ from bridge.mail.message import Message
 from bridge.runtime.value import value
 from bridge.scanner.answers import need_decision, need_status, unreadable
 from bridge.scanner.dialect import request_line
-from bridge.scanner.dialects.wishes import Wishes
+from bridge.scanner.dialects.allowed_changes import Wishes
 from bridge.scanner.http import Answer
 
 NAME = "mta-hooks"
@@ -46,7 +46,7 @@ _STATUS, _OFFER, _REGISTRATION = "the status", "the discovery document", "the re
 class HooksSettings:
     version: str = "0"  # ours
     timeout_s: float = 90.0  # how long we wait for a decision, as we tell the host
-    allowed: frozenset[str] = frozenset()  # the changes that are carried out, see `wishes`
+    allowed: frozenset[str] = frozenset()  # the changes that are carried out, see `allowed_changes`
     prefix: str = "X-Scan-"  # of the header fields that only we may write
 
 

@@ -20,8 +20,8 @@ from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
 from bridge.scanner.answers import need_decision, need_status, unreadable
 from bridge.scanner.dialect import request_line
-from bridge.scanner.dialects import wishes
-from bridge.scanner.dialects.wishes import Wishes
+from bridge.scanner.dialects import allowed_changes
+from bridge.scanner.dialects.allowed_changes import Wishes
 from bridge.scanner.http import Answer
 
 NAME = "rspamd"
@@ -39,7 +39,7 @@ DECISIONS: Mapping[str, Decision] = {
 _INSTEAD_OF_REJECT = {"discard": Decision.DROP, "quarantine": Decision.QUARANTINE}  # milter.reject
 
 _SPAM_FIELD = "X-Spam"  # as rspamd's proxy writes it for `add header`
-_SUBJECT_ONLY = frozenset([wishes.SUBJECT])
+_SUBJECT_ONLY = frozenset([allowed_changes.SUBJECT])
 _MAX_SYMBOLS = 256
 _MAX_WORD = 100
 _ORDINARY = re.compile(r"(?:[A-Z0-9_]{1,100}(?: (?=.)|$))*")  # the names of symbols, joined by spaces
@@ -49,7 +49,7 @@ _ORDINARY = re.compile(r"(?:[A-Z0-9_]{1,100}(?: (?=.)|$))*")  # the names of sym
 class RspamdSettings:
     settings_id: str | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)  # the operator's own, before the table above
-    allowed: frozenset[str] = frozenset()  # the changes that are carried out, see `wishes`
+    allowed: frozenset[str] = frozenset()  # the changes that are carried out, see `allowed_changes`
     prefix: str = "X-Scan-"  # of the header fields that only we may write
 
 
@@ -98,7 +98,7 @@ class Rspamd:
                 decision = Decision.DELIVER
         else:
             milter = {}
-        verdict = action if action in DECISIONS else next(wishes.names((action,), 1, _MAX_WORD))
+        verdict = action if action in DECISIONS else next(allowed_changes.names((action,), 1, _MAX_WORD))
         may_change = self._allowed and (self._allowed != _SUBJECT_ONLY or action == "rewrite subject")
         changes = self._changes(action, found, milter) if may_change else None
         return AnalysisResult(decision, "", verdict, _tags(found), changes=changes)
@@ -176,7 +176,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _items(found: Any) -> Iterable[tuple[Any, Any]]:
-    return list(found.items())[: wishes.MAX_FIELDS] if isinstance(found, dict) else ()
+    return list(found.items())[: allowed_changes.MAX_FIELDS] if isinstance(found, dict) else ()
 
 
 def _tags(found: dict[str, Any]) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def _tags(found: dict[str, Any]) -> tuple[str, ...]:
     if isinstance(symbols, dict) and len(symbols) > _MAX_SYMBOLS:
         names = sorted(symbols, key=lambda name: -abs(_number(symbols[name], "score")))[:_MAX_SYMBOLS]
     if not _ORDINARY.fullmatch(" ".join(names)):
-        names = wishes.names(names, _MAX_SYMBOLS, _MAX_WORD)
+        names = allowed_changes.names(names, _MAX_SYMBOLS, _MAX_WORD)
     skipped = ("skipped",) if found.get("is_skipped") is True else ()
     return (_score(found), *names, *skipped)
 

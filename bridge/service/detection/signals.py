@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from zlib import crc32
 
-from bridge.service.detection import body, sender, targets
+from bridge.service.detection import body, link_targets, sender
 from bridge.service.detection.material import Material
 
 WORD_BITS = 15
@@ -76,7 +76,7 @@ def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
     tags = dict.fromkeys((tag for tag in other_tags if tag.startswith(("url:", "header:"))), "")
     for tag, found in (
         *sender.signals(who),
-        *targets.signals(material, who),
+        *link_targets.signals(material, who),
         *body.signals(material, who, text),
     ):
         tags.setdefault(tag, found)

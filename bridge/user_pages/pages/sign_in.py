@@ -20,7 +20,7 @@ from bridge.mail.address import comparable_address
 from bridge.runtime.marked_text import N_
 from bridge.user_pages.call import Call
 from bridge.user_pages.cookies import FORM_COOKIE, PROVIDER_COOKIE, SESSION_COOKIE
-from bridge.user_pages.sessions import CODE_S
+from bridge.user_pages.sign_in_codes import CODE_S
 
 log = logging.getLogger(__name__)
 

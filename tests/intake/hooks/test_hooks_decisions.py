@@ -14,8 +14,8 @@ from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, Saturated
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
+from bridge.scanner.dialects.allowed_changes import KINDS
 from bridge.scanner.dialects.mta_hooks import HooksSettings, MtaHooks
-from bridge.scanner.dialects.wishes import KINDS
 from bridge.testing import RunningBridge, answer, result, until
 from tests.filter.test_filter_personal import Personal
 from tests.hostile.hostile_kit import Hanging
