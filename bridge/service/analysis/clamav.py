@@ -52,7 +52,7 @@ class ClamAvAnalyzer:
 
 async def _send(connection: Connection, mail: Mail) -> None:
     await connection.send(b"zINSTREAM\0")
-    for chunk in mail.chunks():
+    for chunk in filter(None, mail.chunks()):  # an empty one would mean the end
         await connection.send(struct.pack("!I", len(chunk)) + chunk)
     await connection.send(struct.pack("!I", 0))
 
