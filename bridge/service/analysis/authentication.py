@@ -11,7 +11,7 @@ If the lookups of the author's domain get no answer, the analyzer raises and giv
 author's domain says that the mail is forged.
 
 dkimpy takes quadratic time for some mails, and a regular expression stops every thread of the service while it runs.
-So does the arithmetic of a key with a long exponent. So we replace its pattern for the body, and do not give it a
+So does the arithmetic of a key with a long exponent. So we replace its patterns for the body, and do not give it a
 header section, a signature or a key that is larger than any that mail servers make: such a signature counts as invalid.
 """
 
@@ -21,7 +21,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ from bridge.service.analyzer_settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5  # of the author's domains, and as many of others
+MAX_HASHED = 40 * 1024 * 1024  # bytes, for all signatures of one kind: each is over the whole mail
 MAX_HEAD = 256 * 1024  # bytes of a header section; the signatures in a larger one are not verified,
 MAX_HEAD_LINES = 5000  # nor in one with more lines
 MAX_SIGNATURE = 8 * 1024  # bytes; one with a key of 4,096 bits has about 1,500
@@ -79,6 +80,7 @@ class AuthenticationAnalyzer:
                 "analyzers.authentication: libraries are missing; run pip install 'scanbridge[authentication]'"
             ) from None
         canonicalization.strip_trailing_whitespace = _strip_trailing_whitespace
+        canonicalization.compress_whitespace = _compress_whitespace
         self._spf.DNSLookup = _spf_lookup  # pyspf's documented way to use another resolver
         self._resolver: Any = resolver.Resolver(configure=not settings.nameservers)
         if settings.nameservers:
@@ -170,7 +172,8 @@ class AuthenticationAnalyzer:
                 continue
             domain = _signing_domain(value)
             (own if _aligned(domain, organisations) else others).append((verifier, i, domain))
-        return _Signatures(bool(fields), own[:MAX_SIGNATURES], others[:MAX_SIGNATURES])
+        most = min(MAX_SIGNATURES, MAX_HASHED // (len(content) + 1) + 1)
+        return _Signatures(bool(fields), own[:most], others[:most])
 
     def _signer(self, signature: _Signature, dns: _Dns, must_answer: Container[str] = ()) -> str:
         """The domain of a signature; empty if it is invalid, or if its domain gives no answer, unless it must.
@@ -178,6 +181,8 @@ class AuthenticationAnalyzer:
         Subdomains of the author's domain need not: somewhere below a large domain, a name server is always missing.
         """
         verifier, index, domain = signature
+        if time.monotonic() > dns.deadline:  # a large mail has many: that must not cost the author's domain its policy
+            return ""
         try:
             if verifier.verify(index, dnsfunc=lambda name, timeout=5: self._key(name.decode("utf-8", "replace"), dns)):
                 return comparable_domain(verifier.domain.decode("utf-8", "replace"))
@@ -209,13 +214,38 @@ class _Signatures:
     others: Sequence[_Signature] = ()
 
 
-_TRAILING = re.compile(rb"(?<![\t ])[\t ]+\r\n")
+_CUT = re.compile(rb"[^\t \r]|\r(?!\n)")  # what no white space before a line end contains
+_PIECE = 64 * 1024  # bytes, for which other threads wait
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 def _strip_trailing_whitespace(content: bytes) -> bytes:
     """As dkimpy's, but in linear time: its pattern looks at a run of spaces again from each of them."""
-    return _TRAILING.sub(b"\r\n", content)
+    return b"".join(map(_strip_lines, _pieces(content)))
+
+
+def _strip_lines(piece: bytes) -> bytes:
+    if b" \r\n" not in piece and b"\t\r\n" not in piece:
+        return piece
+    *lines, rest = piece.split(b"\r\n")
+    return b"\r\n".join([*(line.rstrip(b"\t ") for line in lines), rest])
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(content):
+        cut = _CUT.search(content, at + _PIECE)
+        end = cut.end() if cut else len(content)
+        yield content[at:end]
+        at = end
+
+
+def _compress_whitespace(content: bytes) -> bytes:
+    """As dkimpy's, in a twentieth of the time: four seconds for 20 MB of short words, in which no other thread runs."""
+    content = content.replace(b"\t", b" ")
+    while b"  " in content:
+        content = content.replace(b"  ", b" ")
+    return content
 
 
 def _has_usual_head(content: bytes) -> bool:
