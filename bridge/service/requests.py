@@ -18,7 +18,7 @@ from starlette.types import Scope
 from bridge.api.json_answer import unique_keys
 
 MAX_CONTAINERS = 2000  # 500 entries are 502
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # to the end if it has none
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
