@@ -8,6 +8,7 @@ expect.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -30,6 +31,7 @@ PARTS = (
     *("api", "events", "filter", "history", "intake", "lists", "mail", "matching", "mime", "observe", "quarantine"),
     *("relay", "runtime", "scanner", "service"),
 )
+METHODS = ("search", "match", "fullmatch", "findall", "finditer", "sub", "split")
 SHORT, LONG = 3_000, 12_000
 ENDS = ("", "\r", "\x01", "x", '"', "\n")
 OTHERS = (" ", "\t", "\r\n ", "a", "0", "=", ".")
@@ -51,12 +53,23 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
         for name, value in vars(module).items():
             found = value if isinstance(value, tuple) else (value,)
             if isinstance(value, re.Pattern):
-                methods = set(re.findall(rf"\b{name}\.(search|match|fullmatch|findall|finditer|sub|split)\b", source))
+                methods = set(re.findall(rf"\b{name}\.({'|'.join(METHODS)})\b", source))
             else:
                 methods = {"search"}
             for number, pattern in enumerate(item for item in found if isinstance(item, re.Pattern)):
                 for method in sorted(methods):
                     yield f"{module.__name__}.{name}[{number}].{method}", pattern, method
+        yield from inline_patterns(module.__name__, source)
+
+
+def inline_patterns(module: str, source: str) -> Iterator[tuple[str, re.Pattern[Any], str]]:
+    """Those that are written where they are used: `re.sub("[ \\t]+", ...)`."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(ast.Name("re"), method), args=[ast.Constant(str() | bytes() as text), *_]):
+                if method in METHODS:
+                    flags = [getattr(re, found) for found in re.findall(r"\bre\.([A-Z]+)", ast.unparse(node))]
+                    yield f"{module}:{node.lineno}.{method}", re.compile(text, sum(flags)), method
 
 
 def pieces(tree: Any) -> Iterator[str]:

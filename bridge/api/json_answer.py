@@ -17,11 +17,25 @@ def read_json(body: bytes | str) -> Any:
     return from_json(body)
 
 
-def read_decision(body: bytes, key: str) -> Any:
-    """Like `read_json`, but refuses an object that has `key` twice. Raises ValueError, RecursionError."""
-    if body.count(b'"%b"' % key.encode("ascii")) != 1 or b"\\u00" in body:  # rare: it is elsewhere, too, or escaped
-        json.loads(body, object_pairs_hook=lambda pairs: _refuse_twice(pairs, key))
+def read_decision(body: bytes, *keys: str) -> Any:
+    """Like `read_json`, but refuses an object that has one of `keys` twice. Raises ValueError, RecursionError."""
+    if b"\\u00" in body or any(body.count(b'"%b"' % key.encode("ascii")) != 1 for key in keys):
+        # Rare: it is elsewhere, too, or escaped.
+        json.loads(body, object_pairs_hook=lambda pairs: _refuse_twice(pairs, keys))
     return from_json(body)
+
+
+def read_decision_in_any_bytes(body: bytes, *keys: str) -> Any:
+    """The same for an answer that repeats bytes of the mail, which need not be UTF-8. Raises the same.
+
+    If such an answer were refused, a sender could choose not to be checked.
+    """
+    try:
+        return read_decision(body, *keys)
+    except DuplicateKey:
+        raise
+    except ValueError:
+        return read_decision(body.decode("utf-8", "replace").encode(), *keys)
 
 
 def read_unique(body: bytes) -> Any:
@@ -29,9 +43,10 @@ def read_unique(body: bytes) -> Any:
     return json.loads(body, object_pairs_hook=unique_keys)
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]], key: str) -> None:
-    if sum(name == key for name, _ in pairs) > 1:
-        raise DuplicateKey(f"{key} occurs twice")
+def _refuse_twice(pairs: list[tuple[str, Any]], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if sum(name == key for name, _ in pairs) > 1:
+            raise DuplicateKey(f"{key} occurs twice")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from bridge.mail.address import comparable_address, comparable_domain
+from bridge.runtime.ip import ip_in_link
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -24,18 +25,32 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]{1,64}|"[^"\r\n]{1,62}"')
 _LITERAL = re.compile(r"\[[A-Za-z0-9:.-]{1,100}\]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NUMERIC = re.compile(r"(?:.*\.)?[0-9]+\.?")  # the beginning of an IP address: no top-level domain is a number
+_AUTHORITY = re.compile(r"(?:(?:[a-z][a-z0-9+.-]*:)?[/\\]{2,}|https?:[/\\]?)?([^/\\?#]*)", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]{0,5})?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def normalise(category: str, entry: str) -> str:
     """The canonical spelling of an entry. Raises ValueError, with an example of a valid entry."""
-    if category not in ("sender", "domain"):
-        return stored(category, entry)
-    _refuse_patterns(category, entry.strip().strip("<>"))
-    _refuse_ip(category, entry.strip().strip("<>"))
+    if category == "network":
+        certain_network(entry)
+    for kind, text in _addresses(category, entry):
+        _refuse_patterns(category, kind, text)
+        _refuse_ip(category, text)
     normal = stored(category, entry)
-    _refuse_ip(category, normal)  # 192.0.2.1. with a final dot, in other digits
+    for _, text in _addresses(category, normal):
+        _refuse_ip(category, text)  # 192.0.2.1. with a final dot, in other digits
     return normal
+
+
+def _addresses(category: str, entry: str) -> Iterator[tuple[str, str]]:
+    """What an entry says about senders and recipients, with the kind of each."""
+    if category in ("sender", "domain"):
+        yield category, entry.strip().strip("<>")
+    elif category == "personal":
+        kinds = ("recipient", "sender")
+        yield from ((kind, word.strip("<>")) for kind, word in zip(kinds, entry.split(), strict=False))
 
 
 def stored(category: str, entry: str) -> str:
@@ -46,23 +61,37 @@ def stored(category: str, entry: str) -> str:
     return normaliser(entry.strip()) if normaliser else entry
 
 
-_EXAMPLES = {"domain": "example.org", "sender": "user@example.org, or @example.org for a whole domain"}
+def stored_before(category: str, entry: str) -> str:
+    """How earlier versions stored it: they did not find the host of a URL as browsers do. Raises ValueError."""
+    if category != "url":
+        return stored(category, entry)
+    text = entry.strip()
+    return domain(re.sub(r"^(\*\.|\.)", "", urlsplit(text if "//" in text else f"//{text}").hostname or ""))
+
+
+_PERSONAL = "anna@example.org news@shop.example"
+_EXAMPLES = {
+    "domain": "example.org",
+    "sender": "user@example.org, or @example.org for a whole domain",
+    "personal": _PERSONAL,
+}
 
 
 def _refuse_ip(category: str, text: str) -> None:
     """No domain is an IP address: the entry is meant for a list of networks."""
     local, _, host = text.rpartition("@")
-    if local in ("", "*") and _ip(host.strip("[]")):
+    if local in ("", "*") and (_ip(host.strip("[]")) or _NUMERIC.fullmatch(host)):
         raise ValueError(
             "an IP address never matches here: add it to a list of networks; "
             f"this list has entries such as {_EXAMPLES[category]}"
         )
 
 
-def _refuse_patterns(category: str, text: str) -> None:
+def _refuse_patterns(category: str, kind: str, text: str) -> None:
     """`x*@example.org` is meant as a pattern. An address with a real `*` can be listed in quotes."""
     local = text.rpartition("@")[0]
-    if category == "sender" and "*" in local and local != "*" and local[:1] != '"':
+    is_whole_domain = kind == "sender" and local == "*"
+    if kind != "domain" and "*" in local and not is_whole_domain and local[:1] != '"':
         raise ValueError(f"a * inside an address never matches: add an entry such as {_EXAMPLES[category]}")
 
 
@@ -121,8 +150,7 @@ def personal(text: str) -> str:
         recipient, sender = words
         return f"{address(recipient.strip('<>'))} {_sender(sender)}"
     except ValueError:
-        example = "anna@example.org news@shop.example"
-        raise ValueError(f"expected a recipient and a sender, separated by a space, such as {example}") from None
+        raise ValueError(f"expected a recipient and a sender, separated by a space, such as {_PERSONAL}") from None
 
 
 def _domain(text: str) -> str:
@@ -139,6 +167,13 @@ def network(text: str) -> Network:
         raise ValueError("not an IP address or network such as 192.0.2.0/24") from None
 
 
+def certain_network(text: str) -> Network:
+    """The same, unless it has two meanings: 192.0.2.1/0.0.0.0 is a netmask or a wildcard mask. Raises ValueError."""
+    if text.strip().endswith("/0.0.0.0"):
+        raise ValueError("ambiguous: write 0.0.0.0/0 for all addresses, or the address alone")
+    return network(text)
+
+
 def _as_ipv4(network: Network) -> Network:
     """`::ffff:192.0.2.0/120` as 192.0.2.0/24: the addresses of clients are converted likewise."""
     if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= 96:
@@ -148,13 +183,17 @@ def _as_ipv4(network: Network) -> Network:
 
 
 def _url(text: str) -> str:
-    """The host of a URL: lists match hosts, not paths. An IPv6 address may have brackets or not."""
-    try:
-        parts = urlsplit(text if "//" in text else f"//{text}")
-        host, _ = parts.hostname or "", parts.port  # `port` raises if it is not a number; then there is no host either
-    except ValueError:
-        host = ""
-    return _ip(text) or _ip(host) or domain(re.sub(r"^(\*\.|\.)", "", host))
+    """The host of a URL, as browsers find it: lists match hosts, not paths. An IPv6 address may have brackets or not.
+
+    Such URLs come from deceptive mail: to browsers, a backslash is a slash, and any number of slashes is two.
+    """
+    if ip := _ip(text):
+        return ip
+    authority = _AUTHORITY.match(text)
+    found = _HOST.fullmatch(authority[1].rpartition("@")[2]) if authority else None
+    host = (found[1] or found[2]) if found else ""
+    ip = ip_in_link(comparable_domain(host))
+    return ip or domain("" if ip == "" else re.sub(r"^(\*\.|\.)", "", host))
 
 
 def _ip(text: str) -> str | None:

@@ -130,7 +130,7 @@ class TableMaker:
     def _digest(self, entry: str) -> bytes:
         if self._category != NETWORK:
             return _of_word(spelling.normalise(self._category, entry))
-        network = spelling.network(entry)
+        network = spelling.certain_network(entry)
         self._lengths.add((network.version, network.prefixlen))
         return _of_network(network.version, network.prefixlen, int(network.network_address))
 

@@ -124,12 +124,22 @@ def as_text(raw: bytes, charset: str) -> str:
 def decoded(raw: bytes, codec: str) -> str:
     """The text, in a codec that `codec_of` returned."""
     if codec in rare_charsets.DECODERS:
-        text = rare_charsets.DECODERS[codec](raw)
+        text = whole_characters(rare_charsets.DECODERS[codec](raw))
+    elif codec == "utf_7":
+        text = whole_characters(raw.decode(codec, "replace"))
     elif codec in _TABLES:  # twenty times as fast as the codec itself with bytes that have no meaning (Python 3.11)
         text = codecs.charmap_decode(raw, "strict", _table(codec))[0]
     else:
         text = raw.decode(codec, "replace")
     return without_switches(text)
+
+
+def whole_characters(text: str) -> str:
+    """With surrogates joined to characters. One that is left alone is none: whatever gets the text would fail.
+
+    Python's UTF-7, and escapes such as `\\ud800`, yield them.
+    """
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def without_switches(text: str) -> str:

@@ -2,7 +2,8 @@
 
 uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it
 does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
-limits what uvicorn leaves unlimited: the size and duration of a request's head, and the number of
+limits what uvicorn leaves unlimited: the size and duration of a request's head, the number of its fields and of
+the requests that wait for an earlier answer (a few bytes each, which become kilobytes in memory), and the number of
 connections, of all clients and of each. Clients of HTTP/1.0 are `http_old_clients`'s. Knows neither the
 scanning service nor the admin endpoint. If this is wrong, a client that sends half a request holds a connection
 forever, or the body of one request is read as the next one.
@@ -46,9 +47,11 @@ class HttpLimits:
     """What clients may use."""
 
     max_head_bytes: int = 64 * 1024
+    max_head_fields: int = 200  # each takes 200 bytes of memory, and as few as 5 on the wire
+    max_waiting_requests: int = 20  # of a client that does not wait for answers; each takes 2 KiB
     head_timeout_s: float = 30.0
     max_connections: int = 2000  # per process; the next one gets 503
-    unread_timeout_s: float = 0.0  # an answer is cut off if the client reads nothing for this long; 0: never
+    unread_timeout_s: float = 60.0  # an answer is cut off if the client reads nothing for this long; 0: never
 
     @property
     def max_per_client(self) -> int:
@@ -232,6 +235,10 @@ class _Server(uvicorn.Server):
         self._handshakes.remove(client_behind(peer))
 
 
+class _Excess(Exception):
+    """Stops the parser, which would otherwise read everything that has arrived."""
+
+
 class HttpConnection(HttpToolsProtocol):
     """Limits a request's head in size and time, ignores upgrades, and answers bad requests in the API's format.
 
@@ -255,6 +262,7 @@ class HttpConnection(HttpToolsProtocol):
         self._bytes_without_body = 0  # received since a head or a byte of a body: chunk sizes, trailers
         self._in_body = False  # the head of a request is complete, its body is not
         self._rest_until: float | None = None  # for the rest of a body whose request is answered already
+        self._excess: tuple[int, str, str] | None = None  # why the parser was stopped: what to `refuse` with
         self._last_answer: bytes | None = None  # a refusal that waits for the answers to earlier requests
         self._unread = (0, 0.0)  # bytes that the client has not read yet, and since when it reads none of them
 
@@ -302,7 +310,7 @@ class HttpConnection(HttpToolsProtocol):
             while (rest := self._parse(data)) is not None:
                 data = rest
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self.refuse(*self._excess or (400, "bad_request", "Invalid HTTP request received."))
 
     def _parse(self, data: memoryview) -> memoryview | None:
         """What is left after a head that has to be read again; None when everything is parsed."""
@@ -331,8 +339,12 @@ class HttpConnection(HttpToolsProtocol):
             self._head_bytes = 1  # at least
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_until is not None:  # a trailer is not a header field: it must not authorize anything
-            super().on_header(name, value)
+        if self._head_until is None:  # a trailer is not a header field: it must not authorize anything
+            return
+        if len(self.headers) >= self._limits.max_head_fields:
+            self._excess = (431, "head_too_large", "the request has too many header fields")
+            raise _Excess
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -341,6 +353,9 @@ class HttpConnection(HttpToolsProtocol):
                 version = self.parser.get_http_version().encode("ascii")
                 self._head_to_read_again = _plain_head(method, self.url, version, self.headers)
             return
+        if len(self.pipeline) >= self._limits.max_waiting_requests:
+            self._excess = (503, "saturated", "too many requests were sent before the first one was answered")
+            raise _Excess
         self._head_until = None
         self._bytes_without_body = 0
         if self.parser.get_http_version() != "1.1":
@@ -357,9 +372,6 @@ class HttpConnection(HttpToolsProtocol):
             self._in_body = False
             self._rest_until = None
             super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "bad_request", msg)
 
     def on_response_complete(self) -> None:
         if self._last_answer is not None and not self.pipeline and not self.transport.is_closing():

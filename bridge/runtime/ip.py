@@ -7,9 +7,13 @@ one machine only. If some part took these for other addresses, a client would es
 from __future__ import annotations
 
 import ipaddress
+import re
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_NUMBER = r"(?:0x[0-9a-f]*|[0-9]+)"
+_NUMBERS = re.compile(rf"0x[0-9a-f]+|[0-9]{{8,}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
+_MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is not an address
 _CLIENT_BITS = 64  # of an IPv6 address: every customer gets at least a /64 network
 
 
@@ -27,6 +31,33 @@ def ip_or_none(text: str) -> Ip | None:
         return parse_ip(text)
     except ValueError:
         return None
+
+
+def ip_in_link(host: str) -> str | None:
+    """The address that browsers read in the host of a link: 3221226219, 0xc0.0.0x2eb and 0300.0.2.0353 are one.
+
+    `host` is in lower case and without brackets. None if it does not look like an address; "" if it does and is none.
+    """
+    if ":" not in host and not _NUMBERS.fullmatch(host):
+        return None
+    try:
+        if ":" in host:
+            ip = ipaddress.IPv6Address(host)
+            return "" if ip.scope_id else str(ip.ipv4_mapped or ip)
+        *first, last = [_number(part) for part in host.split(".")]
+        number = last + sum(byte << (24 - 8 * place) for place, byte in enumerate(first))
+        fits = len(first) < 4 and all(byte < 256 for byte in first) and last < 256 ** (4 - len(first))
+        return str(ipaddress.IPv4Address(number)) if fits else ""
+    except ValueError:
+        return ""
+
+
+def _number(part: str) -> int:
+    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
+    digits = part.removeprefix("0x").lstrip("0") or "0"
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError
+    return int(digits, base)
 
 
 def client_of(address: str) -> str:

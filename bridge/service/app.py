@@ -27,6 +27,7 @@ from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.errors import ConfigError
 from bridge.mail.message import Spool
+from bridge.runtime.shared_call import SharedCall
 from bridge.service import openapi
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.engines import engines_of
@@ -88,6 +89,10 @@ class Site:
         self._feedback = FeedbackEndpoint(
             *(tokens, self._votes, self._learned, config.analyzers, lasting.metrics), timings.upload_idle_s
         )
+        scanning = config.guard.scanSources.restApi is not None
+        self._status = SharedCall(  # anyone may ask (/readyz), and other machines may have to answer
+            partial(queue_status, lasting.admission, self._backend, enabled=scanning)
+        )
         self._app = self._application(tokens, timings)
         self._requests = 0
         self._idle = asyncio.Event()
@@ -110,6 +115,7 @@ class Site:
             for component in (self._follower, self._learned, self._records, self._feedback, self._backend):
                 stack.push_async_callback(component.stop)
                 await component.start()
+            stack.push_async_callback(self._status.stop)
             self._stack = stack.pop_all()
 
     async def stop(self) -> None:
@@ -131,7 +137,6 @@ class Site:
     def _application(self, tokens: StaticTokens, timings: Timings) -> Starlette:
         guard, core = self.config.guard, self.config.abby.serviceProviders.core
         enabled = guard.scanSources.restApi is not None
-        status = partial(queue_status, self._lasting.admission, self._backend, enabled=enabled)
         submit = SubmitEmailEndpoint(
             tokens,
             self._lasting.admission,
@@ -145,12 +150,14 @@ class Site:
         scanning = enabled and any(token.may(Permission.SCAN) for token in self.config.abby.staticApiTokens)
         database = self._store.identity
         hosts = self.config.metrics_host_names
-        health = Health(tokens, self._follower, self._lasting.metrics, status, database, scanning=scanning, hosts=hosts)
+        health = Health(
+            tokens, self._follower, self._lasting.metrics, self._status, database, scanning=scanning, hosts=hosts
+        )
         app = Starlette(
             routes=[
                 Route(SUBMIT_PATH, submit, methods=["POST"]),
                 Route(FEEDBACK_PATH, self._feedback, methods=["POST"]),
-                Route(STATUS_PATH, StatusEndpoint(tokens, status, database), methods=["POST"]),
+                Route(STATUS_PATH, StatusEndpoint(tokens, self._status, database), methods=["POST"]),
                 *_list_routes(ListsApi(self._lists, self._keys, self._follower)),
                 *_health_routes(health),
                 *_document_routes(),

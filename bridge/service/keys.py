@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from bridge.api.lists import AUTH_SCHEME
 from bridge.errors import BridgeError
+from bridge.runtime.shared_call import SharedCall
 from bridge.runtime.suggestion import did_you_mean
 from bridge.service.auth import credentials, digest
 from bridge.service.responses import Refused, storage_unavailable
@@ -47,7 +48,7 @@ class KeyRing:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._valid: tuple[bytes, ...] | None = None  # None: not loaded yet
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_soon = SharedCall(self._refresh_in_thread)
         self._refreshed_at = float("-inf")
 
     def refresh(self) -> None:
@@ -64,9 +65,7 @@ class KeyRing:
         given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
         if self._knows(given):
             return
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._refresh_soon())
-        await asyncio.shield(self._refreshing)
+        await self._refresh_soon()
         if not self._knows(given):
             raise Refused(401, "unauthorized", "unknown API key", challenge=CHALLENGE)
 
@@ -78,7 +77,7 @@ class KeyRing:
             found |= hmac.compare_digest(known, given)
         return found
 
-    async def _refresh_soon(self) -> None:
+    async def _refresh_in_thread(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._refreshed_at + REFRESH_INTERVAL_S - loop.time())
         self._refreshed_at = loop.time()

@@ -17,6 +17,8 @@ from starlette.types import Scope
 
 from bridge.api.json_answer import unique_keys
 
+MAX_CONTAINERS = 2000  # 500 entries are 502
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # to the end if it has none
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -47,9 +49,16 @@ def decode_json(raw: bytes) -> Any:
     """Raises ValueError, RecursionError.
 
     A byte order mark, which some libraries write, is skipped. A name that occurs twice in an object is an error:
-    parsers differ in which of the two they use.
+    parsers differ in which of the two they use. So are thousands of objects and lists, which no request needs:
+    the millions that fit into one would stop the event loop for seconds.
     """
+    if _brackets(raw) > MAX_CONTAINERS and _brackets(_STRING.sub(b"", raw)) > MAX_CONTAINERS:
+        raise ValueError("too many objects and lists")
     return _JSON.decode(raw.decode("utf-8-sig"))
+
+
+def _brackets(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[")
 
 
 def _no_constant(_name: str) -> None:

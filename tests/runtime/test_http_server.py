@@ -255,3 +255,42 @@ async def test_connections_are_counted_before_their_handshake() -> None:
         assert line.startswith(b"HTTP/1.1 204 ")
     finally:
         await server.stop(1)
+
+
+async def test_requests_that_do_not_wait_for_answers_filled_the_memory() -> None:
+    """Requests of 18 bytes took 2 KiB each, and all that had arrived were read: 10 MB took 1.2 GB of memory and half a
+    minute, while nobody else was served. The first ones are answered, then comes one refusal."""
+    async with serving(max_waiting_requests=3) as server:
+        reader, writer = await connect(server, b"GET / HTTP/1.1\r\n\r\n" * 10_000)
+        async with asyncio.timeout(60):
+            answers = await reader.read()
+        writer.close()
+        assert [line[9:12] for line in answers.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [
+            *[b"204"] * 4,
+            b"503",
+        ]
+        assert answers.count(b"Connection: close") == 1
+
+
+async def test_a_client_with_a_few_requests_at_once_is_served() -> None:
+    async with serving() as server:
+        reader, writer = await connect(server, REQUEST * 20 + REQUEST.replace(b"Host", b"Connection: close\r\nHost"))
+        async with asyncio.timeout(60):
+            answers = await reader.read()
+        writer.close()
+        assert answers.count(b"HTTP/1.1 204 ") == 21
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+async def test_a_head_of_thousands_of_fields_filled_the_memory(earlier: int) -> None:
+    """Each field takes five bytes on the wire, and 200 in memory."""
+    async with serving() as server:
+        reader, writer = await connect(server, REQUEST * earlier + REQUEST[:-2] + b"a:b\r\n" * 10_000)
+        async with asyncio.timeout(60):
+            answers = await reader.read()
+        writer.close()
+        assert [line[9:12] for line in answers.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [
+            *[b"204"] * earlier,
+            b"431",
+        ]
+        assert (await answer_to(server, REQUEST[:-2] + b"a:b\r\n" * 199 + b"\r\n")).startswith(b"HTTP/1.1 204 ")

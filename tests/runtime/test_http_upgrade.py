@@ -122,7 +122,7 @@ async def test_the_other_wishes_of_the_connection_field_are_respected() -> None:
 async def test_many_requests_to_upgrade_in_one_segment_do_no_harm() -> None:
     """No recursion, and no time that grows with the square of their number."""
     get = b"GET /first HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
-    async with serving() as (server, echo):
+    async with serving(max_waiting_requests=5000) as (server, echo):
         await talk(server, get * 3000 + SECOND)
     assert len(echo.seen) == 3001
 

@@ -35,7 +35,7 @@ class LyingServer:
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError):
             while request := client.recv(1 << 20):
-                while self.is_patient and not _is_whole(request):
+                while self.is_patient and not is_whole(request):
                     request += client.recv(1 << 20)
                 self.requests.append(request)
                 reply = self.answer_to(request)
@@ -51,7 +51,7 @@ class LyingServer:
         self._listener.close()
 
 
-def _is_whole(request: bytes) -> bool:
+def is_whole(request: bytes) -> bool:
     head, end, body = request.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
     return bool(end) and (length is None or len(body) >= int(length[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 import re
 import threading
 import time
@@ -22,23 +23,37 @@ from cryptography.hazmat.primitives import serialization  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from dkim import canonicalization  # noqa: E402
 
-from bridge.service.analysis.authentication import _strip_trailing_whitespace, dmarc, find_record  # noqa: E402
+from bridge.service.analysis.authentication import (  # noqa: E402
+    _compress_whitespace,
+    _strip_trailing_whitespace,
+    dmarc,
+    find_record,
+)
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 PEM = KEY.private_bytes(
     serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
 )
-PUBLIC = base64.b64encode(
-    KEY.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+DER = KEY.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+PUBLIC = base64.b64encode(DER).decode()
+HARD_KEY = base64.b64encode(  # a modulus and an exponent of 8,000 bits
+    bytes.fromhex("308207d8") + 2 * (bytes.fromhex("028203e8") + b"\x7f" + b"\xfd" * 999)
 ).decode()
+NOT_A_KEY = base64.b64encode(DER.replace(b"\x05\x00", b"\x05\x01", 1)).decode()  # dkimpy fails with an AssertionError
+
+
+def _record(text: str) -> list[str]:
+    return [" ".join(f'"{text[at : at + 200]}"' for at in range(0, len(text), 200))]
+
 
 ZONE = {
     ("good.example.", "TXT"): ['"v=spf1 ip4:192.0.2.1 include:more.example -all"'],
     ("more.example.", "TXT"): ['"v=spf1 a:mail.more.example ?all"'],
     ("mail.more.example.", "A"): ["192.0.2.2"],
-    ("k._domainkey.good.example.", "TXT"): [
-        " ".join(f'"{piece}"' for piece in (f"v=DKIM1; p={PUBLIC}"[:200], f"v=DKIM1; p={PUBLIC}"[200:]))
-    ],
+    ("k._domainkey.good.example.", "TXT"): _record(f"v=DKIM1; p={PUBLIC}"),
+    ("k._domainkey.hard.example.", "TXT"): _record(f"v=DKIM1; p={HARD_KEY}"),
+    ("k._domainkey.crash.example.", "TXT"): _record(f"v=DKIM1; p={NOT_A_KEY}"),
+    ("k._domainkey.sub.good.example.", "TXT"): _record(f"v=DKIM1; p={NOT_A_KEY}"),
     ("long.example.", "TXT"): [" ".join(['"v=spf1 ip4:192.0.2.9 exists:%{i}."', *['"' + "x" * 250 + '"'] * 20])],
     ("_dmarc.good.example.", "TXT"): ['"v=DMARC1; p=reject; sp=quarantine"'],
 }
@@ -53,6 +68,8 @@ class Nameserver(socketserver.BaseRequestHandler):
         question = query.question[0]
         kind = question.rdtype.name
         name = question.name.to_text().lower()
+        if "silent." in name:
+            return
         if "broken." in name:
             answer.set_rcode(dns.rcode.SERVFAIL)
         elif (name, kind) in ZONE:
@@ -68,7 +85,8 @@ def running(tmp_path_factory):
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         port = server.server_address[1]
-        text = CONFIG + f"analyzers: {{authentication: {{dns: true, nameservers: ['127.0.0.1:{port}']}}}}\n"
+        settings = f"dns: true, timeout: 5s, nameservers: ['127.0.0.1:{port}']"
+        text = CONFIG + f"analyzers: {{authentication: {{{settings}}}}}\n"
         with service(tmp_path_factory.mktemp("auth"), text) as running:
             yield running
         server.shutdown()
@@ -85,9 +103,9 @@ BROKEN_SIGNATURE = (
 )
 
 
-def _signed(**fields: str) -> bytes:
+def _signed(by: bytes = b"good.example", **fields: str) -> bytes:
     content = mail(b"Hello\r\n", **fields)
-    return dkim.sign(content, b"k", b"good.example", PEM) + content
+    return dkim.sign(content, b"k", by, PEM) + content
 
 
 @pytest.mark.parametrize(
@@ -185,8 +203,73 @@ def test_a_signed_mail_stopped_the_whole_service(running, content):
 
 def test_trailing_space_is_removed_as_dkimpy_removes_it(running):
     """The analyzer replaces a function of dkimpy, which must still be the one that dkimpy calls."""
-    original = re.compile(b"[\t ]+\r\n")
-    for text in (b"", b" \r\n", b"a \t\r\n\r\n b\r\n \r\nc ", b"a\r \n\t\r\n", b" a\t \r\n" * 9):
-        assert _strip_trailing_whitespace(text) == original.sub(b"\r\n", text)
+    dice = random.Random(1)
+    texts = [b"", b" \r\n", b"a \t\r\n\r\n b\r\n \r\nc ", b"a\r \n\t\r\n", b" a\t \r\n" * 9, b" " * 300_000 + b"\r\n"]
+    texts += [bytes(dice.choices(b"a \t\r\n", k=200_000)), b"a b  c\t\td \t e" * 20_000, b"\r" * 200_000 + b" \r\n"]
+    for text in texts:
+        assert _strip_trailing_whitespace(text) == re.sub(rb"(?<![\t ])[\t ]+\r\n", b"\r\n", text)
+        assert _compress_whitespace(text) == re.sub(b"[\t ]+", b" ", text)
+    assert canonicalization.compress_whitespace is _compress_whitespace
+    assert "compress_whitespace" in canonicalization.Relaxed.canonicalize_body.__code__.co_names
     assert canonicalization.strip_trailing_whitespace is _strip_trailing_whitespace
     assert "strip_trailing_whitespace" in canonicalization.Relaxed.canonicalize_body.__code__.co_names
+
+
+@pytest.mark.parametrize(
+    ("sender", "content"),
+    [
+        ("x@silent.example", mail(From="a@good.example")),
+        ("x@other.example", BROKEN_SIGNATURE.replace(b"broken", b"silent") * 5 + mail(From="a@good.example")),
+        ("x@silent.example", BROKEN_SIGNATURE.replace(b"broken", b"silent") + mail(From="a@good.example")),
+        ("x@other.example", mail(From="a@good.example, b@silent.example")),
+        ("x@other.example", mail(From="a@good.example, b@broken.example")),
+        ("x@silent.good.example", mail(From="a@good.example")),
+        ("x@other.example", BROKEN_SIGNATURE.replace(b"broken.", b"broken.good.") + mail(From="a@good.example")),
+        ("x@other.example", _signed(b"crash.example", From="a@good.example")),
+        ("x@other.example", _signed(b"sub.good.example", From="a@good.example")),
+        ("x@other.example",
+         BROKEN_SIGNATURE.replace(b"broken", b"good").replace(b"s=k", b"s=\xc3\xa4\xff") + mail(From="a@good.example")),
+    ],
+    ids=["envelope", "signatures", "both", "second author", "broken second author", "subdomain", "its signature",
+         "a key that is none", "a key of a subdomain that is none", "a selector"],
+)  # fmt: skip
+def test_a_sender_switched_dmarc_off(running, sender, content):
+    """With a name server that never answers, or a record that makes a library fail: the analysis of the whole mail
+    ended without a result, and a forged mail was delivered although the author's domain says `p=reject`."""
+    answer = running.submit(content, sender=sender, remoteAddress="192.0.2.9")
+    assert "auth:dmarc-reject" in _auth(answer), answer.json
+    assert answer.json["decision"] == "quarantine"
+
+
+def test_a_key_with_a_long_exponent_stopped_the_whole_service(running):
+    """Two seconds for each of five signatures, in which nothing else ran: anybody can publish such a key."""
+    content = mail(From="a@good.example")
+    signature = dkim.sign(content, b"k", b"hard.example", PEM)
+    before = time.process_time()
+    assert "auth:dkim-fail" in _auth(running.submit(signature * 5 + content, remoteAddress="192.0.2.9"))
+    assert time.process_time() - before < 5
+
+
+def test_a_large_signed_mail_stopped_the_whole_service(running):
+    """Five signatures, for each of which a pattern ran for four seconds over short words."""
+    content = mail(b"a " * (9 * 1024 * 1024) + b"\r\n", From="a@good.example")
+    small = mail(b"Hello\r\n", From="a@good.example")
+    signature = dkim.sign(small, b"k", b"good.example", PEM, canonicalize=(b"relaxed", b"relaxed"))
+    before = time.process_time()
+    assert "auth:dkim-fail" in _auth(running.submit(signature * 5 + content, remoteAddress="192.0.2.9"))
+    assert time.process_time() - before < 15
+
+
+def test_mails_without_an_answer_from_dns_kept_others_from_being_checked(running):
+    """Sixteen of them occupied all threads for as long as they liked."""
+    held = [_in_thread(running, mail(From="a@silent.example"), "x@silent.example") for _ in range(18)]
+    answer = running.submit(mail(From="a@good.example"), sender="x@other.example", remoteAddress="192.0.2.9")
+    assert "auth:dmarc-reject" in _auth(answer), answer.json
+    for thread in held:
+        thread.join()
+
+
+def _in_thread(running, content: bytes, sender: str) -> threading.Thread:
+    thread = threading.Thread(target=running.submit, args=[content], kwargs={"sender": sender})
+    thread.start()
+    return thread

@@ -13,7 +13,19 @@ import trustme
 from bridge.errors import ConfigError
 from bridge.service.core_nodes import CoreNode, by_preference
 from bridge.service.settings import Timings
-from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
+from tests.service.lying_server import LyingServer
+from tests.service.service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    EICAR,
+    GTUBE,
+    attached,
+    free_port,
+    mail,
+    service,
+    submit_head,
+    wait_for,
+)
 
 MIB = 1024 * 1024
 
@@ -189,3 +201,17 @@ def test_nodes_are_verified_over_tls(place):
         with service(place("untrusting"), _front(node.port, scheme="https")) as untrusting:
             assert untrusting.submit(mail()).status == 502
         assert node.config.scheme == "https"
+
+
+def test_questions_without_a_token_became_questions_to_every_node(place):
+    """Each GET of /readyz asked all nodes, on a connection of its own. Those that wait share one question."""
+    silent = LyingServer()
+    with service(place("front"), _front(silent.port)) as front, ExitStack() as stack:
+        before = silent.connections
+        waiting = [stack.enter_context(socket.create_connection(("127.0.0.1", front.port))) for _ in range(100)]
+        for client in waiting:
+            client.settimeout(DEADLINE_S)
+            client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert all(client.recv(1000).startswith(b"HTTP/1.1 503 ") for client in waiting)
+        assert silent.connections - before < 50
+    silent.close()

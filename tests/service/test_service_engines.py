@@ -18,6 +18,7 @@ from bridge.service.analysis.engine import Findings, LimitReached, as_tag
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.opinions import together
 from bridge.service.analyzer_settings import Analyzers
+from tests.service.lying_server import is_whole
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -105,7 +106,7 @@ def test_a_frozen_or_killed_clamd_leaves_mail_undecided(tmp_path, own_clamd):
 
 @contextmanager
 def stub(reply: bytes | None, hang: bool = False):
-    """A server that reads a little, sends `reply` and closes the connection, or hangs."""
+    """A server that reads the mail, sends `reply` and closes the connection, or hangs."""
     listener = socket.create_server(("127.0.0.1", 0))
     done = threading.Event()
 
@@ -116,11 +117,13 @@ def stub(reply: bytes | None, hang: bool = False):
             except OSError:
                 return
             with client:
-                client.recv(65536)
                 if hang:
                     done.wait(DEADLINE_S)
-                elif reply:
-                    client.sendall(reply)
+                    continue
+                request = client.recv(65536)
+                while not _is_whole_question(request) and (more := client.recv(65536)):
+                    request += more
+                client.sendall(reply or b"")
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -133,6 +136,13 @@ def stub(reply: bytes | None, hang: bool = False):
         thread.join(DEADLINE_S)
 
 
+def _is_whole_question(request: bytes) -> bool:
+    """The question to clamd, or over HTTP; that to spamd ends with the connection."""
+    if request.startswith(b"zINSTREAM"):
+        return request.endswith(bytes(4))
+    return b" HTTP/1.1\r\n" in request and is_whole(request)
+
+
 def _http(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status.encode(), len(body), body)
 
@@ -140,7 +150,9 @@ def _http(body: bytes, status: str = "200 OK") -> bytes:
 @pytest.mark.parametrize(
     "reply",
     [b"", b"nonsense", _http(b""), _http(b"[]"), _http(b'{"score": 1}'), _http(b'{"action": "reject", "score": NaN}'),
-     _http(b'{"action": 5}'), _http(b"{}", "500 No"), _http(b'{"action":"no action"}', "302 Found")],
+     _http(b'{"action": 5}'), _http(b"{}", "500 No"), _http(b'{"action":"no action"}', "302 Found"),
+     _http(b'{"action": "reject", "action": "no action"}'), _http(b'{"action": "add header", "score": 9, "score": 0}'),
+     _http(b'{"action": "add header", "score": 1' + b"0" * 400 + b"}")],
 )  # fmt: skip
 def test_malformed_answers_of_rspamd_leave_mail_undecided(tmp_path, reply):
     """Without a valid answer from a required engine, mail is not delivered."""
@@ -306,3 +318,89 @@ def test_names_from_other_programs_become_tags():
     """A tag is short and plain, whatever an engine calls its finding."""
     assert as_tag("Win.X_1/ä\n") == "win.x_1"
     assert len(as_tag("x" * 500)) == 100
+
+
+@contextmanager
+def hasty(reply: bytes):
+    """A server that reads a little of a large mail, says that it is clean, and reads no more."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(1000)
+                client.sendall(reply)
+                client.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reply"),
+    [
+        ("clamav", "address: '127.0.0.1:{port}'", b"stream: OK\0"),
+        ("spamassassin", "address: '127.0.0.1:{port}', max_size: 50MiB",
+         b"SPAMD/1.1 0 EX_OK\r\nContent-length: 0\r\nSpam: False ; 0.0 / 5.0\r\n\r\n"),
+        ("rspamd", "url: 'http://127.0.0.1:{port}'", _http(b'{"action": "no action", "score": 0}')),
+    ],
+)  # fmt: skip
+def test_an_engine_that_had_not_read_the_mail_called_it_clean(tmp_path, name, settings, reply):
+    """Its answer counted although the rest of the mail could not be sent."""
+    large = mail(b"x" * 70 + b"\r\n" + b"y" * 70 + b"\r\n" * (4 * MIB))
+    with hasty(reply) as port:
+        engine = f"{name}: {{{settings.format(port=port)}}}"
+        with service(tmp_path, CONFIG + f"analyzers: {{mime: null, urls: null, {engine}}}\n") as running:
+            answer = running.submit(large).json
+            assert (answer["decision"], f"failed:{name}" in answer["tags"]) == ("undecided", True), answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "decision"),
+    [
+        (b"stream: OK\0", "deliver"),
+        (b"stream: OK\0stream: Eicar FOUND\0", "undecided"),
+        (b"stream: Eicar FOUND\0stream: OK\0", "quarantine"),
+    ],
+)
+def test_clamd_that_contradicts_itself(tmp_path, reply, decision):
+    """The first of two answers counted, and the mail was delivered."""
+    with stub(reply) as port:
+        config = CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{port}'}}}}\n"
+        with service(tmp_path, config) as running:
+            assert running.submit(mail()).json["decision"] == decision
+
+
+@pytest.mark.parametrize("helo", ["mail.example ", " mail.example", " ", "", "a\tb", "x" * 999 + " y"])
+def test_a_sender_switched_rspamd_off_with_a_space_in_its_helo(tmp_path, helo):
+    """The HTTP library refused to send it, and if rspamd is not required, the mail was delivered without its answer."""
+    with stub(_http(b'{"action": "reject", "score": 20, "required_score": 15}')) as port:
+        engine = f"rspamd: {{url: 'http://127.0.0.1:{port}', required: false}}"
+        with service(tmp_path, CONFIG + f"analyzers: {{{engine}}}\n") as running:
+            answer = running.submit(mail(), sender=f"{helo}@example.org", senderHelo=helo).json
+            assert answer["decision"] == "bounce", answer
+
+
+def test_a_sender_switched_rspamd_off_with_a_byte_that_is_not_utf_8():
+    """rspamd repeats the Message-ID and other fields as they are, and its answer then counted as malformed."""
+    raw = b'{"action": "reject", "score": 20, "required_score": 15, "message-id": "\xff@example.org"}'
+    assert rspamd_engine.read_answer(raw, 7.5) == Findings(frozenset({"rspamd:reject"}), opinion=15.0)
+
+
+@pytest.mark.long
+def test_a_real_rspamd_answers_about_a_mail_that_is_not_utf_8(tmp_path, rspamd):
+    engine = f"rspamd: {{url: 'http://127.0.0.1:{rspamd.port}'}}"
+    with service(tmp_path, CONFIG + f"analyzers: {{mime: null, {engine}}}\n") as running:
+        content = b"Message-ID: <\xff\xfe@example.org>\r\nX-Mailer: \xff\r\n" + mail(GTUBE + b"\r\n")
+        answer = running.submit(content, senderHelo="mail.example ").json
+        assert (answer["decision"], "rspamd:reject" in answer["tags"]) == ("bounce", True), answer

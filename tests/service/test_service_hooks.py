@@ -112,6 +112,7 @@ def test_what_a_hook_gets(liar):
         (http(b'{"score": NaN}'), b""),
         (http(b'{"score": true}'), b""),
         (http(b'{"verdict": "deliver"}'), b""),
+        (http(b'{"verdict": "malware", "verdict": "clean"}'), b""),
         (http(b"[" * 100_000), b""),
         (http(b"{}").replace(b"200 OK", b"302 Found"), b""),
         (http(b"\x1f\x8b\x08", "Content-Encoding: gzip\r\n"), b""),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.service.analysis.icap import Response, findings
+from tests.processor_time import is_linear
 from tests.service.conftest import running_c_icap
 from tests.service.lying_server import LyingServer
 from tests.service.service_kit import CONFIG, EICAR, attached, command, mail, service, zipped
@@ -166,6 +167,34 @@ def test_a_late_second_answer_was_taken_for_the_next_mails(liar):
     assert liar.connections > connections
 
 
+def test_a_second_answer_was_taken_for_the_next_object_of_the_mail(liar):
+    """Connections were used again within a mail: who sent a file that is answered twice could hide the next one."""
+    liar.endless, liar.reply = b"", b"ICAP/1.0 204 No\r\n\r\n"
+    connections, requests = liar.connections, len(liar.requests)
+    many = b"".join(b"--x\r\n\r\n%d\r\n" % number for number in range(9)) + b"--x--\r\n"
+    assert liar.running.submit(mail(many, Content_Type='multipart/mixed; boundary="x"')).json["decision"] == "deliver"
+    asked = [request for request in liar.requests[requests:] if request.startswith(b"RESPMOD")]
+    assert len(asked) == 9 and liar.connections - connections >= 9
+
+
+@pytest.mark.parametrize("name", [b"=?utf-7?b?KzJBQS0=?=", b"=?unicode-escape?q?=5Cud800?="])
+def test_a_sender_switched_icap_off_with_half_a_character_in_a_file_name(liar, tmp_path, name):
+    """Python's UTF-7 and escapes yield lone surrogates, which cannot be written into a URL: the file was not sent."""
+    liar.endless, liar.reply = b"", b"ICAP/1.0 200 OK\r\nX-Infection-Found: Type=0; Threat=Bad;\r\n\r\n"
+    content = mail(b"x", Content_Type="application/pdf", Content_Disposition=f'attachment; filename="{name.decode()}"')
+    with service(tmp_path, config(liar.port, required="false")) as running:
+        assert running.submit(content).json["tags"] == ["malware:bad"]
+
+
+def test_one_long_field_stopped_the_service_for_a_minute():
+    """A word of 64 KiB where `Type=0; Threat=name` is expected: a pattern took time in proportion to its square."""
+
+    def work(text: str) -> None:
+        findings(Response(204, {"x-infection-found": [text]}), "")
+
+    assert is_linear(work, "a" * 16_000, "a" * 64_000)
+
+
 def test_reqmod_and_header_injection(liar, tmp_path):
     """A service that offers REQMOD only gets uploads; names and types of a mail cannot add lines to a request."""
     liar.options, liar.reply, liar.endless = b"Methods: REQMOD\r\n", b"ICAP/1.0 204 No\r\n\r\n", b""
@@ -205,7 +234,7 @@ def encrypted(port: int, **settings: object) -> str:
 
 
 def test_a_real_scanner_behind_tls(tmp_path, c_icap):
-    """Objects of any size pass through TLS, in both directions, and connections are used again within a mail."""
+    """Objects of any size pass through TLS, in both directions."""
     with (
         tls_proxy(tmp_path, c_icap.port) as proxy,
         service(tmp_path, encrypted(proxy.port, ca_file="ca.pem")) as running,

@@ -205,6 +205,15 @@ def test_scopes_of_tenants_that_are_gone_are_deleted(votes) -> None:
     assert follower.votes == 2
 
 
+def test_imported_votes_of_the_future_pushed_out_all_new_ones(votes, monkeypatch) -> None:
+    """They never expired, either. They count as if they were made now."""
+    monkeypatch.setattr(vote_store, "MAX_VOTES", 3)
+    votes.replace("", [vote(number, at=9e10) for number in range(3)])
+    assert all(one.at <= time.time() for one in votes.votes(""))
+    assert votes.add("", vote(7, at=time.time() + 1))
+    assert digest(b"7") in [one.mail for one in votes.votes("")] or len(votes.votes("")) == 3
+
+
 def test_the_number_of_scopes_is_limited(votes, monkeypatch) -> None:
     """Whoever may report can invent tenants."""
     monkeypatch.setattr(vote_store, "MAX_SCOPES", 2)

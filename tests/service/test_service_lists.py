@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 
 from bridge.matching.spelling import normalise
+from bridge.service.analysis.content.links import Links, ascii_lower
 from bridge.service.decision_settings import Decisions
 from bridge.service.lists.index import ListIndex, traits_of
-from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
+from bridge.service.lists.store import GLOBAL, PREDEFINED, Entry, ListFull, ListStore
 from bridge.service.settings import ListDefinition, ServiceConfig
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
 from bridge.testing import until
@@ -300,6 +301,12 @@ def test_a_long_list_is_streamed_while_others_are_served(running, lists):
         ("blocked-senders", "x*@bad.example", "@example.org for a whole domain"),
         ("blocked-senders", "*x@bad.example", "@example.org for a whole domain"),
         ("blocked-senders", "192.0.2.0/24", "user@example.org"),
+        ("blocked-senders", "@192.0.2", "list of networks"),
+        ("blocked-domains", "192.0.2.", "list of networks"),
+        ("personal-blocked-senders", "r@x.org x*@bad.example", "anna@example.org"),
+        ("personal-blocked-senders", "*@x.org a@bad.example", "anna@example.org"),
+        ("personal-blocked-senders", "r@x.org 192.0.2.1", "list of networks"),
+        ("blocked-urls", "http://256.256.256.256/", "example.org"),
     ],
 )
 def test_what_looks_right_and_never_matches_is_refused(lists, list_name, entry, advice):
@@ -515,3 +522,66 @@ def test_the_answer_names_the_entry_that_matched(tmp_path):
 
         wanted = {"blocked-networks": "192.0.2.0/24", "blocked-senders": "@sender.example"}
         until(lambda: matches() == wanted, "the entries to be named")
+
+
+@pytest.mark.parametrize(
+    ("entry", "stored"),
+    [
+        ("http://3221226219/login", "192.0.2.235"),
+        ("http://0xc0.0.0x2eb/", "192.0.2.235"),
+        ("0300.0.2.0353", "192.0.2.235"),
+        ("http://evil.example\\@good.example/", "evil.example"),
+        ("http:\\\\evil.example\\path", "evil.example"),
+        ("https:/evil.example/x", "evil.example"),
+        ("https:evil.example", "evil.example"),
+        ("HTTP:////evil.example", "evil.example"),
+        ("evil.example/?to=http://good.example/", "evil.example"),
+        ("http://good.example:x@evil.example:8080#good.example", "evil.example"),
+        ("//evil.example", "evil.example"),
+        ("*.evil.example", "evil.example"),
+        ("[2001:DB8::1]:8080", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("http://[::ffff:192.0.2.1]/", "192.0.2.1"),
+        ("12345.example", "12345.example"),
+    ],
+)
+def test_an_entry_about_a_deceptive_link_was_about_another_host(entry, stored):
+    """The links in mail were read as browsers read them, and the entries were not: one never matched, or blocked a
+    host that the link only pretended to lead to."""
+    assert normalise("url", entry) == stored
+    if entry.lower().startswith("http"):
+        links = Links(100)
+        links.scan(f'<a href="{ascii_lower(entry)}">', is_html=True)
+        assert stored in links.hosts
+
+
+def test_an_entry_of_an_earlier_version_can_be_deleted(running, lists):
+    """Its host was not read as browsers read it."""
+    store = Store(running.config.database_url)
+    store.open()
+    old = Entry("good.example", "http://evil.example\\@good.example/")
+    ListStore(store, []).add(GLOBAL, "blocked-urls", [old])
+    store.close()
+    assert lists.entries("blocked-urls") == [{"entry": old.shown, "comment": ""}]
+    assert lists.delete("blocked-urls", old.shown).json == {"modifiedEntries": 1}
+    assert lists.entries("blocked-urls") == []
+    lists.add("blocked-urls", "good.example")
+    assert lists.delete("blocked-urls", old.shown).json == {"modifiedEntries": 0}, "another entry"
+
+
+def test_a_mask_of_zeros_allowed_the_whole_internet(lists):
+    """In some notations, 192.0.2.1/0.0.0.0 is one address. Deleting one of earlier times is not hindered."""
+    answer = lists.add("allowed-networks", "192.0.2.1/0.0.0.0")
+    assert (answer.status, answer.json["error"]) == (409, "invalid_entry")
+    assert lists.add("allowed-networks", "0.0.0.0/0").json == {"modifiedEntries": 1}
+    assert lists.delete("allowed-networks", "192.0.2.1/0.0.0.0").json == {"modifiedEntries": 1}
+
+
+@pytest.mark.parametrize("piece", [b"{}", b"[]"])
+def test_a_request_of_a_million_objects_stopped_all_scans(module_lists, piece):
+    """For more than a second. 500 entries with brackets in their comments are not meant."""
+    body = b'{"listName": "partners", "entries": [' + b",".join([piece] * 1_000_000) + b"]}"
+    answer = module_lists.call("addEntries", body)
+    assert (answer.status, answer.json["error"]) == (400, "invalid_request")
+    entries = [{"entry": f"{number}@example.org", "comment": '"\\[{' * 400} for number in range(500)]
+    assert module_lists.call("addEntries", {"listName": "blocked-senders", "entries": entries}).status == 200

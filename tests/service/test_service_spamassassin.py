@@ -89,6 +89,7 @@ _SPAM = b"Spam: False ; 0.0 / 5.0\r\n"
         (_OK + b"Spam: True ; nan / 5.0\r\nContent-length: 0\r\n\r\n", b""),
         (_OK + b"Spam: False ; 1e999 / 5.0\r\nContent-length: 0\r\n\r\n", b""),
         (_OK, b"X-A: b\r\n"),
+        (_OK + b"Spam: True ; 50.0 / 5.0\r\n" + _SPAM + b"Content-length: 0\r\n\r\n", b""),  # two scores
         (b"", b"x" * 1000),
     ],
 )

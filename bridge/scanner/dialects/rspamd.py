@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.api.changes import Changes
-from bridge.api.json_answer import DuplicateKey, read_decision
+from bridge.api.json_answer import read_decision_in_any_bytes
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, QueueStatus
 from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
@@ -81,7 +81,7 @@ class Rspamd:
     def result(self, answer: Answer) -> AnalysisResult:
         need_decision(self._url, answer, self._password)
         try:
-            return self._read(_decoded(answer.body))
+            return self._read(read_decision_in_any_bytes(answer.body, "action"))
         except (ValueError, RecursionError) as exc:
             raise unreadable(self._url, answer, self._password) from exc
 
@@ -163,16 +163,6 @@ def _value(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _decoded(body: bytes) -> Any:
-    """rspamd repeats bytes of the mail, which need not be UTF-8."""
-    try:
-        return read_decision(body, "action")
-    except DuplicateKey:
-        raise
-    except ValueError:
-        return read_decision(body.decode("utf-8", "replace").encode(), "action")
 
 
 def _items(found: Any) -> Iterable[tuple[Any, Any]]:

@@ -37,7 +37,12 @@ class ClamAvAnalyzer:
         connection = await connect(self._address, self._names, self._timeout_s)
         try:
             connection.allow(MAX_ANSWER)
-            return read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))
+            found = read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))
+            if not found.tags and not connection.has_sent_all:
+                raise ClamdError("OK before the whole mail was sent")
+            if not found.tags and connection.has_more:
+                raise ClamdError("several answers")
+            return found
         finally:
             connection.close()
 
@@ -47,7 +52,7 @@ class ClamAvAnalyzer:
 
 async def _send(connection: Connection, mail: Mail) -> None:
     await connection.send(b"zINSTREAM\0")
-    for chunk in mail.chunks():
+    for chunk in filter(None, mail.chunks()):  # an empty one would mean the end
         await connection.send(struct.pack("!I", len(chunk)) + chunk)
     await connection.send(struct.pack("!I", 0))
 

@@ -1,23 +1,22 @@
 """Connections to engines that speak their own protocol over TCP or a Unix socket.
 
 One home for the rules that all of them follow: at most `count` connections, so that an engine is not flooded;
-a connection is used again only if nothing was left unread, so that no mail gets the answer to another; an answer has
-a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because an engine
-may answer early and then stop reading. Timeouts are the pipeline's: it cancels the whole analysis.
+each connection is used for one question, because an engine that answers twice would answer the next one, too; an answer
+has a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because an
+engine may answer early and then stop reading. That a mail is clean can only be said by an engine that has all of it
+(`has_sent_all`). Timeouts are the pipeline's: it cancels the whole analysis.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.name_lookup import NameLookup
-from bridge.runtime.unread import has_unread
 
 PIECE = 64 * 1024
 _CONNECT_S = 5.0  # shared by the addresses of a name; the pipeline gives the last ones all the remaining time
@@ -37,13 +36,10 @@ class Connection:
         self._sock = sock
         self._buffer = bytearray()
         self._allowed = 0
-        self.is_reused = False
-        self.has_answered = False  # since `allow`
-        self.may_be_reused = False  # set by the protocol, after a complete answer
+        self.has_sent_all = False  # in `answer`
 
     def allow(self, count: int) -> None:
         self._allowed = count
-        self.has_answered = self.may_be_reused = False
 
     async def send(self, data: bytes | bytearray) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
@@ -57,22 +53,21 @@ class Connection:
         self._sock.shutdown(socket.SHUT_WR)
 
     async def answer(self, sending: Coroutine[Any, Any, None], reading: Coroutine[Any, Any, T]) -> T:
-        """What `reading` returns; it may do so before everything is sent."""
+        """What `reading` returns; it may do so before everything is sent: see `has_sent_all`."""
         task = asyncio.create_task(self._sent(sending))
         try:
             return await reading
         finally:
-            if not task.done():
-                self.may_be_reused = False
-                task.cancel()
+            task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             sending.close()  # it may not have begun
 
     async def _sent(self, sending: Coroutine[Any, Any, None]) -> None:
         try:
             await sending
+            self.has_sent_all = True
         except ConnectionError:
-            self.may_be_reused = False  # the reason may have arrived
+            pass  # the reason may have arrived
         except Exception:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # ends the reading
@@ -105,7 +100,6 @@ class Connection:
         piece = await self.receive()
         if not piece:
             raise BadAnswer("the connection was closed")
-        self.has_answered = True
         self._allowed -= len(piece)
         if self._allowed < 0:
             raise BadAnswer("the answer is too long")
@@ -113,9 +107,9 @@ class Connection:
         await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
 
     @property
-    def is_clean(self) -> bool:
-        """Whether nothing is left unread, and the peer has not closed it."""
-        return not self._buffer and self._sock.fileno() >= 0 and not has_unread(self._sock.fileno())
+    def has_more(self) -> bool:
+        """Whether more has arrived than was read."""
+        return bool(self._buffer)
 
     def close(self) -> None:
         self._sock.close()
@@ -167,40 +161,13 @@ class Connections:
         self._opening = opening
         self._names = NameLookup()
         self._free = asyncio.Semaphore(count)
-        self._idle: defaultdict[object, list[Connection]] = defaultdict(list)
 
     @asynccontextmanager
-    async def one(self, mail: object, *, new: bool = False) -> AsyncIterator[Connection]:
-        """An idle connection of this mail, or a `new` one; kept for it if the protocol allows that. Raises OSError.
-
-        Not kept for other mail: an engine that answers twice would answer for the next one. The caller must `end` it.
-        """
+    async def one(self) -> AsyncIterator[Connection]:
+        """A new connection, for one question. Raises OSError."""
         async with self._free:
-            connection = await self._take(mail, new)
+            connection = await connect(self._address, self._names, self._timeout_s, self._opening)
             try:
                 yield connection
-            except BaseException:
+            finally:
                 connection.close()
-                raise
-            if connection.may_be_reused and connection.is_clean:
-                connection.is_reused = True
-                self._idle[mail].append(connection)
-            else:
-                connection.close()
-
-    async def _take(self, mail: object, new: bool) -> Connection:
-        while not new and self._idle.get(mail):
-            connection = self._idle[mail].pop()
-            if connection.is_clean:
-                return connection
-            connection.close()
-        return await connect(self._address, self._names, self._timeout_s, self._opening)
-
-    def end(self, mail: object) -> None:
-        """Close the connections of this mail."""
-        for connection in self._idle.pop(mail, ()):
-            connection.close()
-
-    def close(self) -> None:
-        for mail in list(self._idle):
-            self.end(mail)

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from bridge.api.json_answer import read_unique
 from bridge.mail.header_fields import FieldFinder
 from bridge.service.analysis.connections import BadAnswer
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
@@ -114,9 +115,9 @@ async def _sent(body: list[bytes | MailPart]) -> AsyncIterator[bytes]:
 def read_answer(name: str, body: bytes) -> Findings:
     """Raises BadAnswer, PluginFailed, or LimitReached if the hook says that it could not examine the mail."""
     try:
-        answer = json.loads(body)
+        answer = read_unique(body)
     except (ValueError, RecursionError):
-        raise BadAnswer("not JSON") from None
+        raise BadAnswer("not JSON, or a key occurs twice") from None
     if not isinstance(answer, dict):
         raise BadAnswer("not a JSON object")
     tags, score, verdict = answer.get("tags", []), answer.get("score", 0.0), answer.get("verdict")

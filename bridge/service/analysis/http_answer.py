@@ -1,8 +1,8 @@
 """One question to an engine over HTTP, and its answer, within bounds.
 
 Each mail has its own connection: an engine does not say to which request an answer belongs, and the HTTP library
-would take a second answer to one mail for the answer to the next. An answer is never decompressed, because a few
-kilobytes could become gigabytes, and redirects are not followed.
+would take a second answer to one mail for the answer to the next. An answer that comes before the whole mail was sent
+does not count. None is decompressed, because a few kilobytes could become gigabytes, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,21 @@ async def answer_to(
 ) -> bytes:
     """POST `content`. Raises BadAnswer, and the library's errors."""
     headers = [*headers, (b"Accept-Encoding", b"identity")]
-    request = client.build_request("POST", url, headers=headers, content=content)
+    has_sent_all = False
+
+    async def sent() -> AsyncIterator[bytes]:
+        nonlocal has_sent_all
+        async for piece in content:
+            yield piece
+        has_sent_all = True
+
+    request = client.build_request("POST", url, headers=headers, content=sent())
     response = await client.send(request, stream=True)
     try:
         if response.status_code != 200:
             raise BadAnswer(f"HTTP status {response.status_code}")
+        if not has_sent_all:
+            raise BadAnswer("answered before the whole mail was sent")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadAnswer("the answer is compressed")
         answer = bytearray()

@@ -84,18 +84,14 @@ class IcapAnalyzer:
         return None
 
     async def close(self) -> None:
-        self._connections.close()
+        return None
 
     async def analyze(self, mail: Mail) -> Findings:
         parts = mail.parts()
         if len(parts) > self._settings.max_objects:
             raise LimitReached("objects")
         wanted = [part for part in parts if part.size <= self._settings.max_size]
-        key = object()  # of this mail's connections
-        try:
-            tags, problem = await self._scan_all(wanted, key)
-        finally:
-            self._connections.end(key)
+        tags, problem = await self._scan_all(wanted)
         if tags:
             return Findings(tags)  # whatever happened to the other objects
         if problem is not None:
@@ -104,10 +100,10 @@ class IcapAnalyzer:
             raise LimitReached("size")
         return Findings()
 
-    async def _scan_all(self, parts: list[MailPart], key: object) -> tuple[frozenset[str], BaseException | None]:
+    async def _scan_all(self, parts: list[MailPart]) -> tuple[frozenset[str], BaseException | None]:
         """What was found in time, and why something is missing."""
         turns = asyncio.Semaphore(PER_MAIL)
-        tasks = [asyncio.create_task(self._scan(part, turns, key)) for part in parts]
+        tasks = [asyncio.create_task(self._scan(part, turns)) for part in parts]
         try:
             _, late = await asyncio.wait(tasks, timeout=self._settings.timeout) if tasks else ([], set())
         finally:
@@ -118,37 +114,30 @@ class IcapAnalyzer:
         problems = [found for found in results if isinstance(found, BaseException)]
         return tags, TimeoutError() if late else problems[0] if problems else None
 
-    async def _options(self, key: object) -> Options:
+    async def _options(self) -> Options:
         async with self._asking:  # once for all objects that wait for it
             if self._known is None or self._known.until <= time.monotonic():
-                response = await self._exchange(self._head("OPTIONS", []) + b"\r\n", None, None, key)
+                response = await self._exchange(self._head("OPTIONS", []) + b"\r\n")
                 self._known = read_options(response, time.monotonic())
             return self._known
 
-    async def _scan(self, part: MailPart, turns: asyncio.Semaphore, key: object) -> frozenset[str]:
+    async def _scan(self, part: MailPart, turns: asyncio.Semaphore) -> frozenset[str]:
         async with turns:
-            options = await self._options(key)
+            options = await self._options()
             try:
-                response = await self._exchange(self._request(part, options), part, options, key)
+                response = await self._exchange(self._request(part, options), part, options)
             except Exception:
                 self._known = None  # it may be another server by now
                 raise
             return findings(response, part.sha256)
 
-    async def _exchange(self, head: bytes, part: MailPart | None, options: Options | None, key: object) -> Response:
-        """A server may close an idle connection at any time: ask again then."""
-        async with self._connections.one(key) as connection:
-            try:
-                return await _ask(connection, head, part, options)
-            except (ConnectionError, BadAnswer):
-                if not connection.is_reused or connection.has_answered:
-                    raise
-        async with self._connections.one(key, new=True) as connection:
+    async def _exchange(self, head: bytes, part: MailPart | None = None, options: Options | None = None) -> Response:
+        async with self._connections.one() as connection:
             return await _ask(connection, head, part, options)
 
     def _request(self, part: MailPart, options: Options) -> bytes:
         """The header of the request, and those of the HTTP message in it."""
-        name = quote(min(part.names, default="part"), safe="")[:200]
+        name = quote(min(part.names, default="part"), safe="", errors="replace")[:200]
         url = f"http://mail.invalid/{name}"
         kind = part.content_type if re.fullmatch(r"[\w.+-]+/[\w.+-]+", part.content_type, re.ASCII) else ""
         entity = f"Content-Type: {kind or 'application/octet-stream'}\r\nContent-Length: {part.size}\r\n\r\n"
@@ -167,7 +156,13 @@ class IcapAnalyzer:
         return self._head(options.method, fields) + b"\r\n" + messages.encode()
 
     def _head(self, method: str, fields: list[str]) -> bytes:
-        lines = [f"{method} {self._url} ICAP/1.0", f"Host: {self._host}", "User-Agent: scanbridge", *fields]
+        lines = [
+            f"{method} {self._url} ICAP/1.0",
+            f"Host: {self._host}",
+            "User-Agent: scanbridge",
+            "Connection: close",
+            *fields,
+        ]
         return "\r\n".join([*lines, ""]).encode()
 
 
@@ -223,7 +218,6 @@ async def _response(connection: Connection) -> Response:
         return response
     if status == 200 and (places := response.first("encapsulated")):
         response = await _with_object(connection, response, places)
-    connection.may_be_reused = response.first("connection").lower() != "close" and status in (200, 204)
     return response
 
 
@@ -334,8 +328,8 @@ def _named(response: Response) -> set[str]:
     """What header fields say."""
     found: set[str] = set()
     for value in response.fields.get("x-infection-found", []):
-        fields = dict(re.findall(r"(\w+)=([^;]*)", value))
-        found.add(_KINDS.get(fields.get("Type", "").strip()) or _threat(fields.get("Threat", "")))
+        fields = {name.strip(): text.strip() for name, _, text in (field.partition("=") for field in value.split(";"))}
+        found.add(_KINDS.get(fields.get("Type", "")) or _threat(fields.get("Threat", "")))
     for value in response.fields.get("x-virus-id", []):
         if as_tag(value) not in _NOTHING:
             found.add(_threat(value))

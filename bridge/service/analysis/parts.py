@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.mail.message import Spool
+from bridge.mime.words import whole_characters
 from bridge.service.analysis.job import StoredMail
 
 MAX_BYTES = 64 * 1024 * 1024  # of all parts; those of an unambiguous mail are not larger than the mail
@@ -114,11 +115,12 @@ class Collector:
     def add(self, content: bytes, names: Collection[str], content_type: str) -> None:
         if not content:
             return
+        names = set(map(whole_characters, names))
         digest = hashlib.sha256(content).hexdigest()
         number = self._seen.setdefault(digest, len(self.contents))
         if number < len(self.contents):
             known = self.described[number][0]
-            known += sorted(set(names) - set(known))[: MAX_NAMES - len(known)]
+            known += sorted(names - set(known))[: MAX_NAMES - len(known)]
             return
         if self._size + len(content) > MAX_BYTES or number >= MAX_PARTS:
             self.is_full = True

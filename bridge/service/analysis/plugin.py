@@ -120,6 +120,6 @@ def checked(found: Any) -> Findings:
         raise PluginFailed("not Findings")
     if not all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in found.tags) or len(found.tags) > MAX_TAGS:
         raise PluginFailed("invalid tags")
-    if not isinstance(found.score, int | float) or not math.isfinite(found.score):
+    if not all(isinstance(points, int | float) and math.isfinite(points) for points in (found.score, found.opinion)):
         raise PluginFailed("score is not a finite number")
     return found

@@ -6,10 +6,10 @@ rejecting it gets its share of `spam_score`, and one that it does not call spam 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 
+from bridge.api.json_answer import read_decision_in_any_bytes
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.analysis.http_answer import answer_to, http_client
 from bridge.service.analysis.opinions import REJECTED, UNSURE, opinion_of
@@ -55,8 +55,11 @@ def _headers(mail: Mail) -> list[tuple[bytes, bytes]]:
 
 
 def _value(text: str) -> bytes:
-    """Replace control characters, so that remote input cannot break out of its header field."""
-    return re.sub(rb"[\x00-\x1f\x7f]", b"?", text[:1000].encode("utf-8", "replace"))
+    """Replace control characters, so that remote input cannot break out of its header field.
+
+    Spaces at its ends are dropped: the HTTP library refuses them, and a sender whose HELO has one would not be checked.
+    """
+    return re.sub(rb"[\x00-\x1f\x7f]", b"?", text[:1000].encode("utf-8", "replace")).strip(b" ")
 
 
 async def _body(mail: Mail) -> AsyncIterator[bytes]:
@@ -67,11 +70,11 @@ async def _body(mail: Mail) -> AsyncIterator[bytes]:
 def read_answer(body: bytes, spam_score: float) -> Findings:
     """Raises RspamdError if the answer has no action."""
     try:
-        answer = json.loads(body)
+        answer = read_decision_in_any_bytes(body, "action", "score", "required_score")
         action, score = answer["action"], float(answer.get("score", 0.0))
         worth = REJECTED if action == "reject" else spam_score
         points = opinion_of(score, float(answer.get("required_score") or 0.0), worth)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise RspamdError("malformed answer") from None
     if not isinstance(action, str):
         raise RspamdError("malformed answer")

@@ -33,14 +33,16 @@ class SpamAssassinAnalyzer:
         return None
 
     async def close(self) -> None:
-        self._connections.close()
+        return None
 
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._settings.max_size:
             raise LimitReached("size")
-        async with self._connections.one(object()) as connection:
+        async with self._connections.one() as connection:
             connection.allow(MAX_ANSWER)
             head, body = await connection.answer(self._send(connection, mail), _read(connection))
+            if not connection.has_sent_all:
+                raise BadAnswer("answered before the whole mail was sent")
         return read_answer(head, body, self._settings.spam_score)
 
     async def _send(self, connection: Connection, mail: Mail) -> None:
@@ -83,7 +85,9 @@ async def _read(connection: Connection) -> tuple[dict[str, str], bytes]:
         name, colon, value = line.decode("utf-8", "replace").partition(":")
         if not colon or len(fields) >= MAX_FIELDS:
             raise BadAnswer("a line in the answer's header is not a header field")
-        fields[name.strip().lower()] = value.strip()
+        if (name := name.strip().lower()) in fields:
+            raise BadAnswer("a header field occurs twice")
+        fields[name] = value.strip()
     length = fields.get("content-length", "")
     if not re.fullmatch(r"[0-9]{1,7}", length):
         raise BadAnswer("no length")

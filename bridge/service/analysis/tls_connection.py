@@ -63,10 +63,6 @@ class TlsConnection(Connection):
             if not await self._fill():
                 return b""
 
-    @property
-    def is_clean(self) -> bool:
-        return super().is_clean and not self._incoming.pending and not self._tls.pending()
-
     async def _fill(self) -> bool:
         """False at the end."""
         found = await super().receive()

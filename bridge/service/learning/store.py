@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select
 
@@ -61,8 +61,13 @@ class VoteStore:
         return True
 
     def replace(self, scope: str, votes: Iterable[Vote]) -> int:
-        """Replace all votes of the scope; if there are too many, the newest are kept."""
-        wanted = {(vote.mail, vote.reporter): vote for vote in sorted(votes, key=lambda one: one.at)}
+        """Replace all votes of the scope; if there are too many, the newest are kept.
+
+        A vote of the future would never expire, and new votes would be deleted before it.
+        """
+        now = time.time()
+        past = [vote if vote.at <= now else replace(vote, at=now) for vote in votes]
+        wanted = {(vote.mail, vote.reporter): vote for vote in sorted(past, key=lambda one: one.at)}
         newest = list(wanted.values())[-MAX_VOTES:]
         with self._store.writing() as connection:
             _touch(connection, scope)

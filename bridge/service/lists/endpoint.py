@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -49,22 +50,37 @@ class ListsApi:
     async def add_entries(self, body: Body, send: Send) -> None:
         _check_fields(body, {"listName", "entries", "tenantUid"})
         definition, scope = self._list(body), _scope(body)
-        entries = [_entry(definition, item, i) for i, item in enumerate(_items(body))]
+        items = _items(body)
         try:
-            count = await asyncio.to_thread(self._lists.add, scope, definition.name, entries)
+            count = await asyncio.to_thread(self._add, scope, definition, items)
         except ListFull:
             text = f"the list would have more than {definition.maxSize} entries"
             raise Refused(409, "list_full", text) from None
         self._follower.wake()
         await send_json(send, 200, {"modifiedEntries": count})
 
+    def _add(self, scope: str, definition: ListDefinition, items: list[Any]) -> int:
+        """Raises Refused, ListFull. Blocks: the conversion of 500 international names takes half a second, too."""
+        entries = [_entry(definition, item, i) for i, item in enumerate(items)]
+        return self._lists.add(scope, definition.name, entries)
+
     async def delete_entries(self, body: Body, send: Send) -> None:
         _check_fields(body, {"listName", "entries", "tenantUid"})
         definition, scope = self._list(body), _scope(body)
-        keys = [key for i, item in enumerate(_items(body)) if (key := _key(definition, item, i))]
-        count = await asyncio.to_thread(self._lists.delete, scope, definition.name, keys)
+        items = _texts(_items(body))
+        count = await asyncio.to_thread(self._delete, scope, definition, items)
         self._follower.wake()
         await send_json(send, 200, {"modifiedEntries": count})
+
+    def _delete(self, scope: str, definition: ListDefinition, items: list[str]) -> int:
+        """An entry that cannot exist is not an error. Blocks."""
+        keys, before = [], {}
+        for item in items:
+            with suppress(ValueError):
+                keys.append(spelling.stored(definition.category, item))
+            with suppress(ValueError):
+                before[spelling.stored_before(definition.category, item)] = item
+        return self._lists.delete(scope, definition.name, keys, before)
 
     async def get_lists(self, body: Body, send: Send) -> None:
         _check_fields(body, {"tenantUid"})
@@ -190,14 +206,11 @@ def _entry(definition: ListDefinition, item: Any, position: int) -> Entry:
         raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
 
 
-def _key(definition: ListDefinition, item: Any, position: int) -> str:
-    """The entry's canonical spelling; empty if no such entry can exist, which is not an error."""
-    if not isinstance(item, str):
-        raise _invalid(f"`entries[{position}]` must be a string")
-    try:
-        return spelling.stored(definition.category, item)
-    except ValueError:
-        return ""
+def _texts(items: list[Any]) -> list[str]:
+    for position, item in enumerate(items):
+        if not isinstance(item, str):
+            raise _invalid(f"`entries[{position}]` must be a string")
+    return items
 
 
 async def _send_chunks(send: Send, chunks: list[bytes]) -> None:

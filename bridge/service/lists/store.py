@@ -8,7 +8,7 @@ would cost more than the addition.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -129,14 +129,18 @@ class ListStore:
             _set_size(connection, scope, name, size)
         return len(wanted)
 
-    def delete(self, scope: str, name: str, entries: Sequence[str]) -> int:
-        """Remove the entries that exist and return how many there were."""
-        wanted = list(dict.fromkeys(entries))
-        if not wanted:
+    def delete(self, scope: str, name: str, entries: Sequence[str], before: Mapping[str, str] | None = None) -> int:
+        """Remove the entries that exist and return how many there were.
+
+        `before`: keys that an earlier version would have used, each for an entry that was written like this.
+        """
+        wanted, before = list(dict.fromkeys(entries)), before or {}
+        if not wanted and not before:
             return 0
         with self._store.writing() as connection:
-            first = next_numbers(connection, len(wanted))
+            first = next_numbers(connection, len(wanted) + len(before))
             known = _existing(connection, scope, name, wanted)
+            known += _of_earlier(connection, scope, name, {key: before[key] for key in before.keys() - set(wanted)})
             if known:
                 now = time.time()
                 here = (list_entry.c.scope == scope) & (list_entry.c.name == name)
@@ -204,6 +208,15 @@ def _existing(connection: Connection, scope: str, name: str, entries: list[str])
         list_entry.c.scope == scope, list_entry.c.name == name, list_entry.c.entry.in_(entries)
     )
     return list(connection.execute(query).scalars())
+
+
+def _of_earlier(connection: Connection, scope: str, name: str, entries: Mapping[str, str]) -> list[str]:
+    """Those that were written like this: another entry may have the same key."""
+    query = select(list_entry.c.entry, list_entry.c.shown).where(
+        list_entry.c.scope == scope, list_entry.c.name == name, list_entry.c.entry.in_(entries)
+    )
+    rows = connection.execute(query) if entries else ()
+    return [row.entry for row in rows if (row.shown or row.entry) == entries[row.entry]]
 
 
 def _size(connection: Connection, scope: str, name: str) -> int:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from bridge.mail.address import comparable_domain
 from bridge.mime import references
 from bridge.mime.structure import TooMuch
+from bridge.runtime.ip import ip_in_link
 from bridge.service.analysis.content import page_text
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
@@ -36,9 +37,6 @@ _ANCHOR = re.compile(r"<a\s")
 _HREF = re.compile(r"href\s*=\s*[\"']?https?://([^\s/\"'>?#]+)")
 _SHOWN = re.compile(r"\s*(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)[\s/<]")
 _AUTHORITY_END = re.compile(r"[/\\?#]")
-_NUMBER = r"(?:0x[0-9a-f]*|[0-9]+)"
-_NUMBERS = re.compile(rf"0x[0-9a-f]+|[0-9]{{8,}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
-_MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is not an address
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
@@ -322,31 +320,10 @@ def host_of(raw: str) -> str:
     host = unquote(raw) if "%" in raw else raw
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     host = comparable_domain(host.lstrip(".").rstrip(_PUNCTUATION))
-    if ":" in host or _NUMBERS.fullmatch(host):
-        return _ip_host(host)
+    ip = ip_in_link(host)
+    if ip is not None:
+        return ip
     return host if _HOST.fullmatch(host) else ""
-
-
-def _ip_host(host: str) -> str:
-    """An address as browsers read it: http://3221226219/, http://0xc0.0.0x2eb/ and http://0300.0.2.0353/ are one."""
-    try:
-        if ":" in host:
-            ip = ipaddress.IPv6Address(host)
-            return "" if ip.scope_id else str(ip.ipv4_mapped or ip)
-        *first, last = [_number(part) for part in host.split(".")]
-        number = last + sum(byte << (24 - 8 * place) for place, byte in enumerate(first))
-        fits = len(first) < 4 and all(byte < 256 for byte in first) and last < 256 ** (4 - len(first))
-        return str(ipaddress.IPv4Address(number)) if fits else ""
-    except ValueError:
-        return ""
-
-
-def _number(part: str) -> int:
-    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
-    digits = part.removeprefix("0x").lstrip("0") or "0"
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError
-    return int(digits, base)
 
 
 def _is_address(host: str) -> bool:
