@@ -1,8 +1,9 @@
 """The state of fifty bridges in one PostgreSQL: `make bench-connections`.
 
-Opens late decisions and the history as the daemon does, once for each bridge, with a modest rate of mail, and counts
-connections, transactions, statements and the server's CPU time. All bridges are in one process, so their own CPU time
-says nothing. A complete daemon shows what one bridge opens. Fails if a bound is exceeded.
+Opens everything that a bridge has in the database, as the daemon does, once for each bridge: late decisions, history,
+index and locks of the quarantine, used release codes, personal lists, feedback, events. With a modest rate of mail it
+counts connections, transactions, statements and the server's CPU time. All bridges are in one process, so their own
+CPU time says nothing. A complete daemon shows what one bridge opens. Fails if a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from sqlalchemy import Connection, create_engine, make_url, text  # noqa: E402
 from bench.queue_cost import cpu_of  # noqa: E402
 from bridge.api.scanning import AnalysisResult, Decision  # noqa: E402
 from bridge.config.model import Config  # noqa: E402
-from bridge.daemon import wiring  # noqa: E402
+from bridge.daemon import personal_wiring, wiring  # noqa: E402
+from bridge.daemon.event_wiring import event_plans  # noqa: E402
+from bridge.daemon.events import Events  # noqa: E402
+from bridge.daemon.feedback import Feedback  # noqa: E402
 from bridge.filter.outcome import Outcome, Record  # noqa: E402
 from bridge.mail.action import Action  # noqa: E402
 from bridge.mail.envelope import Envelope, Recipient  # noqa: E402
@@ -34,22 +38,30 @@ from bridge.mail.message import Message, Spool  # noqa: E402
 from bridge.mail.reply import Reply  # noqa: E402
 from bridge.mail.session import Client, Session  # noqa: E402
 from bridge.mail.transaction import Transaction, new_id  # noqa: E402
+from bridge.observe.metrics import Metrics  # noqa: E402
+from bridge.quarantine.quarantine import Quarantine  # noqa: E402
 from bridge.runtime import yaml_file  # noqa: E402
 from bridge.testing import answer, eventually, result, running_bridge, until  # noqa: E402
 from tests.postgresql import cluster, fresh_database  # noqa: E402
+from tests.quarantine.s3_kit import BUCKET, ObjectServer, write_keys  # noqa: E402
 
 PAGE = ROOT / "docs/understand/scale.md"
 BEGIN, END = "<!-- written by make bench-connections -->", "<!-- end of connections -->"
-CONNECTIONS = 4  # of a bridge at most: two pools, each of one connection and one more under load
-STATEMENTS = 30  # of a bridge in a second at most, at these rates
+CONNECTIONS = 20  # of a bridge at most: what the page tells operators to allow
+STATEMENTS = 50  # of a bridge in a second at most, at these rates
 ENVELOPE = Envelope("a@sender.example", (Recipient("b@example.org"),))
 RESULT = AnalysisResult(Decision.DELIVER, "ggrid", "clean")
+EVENTS = [{"name": "siem", "type": "file", "path": "events.jsonl"}]
+QUARANTINED = "mail.quarantined"
 CONFIG = """
 scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
 listeners: [{{name: mx, address: "127.0.0.1:0"}}]
 relay: {{next_hop: "127.0.0.1:1"}}
 state_directory: {state}
 state_database: "{url}"
+quarantine: {{s3: {{bucket: {bucket}, endpoint: "http://127.0.0.1:{s3}", access_key_file: access-key,
+  secret_key_file: secret-key}}}}
+events: [{{name: siem, type: file, path: events.jsonl, types: [{types}]}}]
 """
 
 
@@ -68,34 +80,74 @@ def message(content: bytes) -> Message:
     return mail
 
 
-def record() -> Record:
-    """A delivered mail."""
+def transaction() -> Transaction:
     session = Session("SESSION", "mx", "127.0.0.1", Client(address="192.0.2.7", helo="mx.example", ident=new_id()))
-    tx = Transaction(new_id(), session, ENVELOPE, message(b"Subject: x\r\n\r\nx\r\n"), 0.0, 1.0)
-    outcome = Outcome(Action.RELAY, Reply(250, "2.0.0", "Ok"), RESULT)
+    now = asyncio.get_running_loop().time()
+    return Transaction(new_id(), session, ENVELOPE, message(b"Subject: x\r\n\r\nx\r\n"), now, now + 60.0)
+
+
+def record(tx: Transaction, action: Action = Action.RELAY) -> Record:
+    outcome = Outcome(action, Reply(250, "2.0.0", "Ok"), RESULT)
     return Record(tx, 4096, outcome=outcome, message_id=f"<{new_id()}@sender.example>", subject=b" some words")
 
 
 class Bridge:
-    """What one bridge opens for its late decisions and its history."""
+    """What one bridge opens in the database."""
 
     def __init__(self, conf: Config, state: Path, counts: Counter[str]) -> None:
         state.mkdir()
         late = wiring.late_decisions(conf, state, lambda end: counts.update([end.value]))
         recorder = wiring.recorder(conf, state, lambda: False, lambda what, number: counts.update({what: number}))
         assert late is not None and recorder is not None
-        self.late, self.recorder = late, recorder
+        self._conf, self._counts, self.late, self.recorder = conf, counts, late, recorder
+        self.quarantine = Quarantine(wiring.quarantine_place(conf, state))
+        self.used_tokens = wiring.used_tokens(conf, state)
+        self.personal = personal_wiring.refresh(conf, state)
+        metrics = Metrics(["mx"])
+        self.feedback = Feedback(state, metrics, lambda: True)
+        self.events = Events(metrics, lambda: True)
+        self._plans = event_plans(conf, state)
+        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await self.late.start()
         self.recorder.start()
+        self.events.adopt(self._plans)
+        await self.personal.start()
+        self._watching = [
+            asyncio.create_task(self.personal.watch()),
+            asyncio.create_task(self.feedback.watch(lambda: self._conf)),
+        ]
+        await self.quarantine.usage(3600.0)
 
     async def send(self, seconds: float, mails_per_s: float, offset: float) -> None:
         await asyncio.sleep(offset / mails_per_s)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.recorder.note(record())
+            self._report(record(transaction()))
             await asyncio.sleep(1 / mails_per_s)
+
+    def _report(self, mail: Record) -> None:
+        self.recorder.note(mail)
+        if self.events.recorder is not None:
+            self.events.recorder.put(mail)
+
+    async def hold(self, seconds: float, every_s: float, offset: float) -> None:
+        """Quarantine a mail now and then, and release it: its lock, and the use of its release code."""
+        await asyncio.sleep(offset * every_s)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            tx = transaction()
+            await self.quarantine.keep(tx, b"", {})
+            self._report(record(tx, Action.QUARANTINE))
+            await asyncio.to_thread(self._release, tx.id)
+            self._counts.update(["released"])
+            await asyncio.sleep(every_s)
+
+    def _release(self, mail_id: str) -> None:
+        with self.quarantine.lock(mail_id) as held:
+            held.check()
+            self.used_tokens.take([mail_id.encode()[:24]], time.time())
 
     async def be_late(self, seconds: float, every_s: float, offset: float) -> list[bytes]:
         """Returns the mails, which a client sends to another bridge later."""
@@ -109,8 +161,16 @@ class Bridge:
         return late
 
     async def stop(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await self.late.stop(5.0)
         await asyncio.to_thread(self.recorder.close)
+        await self.events.close()
+        self.personal.close()
+        self.feedback.close()
+        self.used_tokens.close()
+        await self.quarantine.close()
 
 
 @dataclass
@@ -153,12 +213,22 @@ def server() -> Iterator[tuple[str, Connection, int]]:
                     status = Path(f"/proc/{backend}/status").read_text()
                     yield postgresql.url, connection, int(status.split("PPid:")[1].split()[0])
                 else:
-                    connection.execute(text("ALTER SYSTEM SET max_connections = 400"))
+                    connection.execute(text("ALTER SYSTEM SET max_connections = 1100"))
                     connection.execute(text("ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'"))
             engine.dispose()
             if not is_ready:
                 postgresql.stop()
                 postgresql.start()
+
+
+@contextmanager
+def storage(directory: Path) -> Iterator[int]:
+    """The port of an object storage."""
+    server = ObjectServer(directory)
+    try:
+        yield server.port
+    finally:
+        server.stop()
 
 
 @dataclass
@@ -177,10 +247,13 @@ async def measure(given: argparse.Namespace, url: str, connection: Connection, p
     database = fresh_database(url)
     looking = Server(connection, str(make_url(database).database), postmaster)
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, storage(Path(directory) / "s3") as port:
         place = Path(directory)
         (place / "token").write_text("0123456789abcdef" * 4)
-        conf = yaml_file.load(place / "bridge.yml", Config, CONFIG.format(state=place, url=database))
+        write_keys(place)
+        types = QUARANTINED + (", mail.decided" if given.all_events else "")
+        text = CONFIG.format(state=place, url=database, bucket=BUCKET, s3=port, types=types)
+        conf = yaml_file.load(place / "bridge.yml", Config, text)
         bridges = [Bridge(conf, place / str(number), counts) for number in range(given.bridges)]
         for bridge in bridges:
             await bridge.start()
@@ -189,7 +262,9 @@ async def measure(given: argparse.Namespace, url: str, connection: Connection, p
         first = [0.0 if given.at_once else number / len(bridges) for number in range(len(bridges))]
         sending = [one.send(given.seconds, given.mails_per_s, at) for one, at in zip(bridges, first, strict=True)]
         late = [one.be_late(given.seconds, given.late_every_s, at) for one, at in zip(bridges, first, strict=True)]
-        *_, mails, busy = await asyncio.gather(*sending, asyncio.gather(*late), watch(looking, given.seconds))
+        holding = [one.hold(given.seconds, given.held_every_s, at) for one, at in zip(bridges, first, strict=True)]
+        work = [*sending, *holding]
+        *_, mails, busy = await asyncio.gather(*work, asyncio.gather(*late), watch(looking, given.seconds))
         await eventually(lambda: not any(bridge.late.running for bridge in bridges), "the late scans")
         await asyncio.sleep(2 * bridges[0].late.settings.refresh_s)  # a bridge knows of others' decisions after one
         shared = 0
@@ -216,7 +291,7 @@ def connections_of_a_daemon(url: str, connection: Connection, postmaster: int) -
     looking = Server(connection, str(make_url(database).database), postmaster)
     with (
         tempfile.TemporaryDirectory() as directory,
-        running_bridge(Path(directory), {"state_database": database}) as bridge,
+        running_bridge(Path(directory), {"state_database": database, "events": EVENTS}) as bridge,
     ):
         bridge.scanner.reply_to[b"bad"] = answer(200, result("quarantine"))
         for word in (b"good", b"bad"):
@@ -240,18 +315,21 @@ def lines(given: argparse.Namespace, found: Found, of_a_daemon: int) -> list[str
         "transactions/s": (found.busy["transactions"], ""),
         "statements/s, with every BEGIN and COMMIT": (found.busy["statements"], STATEMENTS),
         "rows of the history/s": (found.mails / found.seconds, ""),
+        "mails quarantined and released/s": (found.outcomes["released"] / found.seconds, ""),
     }
     return [
-        f"`make bench-connections`: late decisions and history of {number} bridges, each with up to "
-        f"{given.mails_per_s:g} mails a second and a late scan "
-        f"every {given.late_every_s:g} s, for {given.seconds:g} s.",
+        f"`make bench-connections`: all that {number} bridges have in PostgreSQL (late decisions, history, index and "
+        "locks of the quarantine, used release codes, personal lists, feedback, and events), each bridge with up to "
+        f"{given.mails_per_s:g} mails a second, a late scan every {given.late_every_s:g} s, and a mail that is "
+        f"quarantined and released every {given.held_every_s:g} s, for {given.seconds:g} s; "
+        f"{'every mail' if given.all_events else 'each quarantined mail'} is an event.",
         "",
         "| | all bridges | each bridge | at most, each |",
         "|---|---|---|---|",
         *(f"| {what} | {all_:.0f} | {all_ / number:.1f} | {most} |" for what, (all_, most) in numbers.items()),
         "",
         f"Of {found.late} late decisions, another bridge found {found.shared}.",
-        f"PostgreSQL used {row_ms:.2f} ms of CPU time for each mail, late decisions included (`fsync` off).",
+        f"PostgreSQL used {row_ms:.2f} ms of CPU time for each mail, everything included (`fsync` off).",
         f"A complete bridge that had delivered one mail and quarantined another had {of_a_daemon} connections.",
     ]
 
@@ -262,6 +340,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--mails-per-s", type=float, default=10.0, help="of each bridge")
     parser.add_argument("--late-every-s", type=float, default=5.0, help="of each bridge")
+    parser.add_argument("--held-every-s", type=float, default=10.0, help="of each bridge")
+    parser.add_argument("--all-events", action="store_true", help="every mail is an event, not only quarantined ones")
     parser.add_argument("--at-once", action="store_true", help="all bridges have their late scans at the same moments")
     parser.add_argument("--write", action="store_true", help=f"put the result into {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from bridge.testing import RunningBridge, running_bridge
 from tests.postgresql import fragile_postgresql, postgresql  # noqa: F401  fixtures
+from tests.postgresql_pair import pair  # noqa: F401  a fixture
 from tests.surroundings import forget_the_surroundings
 from tests.sweeper import Sweeper
 

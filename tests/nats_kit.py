@@ -63,17 +63,17 @@ class ClusteredServer(NatsServer):
 
     def __init__(self, directory: Path, name: str, own_route: int, routes: list[int]) -> None:
         self.name = name
-        self._pages = free_port()
+        self.pages = free_port()  # for monitoring
         directory.mkdir()
         addresses = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
         super().__init__(
-            directory, "-n", name, "-js", "-sd", str(directory / "store"), "-m", str(self._pages),
+            directory, "-n", name, "-js", "-sd", str(directory / "store"), "-m", str(self.pages),
             "--cluster_name", "test", "--cluster", f"nats://127.0.0.1:{own_route}", "--routes", addresses,
         )  # fmt: skip
 
     def leader(self, stream: str) -> str | None:
         """The name of the server that leads this stream, as far as this one knows."""
-        page = f"http://127.0.0.1:{self._pages}/jsz?streams=true"
+        page = f"http://127.0.0.1:{self.pages}/jsz?streams=true"
         with urllib.request.urlopen(page, timeout=60) as answer:
             accounts = json.load(answer).get("account_details") or []
         details = [detail for account in accounts for detail in account.get("stream_detail") or []]
@@ -82,7 +82,7 @@ class ClusteredServer(NatsServer):
     def is_ready(self) -> bool:
         """Whether this server can be used: JetStream has a leader."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._pages}/healthz", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.pages}/healthz", timeout=60) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @config_option
-@click.option("--cluster", "whole", is_flag=True, help="Show all nodes listed under `cluster` in the configuration.")
+@click.option("--cluster", "whole", is_flag=True, help="Show all nodes of the cluster, and the servers they share.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(path: Path | None, whole: bool, as_json: bool) -> None:
     """Show the daemon's health, problems first.
@@ -50,13 +50,14 @@ def status(path: Path | None, whole: bool, as_json: bool) -> None:
 
 
 def _show_cluster(path: Path | None, as_json: bool) -> NoReturn:
+    from bridge.daemon.cluster_nodes import nodes_of
     from bridge.observe import cluster_view
 
-    named = load_or_exit(path).cluster
-    if not named.bridges:
+    conf = load_or_exit(path)
+    if not conf.cluster.bridges:
         say("the configuration lists no nodes; add their admin addresses to cluster.bridges", err=True)
         sys.exit(EXIT_CONFIG)
-    view = cluster_view.look(named.bridges, named.workers)
+    view = cluster_view.look(nodes_of(conf))
     if as_json:
         say_json(view.to_dict(), indent=2)
     else:

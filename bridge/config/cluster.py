@@ -22,7 +22,14 @@ class Cluster(Section):
         [], description=f"Addresses at which the analysis workers answer (their `worker.listen`). {_MANY}"
     )
 
-    @field_validator("bridges", "workers")
+    nats: list[AddressField] = Field(
+        [], description=f"Addresses of the NATS servers' monitoring pages (`http` in their configuration). {_MANY}"
+    )
+    haproxy: list[AddressField] = Field(
+        [], description=f"Addresses at which the HAProxy servers have `prometheus-exporter` at `/metrics`. {_MANY}"
+    )
+
+    @field_validator("bridges", "workers", "nats", "haproxy")
     @classmethod
     def _reachable(cls, addresses: list[Endpoint]) -> list[Endpoint]:
         if any(address.systemd or address.is_any for address in addresses):

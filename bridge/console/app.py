@@ -26,7 +26,7 @@ def create_console(sources: Sources) -> Console:
         sorted({route.audit for route in ROUTES if route.audit} | set(quarantine.DONE_WORDS) | set(lists.DONE_WORDS))
     )
     conf = sources.console
-    live = Live(sources.admin, sources.config.cluster)
+    live = Live(sources.admin, sources.cluster)
     return Console(sources, Renderer(conf.root_path), live, Jobs(conf.undo_period), audit_words=words)
 
 

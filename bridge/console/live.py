@@ -17,8 +17,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from bridge.config.cluster import Cluster
-from bridge.observe.cluster_view import ClusterView, look
+from bridge.observe.cluster_view import ClusterView, Nodes, look
 from bridge.observe.sample import Sample, between, take
 from bridge.runtime.endpoints import Endpoint
 
@@ -42,7 +41,7 @@ class Picture:
 @dataclass(slots=True)
 class Live:
     address: Endpoint
-    cluster: Cluster = field(default_factory=Cluster)  # the nodes to ask, if there are any
+    cluster: Nodes = field(default_factory=Nodes)  # the nodes to ask, if there are any
     watchers: int = 0
     _samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -72,7 +71,7 @@ class Live:
         return self._nodes
 
     async def _ask_nodes(self) -> None:
-        self._nodes = await to_thread.run_sync(look, self.cluster.bridges, self.cluster.workers)
+        self._nodes = await to_thread.run_sync(look, self.cluster)
         self._nodes_at = time.monotonic()
 
     async def watch(self) -> AsyncIterator[Picture]:

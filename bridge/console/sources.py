@@ -7,7 +7,7 @@ either can run without the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.config.console import Console as ConsoleConfig
@@ -27,6 +27,7 @@ from bridge.digests.requests import Requests
 from bridge.history.store import HistoryStore
 from bridge.lists.client import ListSettings
 from bridge.lists.personal_store import PersonalLists
+from bridge.observe.cluster_view import Nodes
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
@@ -57,6 +58,7 @@ class Sources:
     requests: Requests | None = None  # of users; None: there are no digests
     digests: DigestMaker | None = None
     personal_lists: PersonalLists | None = None
+    cluster: Nodes = field(default_factory=Nodes)
 
     @property
     def console(self) -> ConsoleConfig:

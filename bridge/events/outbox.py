@@ -200,6 +200,8 @@ class Outbox:
 
     def hold_lease(self, sink: str, owner: str) -> bool:
         """Take or keep the right to deliver to this sink; False if another process has it."""
+        if self._is_held_by_another(sink, owner):
+            return False
         with self._writing() as connection:
             _ensure(connection, sink)
             now = database.now(connection)
@@ -209,6 +211,13 @@ class Outbox:
                 update(event_sink).where(_s.name == sink, is_free).values(owner=owner, lease_until=now + LEASE_S)
             )
             return taken.rowcount == 1
+
+    def _is_held_by_another(self, sink: str, owner: str) -> bool:
+        """Asked without a lock: all bridges but one ask every second, and would keep the others' events waiting."""
+        with self._tables.reading() as connection:
+            row = connection.execute(select(_s.owner, _s.lease_until).where(_s.name == sink)).first()
+            now = database.now(connection)
+        return row is not None and row.owner != owner and now <= row.lease_until <= now + 2 * LEASE_S
 
     def give_up_leases(self, owner: str) -> None:
         with self._writing() as connection:

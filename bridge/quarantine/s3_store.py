@@ -274,11 +274,24 @@ def _supports_conditions(bucket: ObstoreS3, name: str) -> bool:
     return False
 
 
-def _open(settings: S3Settings) -> ObstoreS3:
+def reach(settings: S3Settings, timeout_s: float) -> None:
+    """Whether the server answers and knows our keys; changes nothing. Raises StoreError."""
+    import obstore
+
+    bucket = _open(settings, timeout_s, retries=0)
+    try:
+        with _translated():
+            next(iter(obstore.list(bucket, prefix="probe-", chunk_size=1)), None)
+    except MailNotFound:
+        raise StoreError("quarantine: object storage: 404") from None
+
+
+def _open(settings: S3Settings, timeout_s: float = _REQUEST_S, retries: int = 2) -> ObstoreS3:
     from obstore.store import S3Store as ObstoreS3
 
-    options: dict[str, Any] = {"allow_http": settings.allow_http, "connect_timeout": f"{_CONNECT_S}s"}
-    options["timeout"] = f"{_REQUEST_S}s"
+    connect_s = min(_CONNECT_S, timeout_s)
+    options: dict[str, Any] = {"allow_http": settings.allow_http, "connect_timeout": f"{connect_s * 1000:.0f}ms"}
+    options["timeout"] = f"{timeout_s * 1000:.0f}ms"
     if settings.ca is not None:
         options["root_certificate"] = settings.ca
     keys: dict[str, Any] = {}
@@ -293,7 +306,7 @@ def _open(settings: S3Settings) -> ObstoreS3:
             region=settings.region,
             disable_bulk_delete=True,  # not every server has that request
             client_options=options,  # type: ignore[arg-type]
-            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_CONNECT_S)},
+            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_CONNECT_S)},
             **keys,
         )
 

@@ -23,7 +23,7 @@ from tests.faults.troubles import Fault
 BACK_S = 180.0  # until a node that was killed is ready again
 _KILLED = ("nats", "postgresql", "storage", "haproxy", "bridge", "api", "worker")
 _STOPPED = ("haproxy", "bridge", "api", "worker")
-_FILLED = ("nats", "postgresql", "storage", "bridge")
+_FILLED = ("nats", "postgresql", "storage", "bridge", "api", "worker")
 # Whose faults explain a second copy: a mail server did not learn that its mail was accepted, or the mail was stored
 # although the answer was lost.
 _ON_THE_WAY = ("bridge", "haproxy", "storage", "postgresql")

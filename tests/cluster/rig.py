@@ -31,6 +31,7 @@ from tests.faults.account import Account
 from tests.faults.rig import SETTLED_S, check_account, flush, publish
 from tests.faults.senders import WAYS, Senders
 
+_HUGE_EVERY = 50  # mails, one of which is above the queue's limit and goes by reference (INLINE_BYTES)
 _UNWRITTEN_S = 3.0  # rows of the history that a bridge has not written yet when it is killed
 
 
@@ -57,7 +58,7 @@ def run(
     """A complete run. `troubles` are done once each, in this order, instead of at random for `seconds`."""
     began = time.monotonic()
     with ClusterWorld(directory, counts, namespaces) as world:
-        senders = Senders(world.doors, seed, rate, late_s)
+        senders = Senders(world.doors, seed, rate, late_s, huge_every=_HUGE_EVERY)
         monkey, releases = Monkey(world, seed, longest_s), Releases(world, seed)
         senders.start()
         releases.start()
@@ -179,7 +180,9 @@ def table(result: Result) -> str:
         tries = sum(len(mail.tries) for mail in mine)
         accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
         rows.append((f"via `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
+    huge = [mail for mail in mails if mail.kind == "huge"]
     rows += [
+        ("through the object store", f"{len(huge)} mails: {sum(mail.accepted for mail in huge)} accepted"),
         ("**accepted and never arrived**", f"**{len(account.lost)}**"),
         ("**released twice**", f"**{len(result.released_twice)}**"),
         ("not where the decision sent them", len(account.astray)),

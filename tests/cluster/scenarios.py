@@ -39,6 +39,7 @@ def _plan(world: ClusterWorld, monkey: Monkey) -> list[tuple[str, Trouble]]:
         "nothing": [],
         "one of three NATS": [follower],
         "the NATS that leads the queue": [leader],
+        "two of three NATS": [leader, follower],
         "PostgreSQL": cluster.of("postgresql"),
         "the S3 storage": cluster.of("storage"),
         "one of two HAProxy": cluster.of("haproxy")[:1],

@@ -1,4 +1,4 @@
-"""The short form of `make test-cluster`: a small cluster, of which a bridge is killed, or a node of each kind."""
+"""The short form of `make test-cluster`: a small cluster, of which a bridge is killed, or nodes of several kinds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from bridge.service.cluster.queue import INLINE_BYTES
 from tests.cluster import rig
 from tests.cluster.world import SMALL
 from tests.requirements import need
 
+_MANY = [("killed", "worker"), ("killed", "bridge"), ("killed", "postgresql"), ("filled", "api"), ("filled", "worker")]
+
 
 @pytest.mark.parametrize(
-    "kinds", [["bridge"], pytest.param(["worker", "bridge", "postgresql"], marks=pytest.mark.long)], ids=",".join
+    "troubles", [[("killed", "bridge")], pytest.param(_MANY, marks=pytest.mark.long)], ids=["one", "many"]
 )
-def test_a_small_cluster_loses_no_mail_when_its_nodes_are_killed(kinds: list[str]) -> None:
+def test_a_small_cluster_loses_no_mail_when_its_nodes_fail(troubles: list[tuple[str, str]]) -> None:
     """Each accepted mail arrives, no mail is released twice, and each has its row in the history."""
     need("postfix", "haproxy", "initdb", "mount", "setpriv", root=True)
     seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1_000_000)))
     print(f"FAULT_SEED={seed}")
-    troubles = [("killed", kind) for kind in kinds]
     directory = Path(tempfile.mkdtemp(prefix="cluster-"))  # pytest's own are private: PostgreSQL has its own user
     result = rig.run(
         directory, seed, 0.0, rate=15.0, counts=SMALL, namespaces=False, longest_s=2.0, late_s=1.0, troubles=troubles
@@ -30,3 +32,5 @@ def test_a_small_cluster_loses_no_mail_when_its_nodes_are_killed(kinds: list[str
     print(rig.table(result))
     rig.check(result)
     assert result.account.mails and result.account.released
+    huge = [mail for mail in result.account.mails if mail.kind == "huge"]
+    assert huge and all(len(mail.body()) > INLINE_BYTES and mail.accepted for mail in huge), "large mail must be tried"

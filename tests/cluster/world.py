@@ -22,7 +22,7 @@ DEADLINE_S = 20.0  # of the bridges' listener: longer than a worker's job needs 
 FULL = {"nats": 3, "postgresql": 1, "storage": 1, "haproxy": 2, "bridge": 3, "api": 2, "worker": 3, "prometheus": 1}
 SMALL = {"nats": 1, "postgresql": 1, "storage": 1, "haproxy": 2, "bridge": 2, "api": 1, "worker": 2}
 _DISKS = {"postgresql": ("data", 256 << 20), "storage": ("data", 48 << 20), "bridge": ("state", 24 << 20),
-          "nats": ("jetstream", 32 << 20)}  # fmt: skip
+          "nats": ("jetstream", 32 << 20), "api": ("state", 24 << 20), "worker": ("state", 24 << 20)}  # fmt: skip
 _SERVICES = """\
 {address}:10587 inet n - n - 50 smtpd -o content_filter=scan:[{near}]:10024
 {address}:10025 inet n - n - 50 smtpd -o smtpd_proxy_filter={near}:10024 -o smtpd_proxy_timeout=30s
@@ -70,7 +70,9 @@ class ClusterWorld:
             self.cluster = Cluster(self.directory, self._counts, self.network, self._edit)
             for node in [*self.cluster.of("api"), *self.cluster.of("worker")]:
                 site = _install_engine(self.directory / "site")
-                node.environment = {**node.environment, "PYTHONPATH": f"{site}:{node.environment['PYTHONPATH']}"}
+                path = f"{site}:{node.environment['PYTHONPATH']}"
+                spool = self.disks[node.name].place  # of large mail, which fills up with the rest
+                node.environment = {**node.environment, "PYTHONPATH": path, "TMPDIR": str(spool)}
             stack.enter_context(self.cluster)
             self.front = [stack.enter_context(_Front(self.network, number)(self.destination)) for number in (1, 2)]
             self._stack = stack.pop_all()
@@ -91,8 +93,8 @@ class ClusterWorld:
             text = text.replace("    proxy_protocol", f"    deadline: {DEADLINE_S:.0f}s\n    proxy_protocol")
             urls = ", ".join(f"https://192.0.2.{31 + i}:9081" for i in range(self._counts["api"]))
             text = text.replace("https://192.0.2.31:9081, https://192.0.2.32:9081", urls)
-            for kind in ("bridge", "worker"):
-                text = _shortened(text, kind, self._counts[kind])
+            for key, kind in {"bridges": "bridge", "workers": "worker", "nats": "nats", "haproxy": "haproxy"}.items():
+                text = _shortened(text, key, self._counts[kind])
             text = text.replace("relay:\n", "relay:\n  connect_timeout: 2s\n  timeout: 8s\n")
             text += "log: {format: json}\ndrain_timeout: 8s\nspool: {memory_per_mail: 64KiB}\n"
         if name == "service.yml":
@@ -151,9 +153,9 @@ class ClusterWorld:
         return self.cluster.of("nats")[0]
 
 
-def _shortened(text: str, kind: str, count: int) -> str:
+def _shortened(text: str, name: str, count: int) -> str:
     """Without the nodes that a smaller cluster does not have, in `cluster`."""
-    before, key, rest = text.partition(f"  {kind}s: [")
+    before, key, rest = text.partition(f"\n  {name}: [")
     named, end, after = rest.partition("]")
     return before + key + ", ".join(named.split(", ")[:count]) + end + after
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.config.cluster import Cluster
 from bridge.console.audit import Audit
 from bridge.console.checks import Refused
 from bridge.console.held_counts import HeldCounts
@@ -24,6 +23,7 @@ from bridge.console.pages.mail import PER_PAGE, read
 from bridge.console.pages.overview import sentence_of
 from bridge.console.roles import Role
 from bridge.console.streams import MAX_OF_PERSON, MAX_OF_SESSION, MAX_OPEN, Streams
+from bridge.observe.cluster_view import Nodes
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.endpoints import Endpoint
@@ -102,10 +102,12 @@ async def test_the_overview_does_not_wait_for_a_slow_quarantine() -> None:
 def test_the_overview_shows_all_nodes_of_a_cluster(tmp_path: Path) -> None:
     """The one that does not answer first; people of one tenant see none of them."""
     gone = f"127.0.0.1:{free_port()}"
-    with world(tmp_path, cluster={"bridges": [gone]}) as made:
+    with world(tmp_path, cluster={kind: [gone] for kind in ("bridges", "workers", "nats", "haproxy")}) as made:
         viewer = made.console.signed_in(Role.VIEWER)
-        until(lambda: "0 of 1 bridge ready." in viewer.get("/").text, "the first view of all nodes")
-        assert re.search(rf"Bridge {gone}</strong><span>does not answer", viewer.get("/").text)
+        all_gone = "0 of 1 bridge, 0 of 1 worker, 0 of 1 NATS server, 0 of 1 HAProxy ready."
+        until(lambda: all_gone in viewer.get("/").text, "the first view of all nodes")
+        for kind in ("Bridge", "Worker", "NATS", "HAProxy"):
+            assert re.search(rf"{kind} {gone}</strong><span>does not answer", viewer.get("/").text)
         assert gone not in made.console.signed_in(Role.VIEWER, frozenset({TENANT_A})).get("/").text
 
 
@@ -113,7 +115,7 @@ async def test_a_node_that_does_not_answer_held_up_every_page(tmp_path: Path) ->
     """The picture of this machine does not wait for the others, and their last view is shown meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = Endpoint("127.0.0.1", silent.getsockname()[1])
-        live = Live(Endpoint("127.0.0.1", free_port()), Cluster(bridges=[str(place)]))
+        live = Live(Endpoint("127.0.0.1", free_port()), Nodes(bridges=(place,)))
         asking = asyncio.create_task(live.nodes())
         assert (await live.now()).data is None  # no daemon
         assert not asking.done()

@@ -14,6 +14,7 @@ from bridge.events.outbox import Entry, Failed, Limit, Outbox, OutboxError, Sink
 from bridge.observe.redaction import FULL
 from bridge.runtime.database import Database
 from tests.events.events_kit import ROOMY, entry
+from tests.postgresql import fresh_database
 
 
 @pytest.fixture
@@ -127,6 +128,25 @@ def test_one_process_has_the_lease(outbox: Outbox, place: Database) -> None:
         connection.execute(event_sink.update().values(lease_until=event_sink.c.lease_until + 3600))
     assert other.hold_lease("s", "two")
     other.close()
+
+
+def test_bridges_that_may_not_deliver_wait_for_nobody(postgresql: str) -> None:
+    """With fifty bridges, those that asked for the lease held up each other, and the events that were to be stored."""
+    place = Database(fresh_database(postgresql))
+    first, second = Outbox(place), Outbox(place, wait_s=60.0)
+    try:
+        assert first.hold_lease("s", "one")
+        with first._writing() as connection:
+            connection.execute(select(event_sink).with_for_update()).all()
+            answer: list[bool] = []
+            asking = threading.Thread(target=lambda: answer.append(second.hold_lease("s", "two")))
+            asking.start()
+            asking.join(50.0)
+            assert answer == [False], "it waits for the row"
+        asking.join()
+    finally:
+        first.close()
+        second.close()
 
 
 def test_a_batch_that_was_stored_after_all_is_not_stored_twice(outbox: Outbox) -> None:

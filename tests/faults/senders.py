@@ -18,6 +18,7 @@ from bridge.testing import SmtpClient
 
 WAYS = ("queue", "proxy", "raw")
 DECISIONS = {"deliver": 60, "late": 2, "large": 5, "quarantine": 15, "bounce": 9, "drop": 9}
+_LINES = {"large": 4000, "huge": 16500}  # 172 and 710 KB
 RETRY_S = 0.7
 REPLY_S = 25.0
 
@@ -43,7 +44,7 @@ class Mail:
 
     @property
     def decision(self) -> str:
-        return {"late": "deliver", "large": "deliver"}.get(self.kind, self.kind)
+        return "deliver" if self.kind in ("late", "large", "huge") else self.kind
 
     @property
     def last(self) -> str:
@@ -59,7 +60,7 @@ class Mail:
 
     def body(self) -> bytes:
         line = f"{self.id} {self.id * 4}\r\n".encode()
-        return line * (4000 if self.kind == "large" else 12) + f"end of {self.id}\r\n".encode()
+        return line * _LINES.get(self.kind, 12) + f"end of {self.id}\r\n".encode()
 
     def content(self) -> bytes:
         seconds = self.late_s if self.kind == "late" else 0.01
@@ -71,11 +72,15 @@ class Senders:
     """All clients; `stop` sends no new mail, and waits until each mail has a final reply."""
 
     def __init__(
-        self, doors: dict[str, list[tuple[str, int]]], seed: int, rate: float, late_s: float, each: int = 2
+        self, doors: dict[str, list[tuple[str, int]]], seed: int, rate: float, late_s: float, each: int = 2,
+        huge_every: int = 0,
     ) -> None:  # fmt: skip
-        """`doors` are the addresses of each way; the `each` clients of a way use them in turn."""
+        """`doors` are the addresses of each way; the `each` clients of a way use them in turn.
+
+        Of `huge_every` mails, one is huge.
+        """
         self.mails: list[Mail] = []
-        self._late_s, self._chance = late_s, random.Random(seed)
+        self._late_s, self._huge_every, self._chance = late_s, huge_every, random.Random(seed)
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._making, self._given_up = threading.Event(), threading.Event()
         self._making.set()
@@ -101,6 +106,8 @@ class Senders:
         with self._lock:
             number = next(self._numbers)
             (kind,) = self._chance.choices(list(DECISIONS), DECISIONS.values())
+            if self._huge_every and number % self._huge_every == self._huge_every // 2:
+                kind = "huge"
             mail = Mail(f"m{number:06d}x", way, kind, self._late_s)
             self.mails.append(mail)
         return mail

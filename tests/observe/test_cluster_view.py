@@ -10,7 +10,8 @@ import pytest
 
 from bridge.cli.status import cluster_table
 from bridge.observe import cluster_view
-from bridge.observe.cluster_view import API_NODE, BRIDGE, WORKER, ClusterView, NodeView
+from bridge.observe.cluster_view import ClusterView, Nodes
+from bridge.observe.node_view import API_NODE, BRIDGE, WORKER, NodeView
 from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import RunningBridge, configuration, free_port, running_bridge, until
@@ -62,8 +63,8 @@ def test_without_nodes_the_command_says_what_to_add(tmp_path: Path, bridges: lis
 
 def test_a_name_stands_for_all_its_addresses() -> None:
     """As that of a headless Kubernetes service does."""
-    named = [Endpoint("localhost", 1), Endpoint("127.0.0.1", 1), Endpoint("no-such-name.invalid", 1)]
-    found = {node.address for node in cluster_view.look(named, [], 1.0).nodes}
+    named = (Endpoint("localhost", 1), Endpoint("127.0.0.1", 1), Endpoint("no-such-name.invalid", 1))
+    found = {node.address for node in cluster_view.look(Nodes(bridges=named), 1.0).nodes}
     assert {"127.0.0.1:1", "no-such-name.invalid:1"} <= found and "localhost:1" not in found
 
 

@@ -16,6 +16,7 @@ import yaml
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.service import config_files
+from tests.requirements import need
 
 ANSIBLE = Path(__file__).parents[2] / "deploy/ansible"
 BIN = Path(sys.executable).parent
@@ -30,7 +31,7 @@ def copy(tmp_path: Path) -> Path:
 
 def run(place: Path, *words: str) -> tuple[int, str]:
     variables = {"HOME": str(place.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
-    done = subprocess.run(words, cwd=place, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=place, env=os.environ | variables, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -65,6 +66,57 @@ def test_the_configurations_of_a_cluster_are_correct(copy: Path, tmp_path: Path,
     unit = "scanbridge-scanner" if host == "api2" else "scanbridge-worker"
     assert config.tls is not None and config.tls.cert_file == f"/run/credentials/{unit}.service/node.pem"
     assert config.database_url.startswith("postgresql://scanbridge:0123456789abcdef0123456789abcdef-database-password@")
+
+
+_NOT_HERE = {"ansible.builtin.systemd_service", "ansible.builtin.command"}  # for a machine with systemd and our package
+_VAULT = {
+    **{f"vault_{name}": f"0123456789abcdef0123456789abcdef-{name}" for name in ("api_token", "metrics_token")},
+    "vault_nats_credentials": "credentials",
+    "vault_database_password": "a password",
+    "vault_certificates": {"worker1": "a certificate"},
+}
+
+
+def apply_here(place: Path, etc: Path, **settings: object) -> tuple[int, str]:
+    """The play for `worker1`, on this machine: all files it writes are below `etc`, and no unit is started."""
+    role = place / "roles/scanbridge"
+    for name in ("tasks/main.yml", "tasks/secrets.yml"):
+        text = (ANSIBLE / "roles/scanbridge" / name).read_text().replace("/etc/", f"{etc}/")
+        tasks = [task for task in yaml.safe_load(text) if not _NOT_HERE & set(task)]
+        (role / name).write_text(yaml.safe_dump(tasks))
+    handlers = yaml.safe_load((ANSIBLE / "roles/scanbridge/handlers/main.yml").read_text())
+    nothing = [{"name": handler["name"], "ansible.builtin.debug": {"msg": "would do so"}} for handler in handlers]
+    (role / "handlers/main.yml").write_text(yaml.safe_dump(nothing))
+    variables = {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "ansible_python_interpreter": sys.executable,
+        "scanbridge_package": "",
+        **_VAULT,
+        **settings,
+    }
+    words = ("-i", "cluster-inventory.yml", "-l", "worker1", "-e", json.dumps(variables))
+    return run(place, "ansible-playbook", *words, "cluster.yml")
+
+
+@pytest.mark.long
+def test_a_service_configuration_with_a_mistake_is_not_installed(copy: Path, tmp_path: Path) -> None:
+    """It was: the service did not start any more, and the old file was gone."""
+    need(root=True)
+    etc = tmp_path / "etc"
+    (etc / "scanbridge").mkdir(parents=True)
+    code, said = apply_here(copy, etc)
+    assert code == 0 and " failed=0 " in said, said
+    written = etc / "scanbridge" / "service.yml"
+    assert yaml.safe_load(written.read_text())["worker"] == {"listen": "192.0.2.41:9086"}
+    assert all((etc / "scanbridge" / name).stat().st_mode & 0o777 == 0o600 for name in ("nats.creds", "node.pem"))
+    unit = etc / "systemd/system/scanbridge-worker.service.d/secrets.conf"
+    assert f"LoadCredential=nats.creds:{etc}/scanbridge/nats.creds\n" in unit.read_text()
+    code, said = apply_here(copy, etc)
+    assert code == 0 and " changed=0 " in said, said
+    before = written.read_bytes()
+    code, said = apply_here(copy, etc, scanbridge_service_config={"listen": "192.0.2.41:9081", "no_such_key": 1})
+    assert code != 0 and "no_such_key" in said and written.read_bytes() == before, said
 
 
 def test_example_and_documented_variables_are_correct(tmp_path: Path) -> None:

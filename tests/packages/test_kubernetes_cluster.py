@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -87,6 +88,18 @@ def test_references_resolve() -> None:
     config = yaml_file.load(BASE / "bridge.yml", Config)
     services = {service["metadata"]["name"] for service in of("Service")}
     assert {str(node.host) for node in (*config.cluster.bridges, *config.cluster.workers)} <= services
+
+
+def test_bridges_find_the_api_nodes_through_a_headless_service() -> None:
+    """With one address for all pods, a connection stayed at its pod, and new pods got no mail from old connections."""
+    scanner = yaml_file.load(BASE / "bridge.yml", Config).scanner
+    (service,) = [item for item in of("Service") if item["metadata"]["name"] == urlsplit(scanner.urls[0]).hostname]
+    assert scanner.discovery is not None and scanner.discovery.records == "addresses"
+    assert service["spec"]["clusterIP"] == "None" and not service["spec"].get("publishNotReadyAddresses")
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == urlsplit(scanner.urls[0]).port
+    assert service["spec"]["selector"] == DEPLOYMENTS["scanbridge-api"]["selector"]["matchLabels"]
+    assert f"valid for `{service['metadata']['name']}`" in (BASE / "README.md").read_text()
 
 
 def test_the_services_configuration_is_valid(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bridge.scanner.discovery import MAX_HOSTS, Discovery, DiscoverySettings, Pl
 from bridge.testing import eventually, free_port
 from tests import dns_kit
 from tests.dns_kit import addresses, bad_server, name_server
+from tests.requirements import need_ipv6
 from tests.scanner.fault_server import Call, FaultServer, answer, green, scanner_of, submit
 
 
@@ -218,6 +219,51 @@ async def test_tls_asks_for_the_configured_name_or_the_srv_target(tmp_path) -> N
                     with pytest.raises(ScanUnavailable, match="certificate"):
                         await submit(scanner)
                     assert not servers["127.0.0.1"].bytes_seen
+
+
+async def test_addresses_of_both_families_are_hosts(tmp_path) -> None:
+    """AAAA records: brackets in the URL and in the Host field, none where the connection is made."""
+    need_ipv6()
+    with name_server(tmp_path) as dns:
+        async with listening("127.0.0.1", "::1") as servers:
+            port = servers["::1"].port
+            dns.write(scan=["::1"])
+            url = f"http://scan.example:{port}"
+            async with scanner_of(url, discovery=settings(dns.port)) as scanner:
+                await scanner.discover()
+                assert [host.url for host in scanner.hosts] == [f"http://[::1]:{port}"]
+                assert (await submit(scanner)).ggrid and mails(servers["::1"]) == 1
+                assert servers["::1"].requests[0].fields["host"] == f"scan.example:{port}"
+                dns.write(scan=["127.0.0.1", "::1"])
+                await scanner.discover()
+                assert hosts_of(scanner) == {"127.0.0.1", "::1"} and not scanner.discoveries[0].problem
+                for host in scanner.hosts:
+                    host.unanswered = host.place.addresses[0] == "::1"
+                assert (await submit(scanner)).ggrid and mails(servers["127.0.0.1"]) == 1
+                dns.write(scan=["127.0.0.1"])
+                await scanner.discover()
+                assert hosts_of(scanner) == {"127.0.0.1"}
+
+
+async def test_an_srv_target_may_have_ipv6_addresses_only(tmp_path) -> None:
+    """With TLS: the certificate is the target's, at whichever address it is."""
+    need_ipv6()
+    authority, port = trustme.CA(), free_port()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("node.example").configure_cert(tls)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+    with name_server(tmp_path, f"_scan._tcp.example,node.example,{port},0,1") as dns:
+        dns.write(node=["::1"])
+        async with (
+            listening("::1", port=port, tls=tls) as servers,
+            scanner_of("https://_scan._tcp.example", discovery=settings(dns.port, "srv"), tls=ours) as scanner,
+        ):
+            await scanner.discover()
+            assert [(host.url, host.place.addresses) for host in scanner.hosts] == [
+                (f"https://node.example:{port}", ("::1",))
+            ]
+            assert (await submit(scanner)).ggrid and mails(servers["::1"]) == 1
 
 
 async def test_one_family_that_fails_keeps_its_addresses() -> None:

@@ -23,6 +23,7 @@ from bridge.console.list_copies import ListCopies
 from bridge.console.oidc import Provider
 from bridge.console.sources import Sources
 from bridge.daemon import config_file, history_place, list_wiring, named_files, wiring
+from bridge.daemon.cluster_nodes import nodes_of
 from bridge.daemon.digests import digest_store
 from bridge.digests.message import DigestMaker
 from bridge.digests.requests import Requests
@@ -113,6 +114,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
             requests=Requests(digest_store(conf, state), quarantine.owner) if conf.digests.is_on else None,
             digests=DigestMaker(parts.settings(conf), parts.keys(conf, state)) if conf.digests.is_on else None,
             personal_lists=parts.sender_lists(conf, state),
+            cluster=nodes_of(conf),
         )
     except ConfigError as exc:
         fail_config(exc)
