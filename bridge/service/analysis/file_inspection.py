@@ -129,10 +129,13 @@ class FileInspector(ABC):
         if seen in self.files:
             return
         self.files.add(seen)
-        is_doubtful = False
+        is_doubtful, is_opened = False, False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
-            is_doubtful |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+            is_empty = self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+            is_doubtful, is_opened = is_doubtful or is_empty, is_opened or not is_empty
+        if not is_opened and archives.is_only_guessed(kinds, names):
+            self.found.tags.add("mime:unopened-archive")
         for kind in archives.behind(content) if is_doubtful else ():  # programs then look for another one in it
             if kind not in kinds:
                 self.archive(content, kind, names, nesting, is_certain=False)
