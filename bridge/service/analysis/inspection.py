@@ -462,7 +462,7 @@ class _MailInspector(FileInspector):
             self.calendar(content, part, nesting)
         if recognition.is_binhex(part):
             self.binhex(content, nesting)
-        if recognition.is_in_base64(part):
+        if recognition.is_in_base64(part, content):
             self.in_base64(content, part.names, nesting)
         if "pkcs7-mime" in part.content_type or recognition.is_signed(content, part.names):
             self.signed(content, part.names, nesting)
