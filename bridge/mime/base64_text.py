@@ -170,8 +170,8 @@ def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
 
 
 def is_mostly_base64(text: bytes) -> bool:
-    """Whether it is nothing else, except for line ends and a few characters."""
-    if not _is_mostly_base64(text[:_BEGINNING]):
+    """Whether it is nothing else, except for line ends and a few characters, and long enough to be a file."""
+    if len(text) < WORTH_READING * 4 // 3 or not _is_mostly_base64(text[:_BEGINNING]):
         return False
     return len(text) <= _BEGINNING or _is_mostly_base64(text)
 
