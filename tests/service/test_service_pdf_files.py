@@ -156,6 +156,19 @@ def test_the_name_of_an_attached_program_was_not_seen(how: str) -> None:
     assert {"pdf:embedded-file", "mime:executable"} <= tags(pdf(*NAMED[how]), "a.pdf")
 
 
+@pytest.mark.parametrize("user", [b"good.example()", b"good.example\\(", b"a:(b)c", b"'", b"good.example<>"])
+@pytest.mark.parametrize("begin", [b"http://", b"https:/", b"HTTP:////"])
+def test_parentheses_before_the_host_of_a_link_hid_the_host(user: bytes, begin: bytes) -> None:
+    """The string ended there for us, and so did the link; a browser opens the host after the "@"."""
+    content = pdf(b"<</S/URI/URI(" + begin + user + b"@evil.example/x)>>")
+    assert "host:evil.example" in tags(content, "a.pdf")
+
+
+def test_the_host_of_a_link_with_parentheses_behind_it_is_found() -> None:
+    assert "host:a.example" in tags(pdf(b"<</S/URI/URI(http://a.example/b_(c)?d=e@f.example)>>"), "a.pdf")
+    assert "host:f.example" not in tags(pdf(b"<</S/URI/URI(http://a.example/b_(c)?d=e@f.example)>>"), "a.pdf")
+
+
 def test_strings_that_are_no_names_are_not_taken_for_some() -> None:
     objects = [b"<</Title 2 0 R/F 3 0 R/Contents(see (it) at.js)>>", b"(x.js)", b"<</Type/Font/Name(y.js)>>"]
     assert "mime:executable" not in tags(pdf(*objects), "a.pdf")

@@ -19,7 +19,7 @@ from bridge.service.analysis.content import archives, calendar_files, documents,
 from bridge.service.analysis.content.archives import BadArchive, Budget
 from bridge.service.analysis.content.decompression import inflated
 from bridge.service.analysis.content.formats import FORMATS, LIBARCHIVE
-from bridge.service.analysis.content.links import Links, NeedsProcess
+from bridge.service.analysis.content.links import Links, NeedsProcess, without_user
 from bridge.service.analysis.content.pictures import QR_LINK
 from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.content.text_windows import WINDOW, codecs_of
@@ -245,6 +245,8 @@ class FileInspector(ABC):
         for link in links if self.limits.look_at_urls else ():
             self.budget.take_work(LINK_COST + len(link))
             self.links.scan(link, is_html=False)
+            if host := without_user(link):
+                self.links.scan(host, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""

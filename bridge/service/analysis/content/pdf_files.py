@@ -49,9 +49,9 @@ _STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long
 _HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
 _KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix)" + SPACE + rb"(\(*)\Z")
 _KEY_WITHIN = 60  # bytes before a string
-_LINKS = ("URI", "URL")  # of these keys
 _LONGEST_NAME = 1024  # bytes
-_NAME_WORK = 60  # for each byte of a name with parentheses
+_LONGEST_STRING = 64 * 1024  # bytes, of those with parentheses: a host may follow a long user name
+_PARENTHESES_WORK = 60  # for each byte of one
 _PARENTHESIS = re.compile(rb"\\.|[()]", re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
 _ADDRESS = re.compile(r"\s{0,20}(?:[a-z][a-z0-9+.-]{1,30}:[/\\]|www\.)", re.IGNORECASE)
@@ -193,7 +193,7 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
     for text in texts:
         for key, value in _strings(text, budget):
             budget.take_work(_FOUND_WORK)
-            if key in _LINKS or _ADDRESS.match(value):
+            if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
             elif "://" in value:  # in a script
                 links[value] = None
@@ -206,22 +206,23 @@ def _strings(text: bytes, budget: Budget) -> Iterator[tuple[str, str]]:
     """Strings that may be an address or the name of a file, and the key before them."""
     for match in _STRING.finditer(text):
         (key, before), value = _key(text, match.start()), match[1]
-        if key not in _LINKS and (before or (key and text[match.end() : match.end() + 1] == b"(")):
-            value = _balanced(text, match.start(1) - before)
-            budget.take_work(_NAME_WORK * len(value))
+        if before or (key and text[match.end() : match.end() + 1] == b"("):
+            value = _balanced(text, match.start(1) - before, budget) or value
         yield key, _as_text(_ESCAPE.sub(_unescaped, value) if b"\\" in value else value)
     for match in _HEX_STRING.finditer(text):
         yield _key(text, match.start())[0], _as_text(from_hex(match[1]))
 
 
-def _balanced(text: bytes, start: int) -> bytes:
-    """A string with parentheses in it: they need no escape if each has its counterpart."""
-    depth, end = 1, min(len(text), start + _LONGEST_NAME)
+def _balanced(text: bytes, start: int, budget: Budget) -> bytes:
+    """A string with parentheses in it: they need no escape if each has its counterpart. Empty if it does not end."""
+    depth, at, end = 1, start, min(len(text), start + _LONGEST_STRING)
     for match in _PARENTHESIS.finditer(text, start, end):
+        at = match.end()
         depth += {b"(": 1, b")": -1}.get(match.group(), 0)
         if not depth:
-            return text[start : match.start()]
-    return text[start:end]
+            break
+    budget.take_work(_PARENTHESES_WORK * (at - start))
+    return b"" if depth else text[start : at - 1]
 
 
 def _key(text: bytes, end: int) -> tuple[str, int]:
