@@ -9,23 +9,35 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Protocol
 
 from bridge.mail.message import Message
+from bridge.mail.spool_file import LOOK_S
 
-LOOK_S = 0.02  # how often a client that was stopped is looked at
+
+class Sender(Protocol):
+    """The connection of a client that sends a mail."""
+
+    def end_stop(self) -> bool:
+        """The client may go on; it is not to blame for the time. False if it is to stay stopped for another reason."""
 
 
-def brake(message: Message, transport: asyncio.Transport) -> None:
+def brake(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
     """Call it after each block of a large mail."""
     if message.is_behind and transport.is_reading():
         transport.pause_reading()
-        asyncio.get_running_loop().call_later(LOOK_S, partial(_look, message, transport))
+        message.stop()
+        _look_later(message, transport, sender)
 
 
-def _look(message: Message, transport: asyncio.Transport) -> None:
+def _look_later(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
+    asyncio.get_running_loop().call_later(LOOK_S, partial(_look, message, transport, sender))
+
+
+def _look(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
     if transport.is_closing():
         return
-    if message.may_go_on():  # not all of them at once: their blocks would have no room
+    if not message.may_go_on():  # not all of them at once: their blocks would have no room
+        _look_later(message, transport, sender)
+    elif sender.end_stop():
         transport.resume_reading()
-    else:
-        asyncio.get_running_loop().call_later(LOOK_S, partial(_look, message, transport))

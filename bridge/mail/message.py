@@ -9,13 +9,14 @@ would end with the kernel's out-of-memory killer.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from bridge.errors import Saturated
-from bridge.mail.spool_file import BLOCK, DirectFile, QueuedFile, SpoolDisk, SpoolFile
+from bridge.mail.spool_file import BLOCK, LOOK_S, DirectFile, QueuedFile, SpoolDisk, SpoolFile
 
 _SMALL = 4096
 _SPILL_EARLY = 0.75  # of the memory limit, while more content is to come
@@ -91,6 +92,12 @@ class Spool:
     def may_go_on(self) -> bool:
         """Whether a client that was stopped because of the disk may send a block."""
         return self.disk is None or self.disk.may_go_on()
+
+    async def wait_for_disk(self, until: float) -> None:
+        """Until a client may send a block, or until this time of the event loop."""
+        clock = asyncio.get_running_loop().time
+        while clock() < until and not self.may_go_on():  # noqa: ASYNC110 - the disk tells nobody
+            await asyncio.sleep(LOOK_S)
 
     def make_file(self) -> SpoolFile:
         """For a mail that is too large for memory. Raises OSError."""
@@ -182,9 +189,19 @@ class Message:
         """Whether it is in a file, and the disk has much to write."""
         return self._file is not None and self._spool.is_behind
 
+    def stop(self) -> None:
+        """Its client is stopped because of the disk."""
+        if self._file is not None:
+            self._file.expect(more=False)
+
     def may_go_on(self) -> bool:
-        """Whether a client that was stopped because of the disk may send a block."""
-        return self._file is None or self._spool.may_go_on()
+        """Whether a client that was stopped may send a block. If so, more of them may follow."""
+        if self._file is None:
+            return True
+        is_allowed = self._spool.may_go_on()
+        if is_allowed:
+            self._file.expect(more=True)
+        return is_allowed
 
     def head(self) -> bytes:
         """The header section, including the CRLF of its last field but not the blank line."""

@@ -31,11 +31,12 @@ from bridge.runtime.threads import Threads
 BLOCK = 256 * 1024
 _SMALL = 4096
 _TOO_SLOW = "the disk of the spool does not keep up"
-MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it (`bridge.intake.brake`)
+MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it, or earlier (`is_behind`)
 _HANGS_AFTER_S = 3.0  # for one block: the slowest disks take tenths of a second
 _MAX_WAIT_S = 20.0  # for a disk that is slow, or threads that cannot be started; the mail is then deferred
 _ARRIVED_S = 0.02  # by then the bridge has read what a client had sent while it was stopped
 _THREADS = 4
+LOOK_S = 0.02  # how often a client that was stopped is looked at
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})  # file systems
 
 
@@ -57,6 +58,9 @@ class SpoolFile(Protocol):
 
         Await it before anything is read.
         """
+
+    def expect(self, *, more: bool) -> None:
+        """Whether a block may arrive at any moment; not from a client that is stopped. At first, it may."""
 
     def close(self) -> None: ...
 
@@ -85,6 +89,9 @@ class DirectFile:
     async def is_kept(self) -> bool:
         return True
 
+    def expect(self, *, more: bool) -> None:
+        """Nothing waits in memory."""
+
     def close(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)
@@ -97,6 +104,7 @@ class SpoolDisk:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.unwritten = 0  # bytes
+        self.growing = 0  # files for which a block may arrive at any moment
         self._threads = Threads("spool", _THREADS)
         self._jobs = 0
         self._waiting: dict[QueuedFile, None] = {}  # in this order
@@ -111,8 +119,15 @@ class SpoolDisk:
         return waited_s if waited_s >= _HANGS_AFTER_S else 0.0
 
     def is_behind(self) -> bool:
-        """Whether half of the room is taken, and the disk does not hang."""
-        return self.unwritten > MAX_UNWRITTEN // 2 and not self.hangs_s()
+        """Whether half of the room is taken, or the rest is needed for a block of each mail. Not while the disk hangs.
+
+        All clients that are not stopped may send a block in the same turn of the event loop.
+        """
+        return self.unwritten > self._room() and not self.hangs_s()
+
+    def _room(self) -> int:
+        """Not less than an eighth, which keeps the threads busy."""
+        return max(min(MAX_UNWRITTEN - self.growing * BLOCK, MAX_UNWRITTEN // 2), MAX_UNWRITTEN // 8)
 
     def may_go_on(self) -> bool:
         """Whether a client that was stopped may send a block. It is counted now, because it arrives later."""
@@ -121,7 +136,7 @@ class SpoolDisk:
         now = time.monotonic()
         if now - self._let_go_at >= _ARRIVED_S:
             self._let_go, self._let_go_at = 0, now
-        if self.unwritten + self._let_go > MAX_UNWRITTEN // 2:
+        if self.unwritten + self._let_go > self._room():
             return False
         self._let_go += 2 * BLOCK  # while the disk is not behind yet, a client may send another one
         return True
@@ -174,10 +189,14 @@ class SpoolDisk:
 class QueuedFile:
     """Written by a thread. What is not written yet is read from memory."""
 
-    __slots__ = ("_directory", "_disk", "_error", "_fd", "_is_closed", "_is_in_memory", "_unwritten", "_written")
+    __slots__ = ("_directory", "_disk", "_error", "_fd", "_grows", "_is_closed", "_is_in_memory", "_unwritten",
+                 "_written")  # fmt: skip
 
     def __init__(self, disk: SpoolDisk, directory: str | None) -> None:
         self._disk = disk
+        self._grows = True
+        with disk.lock:
+            disk.growing += 1
         self._directory = directory
         self._fd: int | None = None  # opened by the thread
         self._is_in_memory = False  # the file system, which then does not hang
@@ -229,7 +248,17 @@ class QueuedFile:
             raise OSError(errno.EIO, "the spool file is shorter than the mail")
         return block
 
+    def expect(self, *, more: bool) -> None:
+        with self._disk.lock:
+            self._set_growing(more and not self._is_closed)
+
+    def _set_growing(self, grows: bool) -> None:
+        """Called with the lock."""
+        self._disk.growing += grows - self._grows
+        self._grows = grows
+
     async def is_kept(self) -> bool:
+        self.expect(more=False)
         until, pause_s = time.monotonic() + _MAX_WAIT_S, 0.0
         while self._unwritten and self._error is None and not self._disk.hangs_s():
             if time.monotonic() >= until:
@@ -246,6 +275,7 @@ class QueuedFile:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._set_growing(False)
             disk.unwritten -= sum(map(len, self._unwritten))
             self._unwritten = []
             if self._fd is not None:

@@ -169,6 +169,17 @@ def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
     return list(found)
 
 
+def is_mostly_base64(text: bytes) -> bool:
+    """Whether it is nothing else, except for line ends and a few characters, and long enough to be a file."""
+    if len(text) < WORTH_READING * 4 // 3 or not _is_mostly_base64(text[:_BEGINNING]):
+        return False
+    return len(text) <= _BEGINNING or _is_mostly_base64(text)
+
+
+def _is_mostly_base64(text: bytes) -> bool:
+    return len(text.translate(None, _BASE64_IN_LINES)) * _ONE_IN <= len(text)
+
+
 def similar_lines(text: bytes) -> bytes:
     """The long lines with no more than a few characters that are not Base64, and short ones of whole groups.
 
@@ -214,6 +225,9 @@ _LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
 _LONG_ENOUGH = 19  # characters
 _FEW_OTHERS = 2
 _BASE64_OR_PAD = ALPHABET + b"="
+_BASE64_IN_LINES = _BASE64_OR_PAD + b"\r\n"
+_BEGINNING = 1000  # bytes: most texts are known by them
+_ONE_IN = 50  # characters
 _ANY_BASE64 = _BASE64_OR_PAD + b"-_"
 _AROUND = b"> \t\r\v\f"
 _PADDING = re.compile(rb"=+")

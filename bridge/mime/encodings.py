@@ -36,7 +36,7 @@ def decode(raw: bytes, encoding: str) -> tuple[bytes, bool]:
         case "quoted-printable":
             return binascii.a2b_qp(raw), _ODD_QUOTED.search(raw) is None
         case _ if encoding in UUENCODE:
-            return _uuencoded(raw), False
+            return _uuencoded(raw, is_certain=True), False
         case _:
             return raw, encoding in PLAIN
 

@@ -27,6 +27,7 @@ from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.errors import ConfigError
 from bridge.mail.message import Spool
+from bridge.mail.spool_file import SpoolDisk
 from bridge.runtime.shared_call import SharedCall
 from bridge.service import openapi
 from bridge.service.abby_settings import Permission
@@ -58,14 +59,15 @@ PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(slots=True)
 class Lasting:
-    """What a reload keeps: counts, so that requests of the old and the new configuration share one limit."""
+    """What a reload keeps: counts, so that requests of the old and the new configuration share one limit; threads."""
 
     admission: Admission
     metrics: ServiceMetrics
+    disk: SpoolDisk
 
     @classmethod
     def new(cls, timings: Timings) -> Lasting:
-        return cls(Admission(1, 1, timings.throttle_max_s), ServiceMetrics())
+        return cls(Admission(1, 1, timings.throttle_max_s), ServiceMetrics(), SpoolDisk())
 
 
 class Site:
@@ -87,7 +89,9 @@ class Site:
         self._backend = self._chosen_backend(timings)
         tokens = StaticTokens(config.abby.staticApiTokens)
         self._feedback = FeedbackEndpoint(
-            *(tokens, self._votes, self._learned, config.analyzers, lasting.metrics), timings.upload_idle_s
+            *(tokens, self._votes, self._learned, config.analyzers, lasting.metrics),
+            timings.upload_idle_s,
+            lasting.disk,
         )
         scanning = config.guard.scanSources.restApi is not None
         self._status = SharedCall(  # anyone may ask (/readyz), and other machines may have to answer
@@ -137,11 +141,12 @@ class Site:
     def _application(self, tokens: StaticTokens, timings: Timings) -> Starlette:
         guard, core = self.config.guard, self.config.abby.serviceProviders.core
         enabled = guard.scanSources.restApi is not None
+        limit = (MAX_IN_PROCESSING if core.nats else guard.maxGuardRequestsInProcessing) * MAX_MESSAGE_BYTES
         submit = SubmitEmailEndpoint(
             tokens,
             self._lasting.admission,
             self._backend,
-            Spool((MAX_IN_PROCESSING if core.nats else guard.maxGuardRequestsInProcessing) * MAX_MESSAGE_BYTES),
+            Spool(limit, disk=self._lasting.disk),
             self._lasting.metrics,
             enabled=enabled,
             timeout_s=core.longRequestTimeout / 1000,

@@ -195,3 +195,23 @@ def test_a_hook_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path, monk
                 disk.goes_on.set()
             assert sending.result() == ("accept", None)
         assert disk.most <= 1024 * KiB
+
+
+def test_a_client_that_we_had_stopped_was_cut_off_as_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was behind for longer than a client may be silent, and the client was told that it was."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk = SlowDisk()
+    limits = {"limits": {"data_timeout": "200ms"}}
+    with running_bridge(tmp_path, SMALL_MEMORY | limits) as bridge, ThreadPoolExecutor(1) as thread:
+        bridge.daemon.spool.disk = disk
+        with bridge.client() as client, ExitStack() as stack:
+            stack.callback(disk.goes_on.set)
+            client.open()
+            assert client.begin()[:3] == b"354"
+            sending = thread.submit(client.say, LARGE * 5 + b".")
+            until(lambda: disk.unwritten > 512 * KiB, "the bridge to stop reading")
+            patience = time.monotonic() + 2.0  # ten times as long as silence is allowed
+            until(lambda: time.monotonic() > patience or sending.done(), "the time to pass")
+            disk.goes_on.set()
+            assert sending.result()[0].startswith(b"250")

@@ -36,6 +36,8 @@ class Receiver(asyncio.Protocol):
     def __init__(self, spool: Spool) -> None:
         self.message = Message(spool)
         self.error: OSError | None = None
+        self.may_be_read = True
+        self.stops_ended = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -47,13 +49,21 @@ class Receiver(asyncio.Protocol):
         except OSError as exc:
             self.error = exc
             self.transport.abort()
-        brake(self.message, self.transport)
+        brake(self.message, self.transport, self)
+
+    def end_stop(self) -> bool:
+        self.stops_ended += 1
+        return self.may_be_read
 
 
+@pytest.mark.parametrize("blocks", [9, 7], ids=["half of the room is taken", "less than half"])
 async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    """All of them sent a block at the same moment, for which there was no room, though the disk worked."""
+    """All of them sent a block at the same moment, for which there was no room, though the disk worked.
+
+    While less than half of the room was taken, none of them was stopped, however many there were.
+    """
     monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 4096 * KiB)
     monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
     disk = SlowDisk()
@@ -62,7 +72,7 @@ async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
     first, receivers = Message(spool), [Receiver(spool) for _ in range(CLIENTS)]
     with ExitStack() as stack:
         stack.callback(disk.goes_on.set)
-        for _ in range(9):
+        for _ in range(blocks):
             first.write(b"x" * 256 * KiB)
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CONTENT)
@@ -71,7 +81,7 @@ async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
             client = stack.enter_context(socket.create_connection(listening.getsockname()))
             accepted, _ = listening.accept()
             await loop.connect_accepted_socket(lambda receiver=receiver: receiver, accepted)
-            brake(receiver.message, receiver.transport)
+            brake(receiver.message, receiver.transport, receiver)
             client.setblocking(False)
             clients.append(asyncio.create_task(loop.sock_sendall(client, b"x" * CONTENT)))
         assert disk.is_behind()
@@ -84,3 +94,27 @@ async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
             receiver.transport.abort()
             receiver.message.close()
         first.close()
+
+
+async def test_a_client_that_was_stopped_for_two_reasons_was_read_when_one_of_them_was_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not read our answers, or had sent too many commands; what it sent then was kept without a limit."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk = HangingDisk()
+    receiver = Receiver(Spool(1 << 28, memory_per_mail=10, directory=str(tmp_path), disk=disk))
+    with ExitStack() as stack:
+        stack.callback(disk.goes_on.set)
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: receiver, ours)
+        receiver.message.write(b"x" * 600 * KiB)
+        theirs.send(b"y")
+        await eventually(lambda: not receiver.transport.is_reading(), "the client to be stopped")
+        receiver.may_be_read = False
+        disk.goes_on.set()
+        await eventually(lambda: receiver.stops_ended > 0, "the disk to keep up")
+        assert not receiver.transport.is_reading()
+        receiver.transport.abort()
+        receiver.message.close()
+    assert disk.growing == 0

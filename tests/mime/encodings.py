@@ -267,6 +267,27 @@ def yenc_no_end(content: bytes, dice: Random) -> list[bytes]:
     return yenc(content, dice)[:-1]
 
 
+def yenc_parts(content: bytes, dice: Random) -> list[bytes]:
+    """A file in several blocks, perhaps not in their order."""
+    blocks = [line for _, lines in yenc_blocks(content, dice) for line in [*lines, b""]]
+    return blocks[:-1]
+
+
+def yenc_blocks(content: bytes, dice: Random) -> list[tuple[int, list[bytes]]]:
+    """Each block with its number."""
+    pieces = lines_of(content, -(-len(content) // dice.choice((2, 3))))
+    found, at = [], 0
+    for number, piece in enumerate(pieces, 1):
+        _, *lines, _ = yenc(piece, Random(0))  # these dice add no line
+        part = [b"=ybegin part=%d total=%d line=128 size=%d name=file.bin" % (number, len(pieces), len(content))]
+        part.append(b"=ypart begin=%d end=%d" % (at + 1, at + len(piece)))
+        found.append((number, [*part, *lines, b"=yend size=%d part=%d" % (len(piece), number)]))
+        at += len(piece)
+    if dice.random() < 0.3:
+        found.reverse()
+    return found
+
+
 def binhex(content: bytes, _dice: Random) -> list[bytes]:
     def checked(data: bytes) -> bytes:
         return data + struct.pack(">H", binascii.crc_hqx(data, 0))
@@ -297,6 +318,40 @@ def tnef(content: bytes) -> bytes:
 
 def tnef_base64(content: bytes, dice: Random) -> list[bytes]:
     return base64_plain(tnef(content), dice)
+
+
+def tnef_in_tnef(content: bytes, dice: Random) -> list[bytes]:
+    return base64_plain(tnef(tnef(content)), dice)
+
+
+def apple_single(content: bytes) -> bytes:
+    """The file and its name in one (RFC 1740)."""
+    name, at = b"file.bin", 26 + 2 * 12
+    entries = struct.pack(">III", 3, at, len(name)) + struct.pack(">III", 1, at + len(name), len(content))
+    return b"\0\x05\x16\0\0\x02\0\0" + bytes(16) + struct.pack(">H", 2) + entries + name + content
+
+
+def apple_single_base64(content: bytes, dice: Random) -> list[bytes]:
+    return base64_plain(apple_single(content), dice)
+
+
+def base64_short(content: bytes, dice: Random) -> list[bytes]:
+    """Lines that are too short to look like those of a file."""
+    return lines_of(base64.b64encode(content), dice.choice((8, 12, 16, 20, 24, 28, 30)))
+
+
+def base64_in_qp(content: bytes, dice: Random) -> list[bytes]:
+    """Decoded twice by programs that find Base64 in a text."""
+    return qp_plain(b"\r\n".join(base64_plain(content, dice)), dice)
+
+
+def qp_in_base64(content: bytes, dice: Random) -> list[bytes]:
+    return base64_plain(b"\r\n".join(qp_all(content, dice)), dice)
+
+
+def base64_utf16(content: bytes, dice: Random) -> list[bytes]:
+    """Base64 whose letters have two bytes each."""
+    return [line.decode().encode("utf-16le") for line in base64_plain(content, dice)]
 
 
 def gzip_base64(content: bytes, dice: Random) -> list[bytes]:
@@ -333,6 +388,7 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             *(base64_no_padding, base64_extra_padding, base64_junk, base64_junk_lines, base64_indented),
             *(base64_trailing_space, base64_url_safe, base64_blank_first, base64_text_after, base64_text_before),
             *(base64_added_cr, base64_twice, tnef_base64, gzip_base64, layered_base64),
+            *(base64_short, qp_in_base64, base64_utf16, tnef_in_tnef, apple_single_base64),
         )
     },
     **{
@@ -351,6 +407,7 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             base64_soft_breaks,
             base64_padded_like_breaks,
             base64_behind_link,
+            base64_in_qp,
         )
     },
     **{
@@ -359,7 +416,7 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
     },
     **{
         encoder.__name__.replace("_", "-"): (encoder, b"7bit")
-        for encoder in (uu_text_around, uu_base64, xxencoded, yenc, yenc_no_end, binhex)
+        for encoder in (uu_text_around, uu_base64, xxencoded, yenc, yenc_no_end, yenc_parts, binhex)
     },
     "identity": (identity, b"8bit"),
     "identity-in-lines": (identity_in_lines, b"8bit"),

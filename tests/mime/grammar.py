@@ -16,7 +16,7 @@ from random import Random
 
 from tests.mime.early_ends import LEAF_LINES, LEAVES, STOPS
 from tests.mime.edits import edited
-from tests.mime.encodings import ENCODERS, LINE_ENDS_MATTER
+from tests.mime.encodings import ENCODERS, LINE_ENDS_MATTER, base64_plain, binhex, uuencoded, yenc_blocks
 from tests.mime.mutations import (
     BODIES,
     BOUNDARIES,
@@ -123,6 +123,8 @@ LAYOUTS = (
     *("rfc822-no-blank", "global", "global-base64", "rfc822-attached-eml", "octets-eml", "multipart-base64"),
     *("multipart-qp", "inner-multipart-base64", "inner-multipart-qp", "digest", "partial-one", "partial-two"),
     *("external", "text-embedded", "second-head", "mail-in-preamble", "deep", "mbox", "bounce", "double-head"),
+    *("appledouble", "appledouble-late", "external-file", "partial-both", "yenc-in-parts", "uu-in-parts"),
+    *("base64-in-parts", "binhex-in-parts", "yenc-in-mails"),
 )
 EOLS = ("crlf", "lf", "cr", "mixed-crlf-lf", "mixed-all", "lfcr", "crcrlf", "head-lf", "body-lf", "head-crlf-body-cr")
 OUTER = ("plain", "no-mime-version", "from-line", "space-first", "blank-first", "no-fields", "junk-first", "lower-case")
@@ -333,6 +335,15 @@ class Builder:
                 return [b'Content-Type: message/partial; id="x@y"; number=1; total=' + total], self.inner_mail()
             case "nested" | "nested-outer" | "deep" | "double-head":
                 return self.nested(how)
+            case "appledouble" | "appledouble-late":
+                return self.appledouble(is_late=how.endswith("late"))
+            case "external-file":
+                head = [b'Content-Type: message/external-body; access-type=local-file; name="/tmp/x"', b""]
+                return around("out", [*head, b"Content-ID: <1@x>", *self.part()])
+            case "partial-both" | "yenc-in-mails":
+                return self.divided(how)
+            case _ if how.endswith("-in-parts"):
+                return self.divided(how)
             case "mbox" | "second-head" | "mail-in-preamble" | "bounce":
                 return self.stray(how)
         return self.recoded_multipart(how) if "multipart" in how else self.enclosed(how)
@@ -346,6 +357,37 @@ class Builder:
         for name in names:
             head, body = around(name, [*head, b"", *body])
         return head, body
+
+    def appledouble(self, *, is_late: bool) -> tuple[Lines, Lines]:
+        """A file of a Mac: its resources, then its content; or the other way round."""
+        fork = [b"Content-Type: application/applefile; name=file.bin", b"Content-Transfer-Encoding: base64", b""]
+        fork += base64_plain(b"\0\x05\x16\x07\0\x02\0\0" + bytes(18), self.dice("layout"))
+        parts = [self.part(), fork] if is_late else [fork, self.part()]
+        lines = [line for part in parts for line in (b"--in", *part)]
+        return around("out", [b"Content-Type: multipart/appledouble; boundary=in", b"", *lines, b"--in--"])
+
+    def divided(self, how: str) -> tuple[Lines, Lines]:
+        """The payload in two parts, or in two mails."""
+        dice = self.dice("layout")
+        if how == "partial-both":
+            mail = self.inner_mail()
+            halves = [mail[: len(mail) // 2], mail[len(mail) // 2 :]]
+        elif how.startswith("yenc"):
+            halves = [lines for _, lines in yenc_blocks(self.payload, dice)]
+        else:
+            encoder = {"uu-in-parts": uuencoded, "binhex-in-parts": binhex}.get(how, base64_plain)
+            lines = encoder(self.payload, dice)
+            halves = [lines[: len(lines) // 2], lines[len(lines) // 2 :]]
+        body: Lines = []
+        for number, half in enumerate(halves, 1):
+            head = [b"Content-Type: text/plain"]
+            if how == "partial-both":
+                head = [b'Content-Type: message/partial; id="x@y"; number=%d; total=2' % number]
+            if how == "yenc-in-mails":
+                subject = b'Subject: "file.bin" yEnc (%d/%d)' % (number, len(halves))
+                head = [b"Content-Type: message/rfc822", b"", b"From: c@example.com", subject]
+            body += [b"--in", *head, b"", *half]
+        return [b"Content-Type: multipart/mixed; boundary=in"], [*body, b"--in--", b""]
 
     def stray(self, how: str) -> tuple[Lines, Lines]:
         """A mail where a text should be."""

@@ -161,7 +161,8 @@ DECOY = b"decoy"
 FILE, DECOY_FILE = b"file.exe", b"decoy.png"  # what a mutated file name hides, and what it shows
 
 # How the parameter is written: % is the value, * the decoy, ~ the first half of the value, ^ the second; $ is the value
-# percent-encoded, # the same in UTF-16, ! in base64. For file names, `boundary` is replaced with `filename` or `name`.
+# percent-encoded, # the same in UTF-16, ! in base64, \3 that in UTF-16; \2 is a percent sign. For file
+# names, `boundary` is replaced with `filename` or `name`.
 PARAMS: dict[str, bytes] = {
     "quoted": b'; boundary="%"',
     "bare": b"; boundary=%",
@@ -266,6 +267,20 @@ PARAMS: dict[str, bytes] = {
     "encoded-word-bare": b"; boundary==?utf-8?q?%?=",
     "encoded-word-base64": b'; boundary="=?utf-8?b?!?="',
     "encoded-words": b'; boundary="=?utf-8?q?~?= =?utf-8?q?^?="',
+    "encoded-words-odd": b'; boundary="=?utf-8?q?~?=^"',
+    "encoded-word-language": b'; boundary="=?utf-8*en?q?%?="',
+    "encoded-word-utf16": b'; boundary="=?utf-16be?b?\3?="',
+    "encoded-word-utf7": b'; boundary="=?utf-7?q?%?="',
+    "encoded-word-unknown": b'; boundary="=?x-unknown?q?%?="',
+    "encoded-word-split": b'; boundary*0="=?utf-8?q?~"; boundary*1="^?="',
+    "encoded-word-in-pieces": b'; boundary*0="=?utf-8?q?~?="; boundary*1="=?utf-8?q?^?="',
+    "encoded-word-in-extended": b"; boundary*=utf-8''\0023D\0023Futf-8\0023Fq\0023F%\0023F\0023D",
+    "pieces-cut-escape": b"; boundary*0*=utf-8''~\2; boundary*1*=2E; boundary*2=^",
+    "pieces-half-character": b"; boundary*0*=utf-16be''\00200; boundary*1*=\00266; boundary*2*=#",
+    "pieces-utf7": b"; boundary*0*=utf-7''~; boundary*1*=^",
+    "pieces-many": b"; boundary*0*=utf-8''~"
+    + b"".join(b"; boundary*%d=" % n for n in range(1, 12))
+    + b"; boundary*12=^",
     "nul-after": b'; boundary="%\0"',
     "nul-bare": b"; boundary=%\0x",
     "nul-name": b'; boundary\0="%"',
@@ -293,9 +308,11 @@ def write_param(how: str, value: bytes, name: bytes = b"boundary", decoy: bytes 
         b"$": b"".join(b"%%%02x" % byte for byte in value),
         b"#": b"".join(b"%%%02x" % byte for byte in utf16),
         b"!": base64.b64encode(value),
+        b"\2": b"%",
+        b"\3": base64.b64encode(utf16),
         b"%": value,
     }
-    return re.sub(rb"[\1~^$#!%]", lambda mark: marks[mark.group()], text)
+    return re.sub(rb"[\1\2\3~^$#!%]", lambda mark: marks[mark.group()], text)
 
 
 # --- delimiters, heads, lines --------------------------------------------------------------------
@@ -444,6 +461,24 @@ ENCODING_VALUES: dict[str, bytes] = {  # % is the declared encoding, - no field 
     "twice-unknown-first": b"x-unknown\nContent-Transfer-Encoding: %",
     "twice-unknown-last": b"%\nContent-Transfer-Encoding: x-unknown",
     "content-encoding": b"%\nContent-Encoding: 7bit",
+    "comment-nested": b"(a (b) c) % (d (e))",
+    "comment-escape": b"(\\)) %",
+    "comment-fold": b"% (a\n b)",
+    "comment-open": b"% (a",
+    "comment-is-encoding": b"7bit (%)",
+    "encoding-in-comment": b"(7bit) %",
+    "fold-value": b"\n %",
+    "fold-two": b"%\n 7bit",
+    "two-words": b"% 7bit",
+    "tab-between": b"7bit\t%",
+    "twice-same-case": b"%\nContent-Transfer-Encoding: ^",
+    "twice-comment": b"%\nContent-Transfer-Encoding: (7bit)",
+    "x-encoding": b"7bit\nX-Content-Transfer-Encoding: %",
+    "utf7": b"+AGIAYQBzAGUANgA0-",
+    "full-width": b"base\xef\xbc\x96\xef\xbc\x94",
+    "equals": b"=%",
+    "is-mac-binhex": b"mac-binhex40",
+    "is-xxencode": b"x-xxencode",
 }
 
 PART_TYPES: dict[str, bytes] = {
@@ -475,6 +510,12 @@ PART_TYPES: dict[str, bytes] = {
     "binhex": b"Content-Type: application/mac-binhex40",
     "applefile": b"Content-Type: application/applefile",
     "uue": b"Content-Type: application/x-uuencode",
+    "yenc": b"Content-Type: application/x-yencode",
+    "text-utf16le": b"Content-Type: text/plain; charset=utf-16le",
+    "text-utf32": b"Content-Type: text/html; charset=utf-32",
+    "gzip": b"Content-Type: application/gzip",
+    "external-url": b'Content-Type: message/external-body; access-type=url; url="http://example.com/x"',
+    "related-start": b'Content-Type: multipart/related; start="<1@x>"; boundary=inner',
     "missing": b"",
     "empty": b"Content-Type:",
     "no-slash": b"Content-Type: application",

@@ -145,3 +145,29 @@ def test_a_field_with_content_in_the_middle_of_its_name_was_ignored(prefix: byte
     )
     named = prefix + b'Content-Disposition: attachment; filename="evil.js"\r\n'
     assert "mime:executable" in inspect(HEAD + TYPE + named + b"\r\nalert(1)\r\n--b--\r\n", Limits()).tags
+
+
+def test_lines_of_uuencode_without_their_last_spaces_and_without_a_beginning_were_left_out() -> None:
+    """Ruby's library decodes what there is of a line, in a part that says it is uuencoded."""
+    content = b"PK\3\4" + bytes(range(1, 200)) + bytes(300)
+    lines = [line.rstrip(b" ") for line in uuencoded(content)]
+    assert len(set(map(len, lines))) > 2
+    fields = FIELDS.replace(b"base64", b"x-uuencode")
+    found = ours.read(HEAD + TYPE + fields + b"\r\n" + b"\r\n".join(lines) + b"\r\n--b--\r\n")
+    assert found is not None and any(item.content == content for item in found)
+
+
+@pytest.mark.parametrize("encoding", [b"", b"Content-Transfer-Encoding: 7bit\r\n"])
+@pytest.mark.parametrize("width", [3, 8, 30, 400])
+def test_base64_in_a_named_part_without_an_encoding_was_not_decoded(width: int, encoding: bytes) -> None:
+    """ClamAV takes any such part for Base64; ours looked for lines of at least 32 characters, and two of them."""
+    text = base64.b64encode(ZIP)
+    lines = [text[at : at + width] for at in range(0, len(text), width)]
+    fields = b"Content-Type: application/zip; name=a.zip\r\n" + encoding
+    assert "malware:eicar" in ours.tags(HEAD + TYPE + fields + b"\r\n" + b"\r\n".join(lines) + b"\r\n--b--\r\n")
+
+
+def test_an_attached_text_is_not_taken_for_base64() -> None:
+    fields = b"Content-Type: text/plain; name=a.txt\r\n\r\n"
+    for text in (b"Thanks", b"See the other file, please. " * 50, b"one two three\r\n" * 40):
+        assert not {tag for tag in ours.tags(HEAD + TYPE + fields + text + b"\r\n--b--\r\n") if "mime:" in tag}

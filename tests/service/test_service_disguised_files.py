@@ -149,6 +149,15 @@ def test_what_only_looks_like_a_buried_archive_is_no_damage() -> None:
 GZIP = b"\x1f\x8b\x08"
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.7z", "a.tgz"])
+@pytest.mark.parametrize("decoy", [b"", b"-" + GZIP + bytes(6) + b"\3", b"\x5d\0\0\x80\0" + bytes(9)])
+def test_a_mark_that_may_be_an_accident_made_an_unknown_archive_known(name: str, decoy: bytes) -> None:
+    """Nothing came out of it, and the tag for what is not opened was missing."""
+    content = decoy + random.Random(1).randbytes(500).replace(b"\x1f", b"-")
+    assert "mime:unopened-archive" in tags(content, name)
+    assert "mime:unopened-archive" not in tags(content, "a.bin")
+
+
 @pytest.mark.parametrize("decoy", [GZIP + bytes(6) + b"\3", GZIP + b"\0"])
 def test_thousands_of_decoys_take_little_time(decoy: bytes) -> None:
     assert fair_cpu_s(lambda: tags(b"-" + decoy * (1_200_000 // len(decoy)), "a.bin")) < 5

@@ -288,6 +288,8 @@ def relations(kind: str, target: str) -> bytes:
         ),
         ("word/_rels/document.xml.rels", relations("oleObject", "https://a.example/t"), "office:remote-object"),
         ("word/_rels/document.xml.rels", relations("hyperlink", "https://a.example/t"), "host:a.example"),
+        ("word/_rels/document.xml.rels", relations("hyperlink", "https://b.example()@a.example/t"), "host:a.example"),
+        ("word/_rels/document.xml.rels", relations("hyperlink", "https:/b.example'(@a.example"), "host:a.example"),
         ("word/document.xml", b"<w:instrText>DD</w:instrText><w:instrText>EAUTO cmd</w:instrText>", "office:dde"),
         ("xl/externalLinks/a.xml", b"<ddeLink ddeService='cmd'>", "office:dde"),
         ("xl/workbook.xml", b"<definedName name='_xlnm.Auto_Open'>", "office:auto-macro"),

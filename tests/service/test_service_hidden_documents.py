@@ -352,3 +352,13 @@ def one_stream(name: str, content: bytes) -> bytes:
     """Like `ole`, with one long stream."""
     assert len(content) <= 120 * 512
     return ole({name: content})
+
+
+@pytest.mark.parametrize(
+    "name", ['FILENAME="a;b.js"', 'X-FILENAME="a: b.js"', "LABEL=b.js", 'X-LABEL="b.js"', "NAME=b.js", 'FILENAME="b.js']
+)
+def test_the_name_of_a_file_in_an_appointment_was_not_seen(name: str) -> None:
+    """It ended at a semicolon or a colon within quotes, and other parameters than FILENAME were not read."""
+    data = base64.b64encode(b"WScript.Echo(1)").decode()
+    event = f"BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64;{name}:{data}\r\nEND:VCALENDAR\r\n"
+    assert "mime:executable" in tags(event.encode(), "a.ics")

@@ -118,6 +118,12 @@ MAILS = {
         Content_Type="multipart/mixed; boundary=x",
     ),
     "the button to unsubscribe": mail(List_Unsubscribe="<mailto:a@b.example>, <https://evil.example/u>"),
+    "the button to unsubscribe, with a user": mail(
+        List_Unsubscribe="<mailto:a@b.example>,<https://b.example()@evil.example>"
+    ),
+    "an address elsewhere, with a user": mail(
+        Content_Type='message/external-body; access-type=URL; URL="https://b.example(@evil.example/x"'
+    ),
 }
 
 

@@ -124,6 +124,63 @@ def test_embedded_files_are_found(content: bytes) -> None:
     assert tags(content, "a.pdf") >= {"pdf:embedded-file", "malware:eicar"}
 
 
+SPECIFIED = b"/EF<</F 2 0 R>>>>"
+CONTENT = b"<</Type/EmbeddedFile>>stream\nWScript.Echo(1)\nendstream"
+NAMED = {
+    "parentheses": [b"<</F(invoice(1).js)" + SPECIFIED, CONTENT],
+    "empty parentheses": [b"<</UF (x().js)" + SPECIFIED, CONTENT],
+    "parentheses first": [b"<</F((x).js)" + SPECIFIED, CONTENT],
+    "escaped parentheses": [b"<</F((\\() x\\).js)" + SPECIFIED, CONTENT],
+    "Unix": [b"<</Unix(x.js)" + SPECIFIED, CONTENT],
+    "DOS": [b"<</DOS(x.js)" + SPECIFIED, CONTENT],
+    "Mac": [b"<</Mac<782e6a73>" + SPECIFIED, CONTENT],
+    "an object": [b"<</UF 3 0 R" + SPECIFIED, CONTENT, b"(x.js)"],
+    "an object in hexadecimal": [b"<</F 3 0 R" + SPECIFIED, CONTENT, b"<782e6a73>"],
+    "an object with parentheses": [b"<</F 3 0 R" + SPECIFIED, CONTENT, b"((x).js)"],
+    "an object in a stream": [
+        b"<</F 8 0 R" + SPECIFIED,
+        CONTENT,
+        stream(ABOUT.replace(b"First 4", b"First 8"), zlib.compress(b"7 0 8 5 null (x.js)")),
+    ],
+    "an object in a stream with a wrong offset": [
+        b"<</F 8 0 R" + SPECIFIED,
+        CONTENT,
+        stream(ABOUT.replace(b"First 4", b"First 99"), zlib.compress(b"7 0 8 5 null (x.js)")),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_the_name_of_an_attached_program_was_not_seen(how: str) -> None:
+    """Viewers save a file under any name that it has; we read only strings without parentheses, for two systems."""
+    assert {"pdf:embedded-file", "mime:executable"} <= tags(pdf(*NAMED[how]), "a.pdf")
+
+
+@pytest.mark.parametrize("user", [b"good.example()", b"good.example\\(", b"a:(b)c", b"'", b"good.example<>"])
+@pytest.mark.parametrize("begin", [b"http://", b"https:/", b"HTTP:////"])
+def test_parentheses_before_the_host_of_a_link_hid_the_host(user: bytes, begin: bytes) -> None:
+    """The string ended there for us, and so did the link; a browser opens the host after the "@"."""
+    content = pdf(b"<</S/URI/URI(" + begin + user + b"@evil.example/x)>>")
+    assert "host:evil.example" in tags(content, "a.pdf")
+
+
+def test_the_host_of_a_link_with_parentheses_behind_it_is_found() -> None:
+    assert "host:a.example" in tags(pdf(b"<</S/URI/URI(http://a.example/b_(c)?d=e@f.example)>>"), "a.pdf")
+    assert "host:f.example" not in tags(pdf(b"<</S/URI/URI(http://a.example/b_(c)?d=e@f.example)>>"), "a.pdf")
+
+
+def test_strings_that_are_no_names_are_not_taken_for_some() -> None:
+    objects = [b"<</Title 2 0 R/F 3 0 R/Contents(see (it) at.js)>>", b"(x.js)", b"<</Type/Font/Name(y.js)>>"]
+    assert "mime:executable" not in tags(pdf(*objects), "a.pdf")
+
+
+def test_names_of_attached_files_take_linear_time() -> None:
+    def document(size: int) -> bytes:
+        return pdf(*(b"<</F %d 0 R/UF(%b)>>" % (number, b"(" * 200) for number in range(1, size)))
+
+    assert is_linear(lambda content: tags(content, "a.pdf"), document(1000), document(4000))
+
+
 def test_a_script_in_a_form_is_found() -> None:
     form = zlib.compress(b'<subform><event><script contentType="application/x-javascript">app.alert(1)</script>')
     content = pdf(b"<</AcroForm<</XFA[(template) 2 0 R]>>>>", stream(b"/Filter/FlateDecode", form))

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.intake.brake import LOOK_S
 from bridge.intake.hooks.context import RATE_WINDOW_S, HooksContext
 from bridge.intake.hooks.facts import Found
 from bridge.intake.hooks.json_body import JsonBody, TooMuch
@@ -106,10 +105,9 @@ class _Pace:
 
     async def pause(self, spool: Spool) -> None:
         """Read no more until the disk of the spool keeps up. The client is not to blame for the time."""
-        began = now = self._loop.time()
-        while now < self._began + self._settings.mail_timeout_s and not spool.may_go_on():
-            await asyncio.sleep(LOOK_S)
-            now = self._loop.time()
+        began = self._loop.time()
+        await spool.wait_for_disk(self._began + self._settings.mail_timeout_s)
+        now = self._loop.time()
         self._heard = now
         self._window += now - began
 

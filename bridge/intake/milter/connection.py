@@ -124,6 +124,10 @@ class MilterConnection(asyncio.Protocol):
             self._transport.resume_reading()
             self._heard_at = monotonic()
 
+    def end_stop(self) -> bool:
+        self._heard_at = monotonic()
+        return not self._is_choked
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._out.clear()
         try:
@@ -208,7 +212,8 @@ class MilterConnection(asyncio.Protocol):
         if self._state in _CONTENT:
             if now >= self._content_until:
                 return "mail_timeout"
-            return "data_timeout" if silent_s >= self._settings.read_timeout_s else None
+            is_stopped = not self._transport.is_reading() and not self._is_choked  # because of the disk
+            return "data_timeout" if silent_s >= self._settings.read_timeout_s and not is_stopped else None
         is_reading = self._state is State.NEW or self._decoder.partial or self._is_choked
         limit_s = self._settings.read_timeout_s if is_reading else self._settings.idle_timeout_s
         return "command_timeout" if silent_s >= limit_s else None
@@ -338,13 +343,13 @@ class MilterConnection(asyncio.Protocol):
     def _on_body_part(self, data: bytes) -> None:
         assert self._mail is not None
         self._mail.add_body(data)
-        brake(self._mail.message, self._transport)
+        brake(self._mail.message, self._transport, self)
 
     def _on_body(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
         mail.add_body(data)
-        brake(mail.message, self._transport)
+        brake(mail.message, self._transport, self)
         if protocol.BODY in self._answered:
             skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
             self._out.append(answer.SKIP if skip else answer.CONTINUE)

@@ -70,8 +70,7 @@ class SmtpConnection(StockSurface):
         self._task_number = 0
         self._farewell: Reply | None = None  # sent once the mail in processing has its answer
         self._close_handle: asyncio.TimerHandle | None = None
-        self._is_lost = False
-        self._phase_began = 0.0
+        self._is_lost, self._phase_began = False, 0.0
 
     # The life of the connection
 
@@ -382,10 +381,10 @@ class SmtpConnection(StockSurface):
         rules = self._context.rules
         self._content = DataReader(Message(self._context.spool), rules.max_message_size, rules.limits.keeps_bare)
         self._content.began = self._phase_began
+        if self._is_reading_paused:
+            self._resume_reading()  # before the content, which may stop it again
         if self._buffer.buffer:
             self._take_content(self._buffer.take_all())
-        if self._is_reading_paused:
-            self._resume_reading()
         return None
 
     def _take_content(self, data: bytes) -> None:
@@ -393,7 +392,7 @@ class SmtpConnection(StockSurface):
         assert content is not None
         rest = content.feed(data)
         if rest is None or self.transport is None:  # once the connection is closed, no one would read the answer
-            brake(content.message, self._transport)
+            brake(content.message, self._transport, self)
             return
         self._content, self._complete = None, content
         self._is_busy = True
@@ -401,6 +400,10 @@ class SmtpConnection(StockSurface):
         if rest:
             self._buffer.feed(rest)
             self._bound_buffer()
+
+    def end_stop(self) -> bool:
+        self._begin_phase()
+        return not self._is_reading_paused
 
     async def _process_mail(self) -> None:
         content, self._complete = self._complete, None
@@ -446,8 +449,8 @@ class SmtpConnection(StockSurface):
             return None
         limit = "command_timeout"
         if self._content is not None:
-            is_half_full = self._context.spool.is_half_full
-            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_half_full)
+            is_half_full, is_stopped = self._context.spool.is_half_full, not self._transport.is_reading()
+            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_half_full, is_stopped)
             if not limit:
                 return self._begin_phase()
         self._context.rules.on_limit(limit)
@@ -456,10 +459,7 @@ class SmtpConnection(StockSurface):
     # Writing: replies are collected, and written when nothing more can be answered
 
     def _flush(self) -> None:
-        """Write at the end of this turn of the event loop, or now if there are many replies.
-
-        A client that sends many commands and reads nothing must be noticed.
-        """
+        """Write at the end of this turn of the event loop; many replies now, to notice a client that reads nothing."""
         replies = self.session.replies
         if len(replies) > FEW:
             self._write()

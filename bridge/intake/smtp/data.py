@@ -74,13 +74,18 @@ class DataReader:
         self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0, is_last=False)
         return None
 
-    def exceeded_limit(self, limits: SessionLimits, now: float, waited_s: float, is_half_full: bool = False) -> str:
+    def exceeded_limit(
+        self, limits: SessionLimits, now: float, waited_s: float, is_half_full: bool = False, is_stopped: bool = False
+    ) -> str:
         """The limit that the client exceeds: too long in total, silent for too long, or too slow. "": none.
 
         `waited_s` have passed since it was last asked. `is_half_full`: of the room for mail, more than half is taken.
+        `is_stopped`: we do not read from it, because our disk is slow.
         """
         if now - self.began >= limits.mail_timeout_s:
             return "mail_timeout"
+        if is_stopped:
+            return ""
         received, self.received = self.received, 0
         if is_half_full and self._kept > _LARGE_MAIL and received < _MIN_RATE_HALF_FULL * waited_s:
             return "min_data_rate"

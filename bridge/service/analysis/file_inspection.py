@@ -18,7 +18,7 @@ from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
 from bridge.service.analysis.content.archives import BadArchive, Budget
 from bridge.service.analysis.content.decompression import inflated
-from bridge.service.analysis.content.links import Links, NeedsProcess
+from bridge.service.analysis.content.links import Links, NeedsProcess, without_user
 from bridge.service.analysis.content.optional_formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.content.pictures import QR_LINK
 from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
@@ -129,10 +129,13 @@ class FileInspector(ABC):
         if seen in self.files:
             return
         self.files.add(seen)
-        is_doubtful = False
+        is_doubtful, is_opened = False, False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
-            is_doubtful |= self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+            is_empty = self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+            is_doubtful, is_opened = is_doubtful or is_empty, is_opened or not is_empty
+        if not is_opened and archives.is_only_guessed(kinds, names):
+            self.found.tags.add("mime:unopened-archive")
         for kind in archives.behind(content) if is_doubtful else ():  # programs then look for another one in it
             if kind not in kinds:
                 self.archive(content, kind, names, nesting, is_certain=False)
@@ -242,6 +245,8 @@ class FileInspector(ABC):
         for link in links if self.limits.look_at_urls else ():
             self.budget.take_work(LINK_COST + len(link))
             self.links.scan(link, is_html=False)
+            if host := without_user(link):
+                self.links.scan(host, is_html=False)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""

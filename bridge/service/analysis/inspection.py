@@ -343,7 +343,7 @@ class _MailInspector(FileInspector):
         """
         for name, value in part.fields if self.limits.look_at_urls else ():
             if name in _ADDRESSES or (name == "content-type" and part.content_type == "message/external-body"):
-                self.links.scan(words.decode_words("".join(value.split())), is_html=False)
+                self.linked(words.decode_words("".join(value.split())).replace('"', "<").split("<"))
 
     def message_file(self, data: Buffer, part: Part, nesting: int) -> None:
         """A message with a name is a file as well: programs save it as it is if they do not know its type."""
@@ -462,7 +462,7 @@ class _MailInspector(FileInspector):
             self.calendar(content, part, nesting)
         if recognition.is_binhex(part):
             self.binhex(content, nesting)
-        if recognition.is_in_base64(part):
+        if recognition.is_in_base64(part, content):
             self.in_base64(content, part.names, nesting)
         if "pkcs7-mime" in part.content_type or recognition.is_signed(content, part.names):
             self.signed(content, part.names, nesting)

@@ -11,6 +11,7 @@ A mail may be what kills workers. So a job that was begun `ATTEMPTS` times is no
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import secrets
@@ -24,6 +25,7 @@ from nats.js.errors import NotFoundError
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisResult
 from bridge.mail.message import Spool
+from bridge.mail.spool_file import SpoolDisk
 from bridge.runtime.lasting import lasting
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail
@@ -42,6 +44,7 @@ OLD_S = 1.0  # after this wait, the client may have gone
 CONFIRM_S = 1.0  # for the API node's word; it may be on its way to another server
 CONFIRMATIONS = 8
 START_S = 3.0
+DISK_S = 20.0  # for a slow disk, before a block is refused
 
 ACKNOWLEDGE, IN_PROGRESS = b"+ACK", b"+WPI"
 HAND_BACK_LATER = b'-NAK {"delay": 1000000000}'  # nanoseconds
@@ -64,7 +67,7 @@ class NatsWorker:
         self._database = database
         self._id = secrets.token_hex(12)
         self._names = Names.of(core.nats.name, "")
-        self._spool = Spool(2 * config.guard.mainWorkerCount * MAX_MESSAGE_BYTES)
+        self._spool = Spool(2 * config.guard.mainWorkerCount * MAX_MESSAGE_BYTES, disk=SpoolDisk())
         self._link = Link(core.nats, self._begin, "scanbridge worker")
         self._slots: list[asyncio.Task[None]] = []
         self._signs: asyncio.Task[None] | None = None
@@ -270,6 +273,8 @@ class NatsWorker:
                 mail.write(bytes(rest))
             else:
                 head = await self._fetch(head, mail)
+            if not await mail.is_kept():
+                raise OSError(errno.EIO, "the mail could not be written")
             job = AnalysisJob(head.ggrid, head.created, head.request, mail)
             return self._pipeline.analyze_now(job) or await self._analyze(job)
         except NotFoundError:
@@ -285,6 +290,8 @@ class NatsWorker:
             raise NoRespondersError
         beginning, found = b"", None
         async for chunk in storage.get(session, self._names, head.ggrid):
+            if mail.is_behind:
+                await self._spool.wait_for_disk(asyncio.get_running_loop().time() + DISK_S)
             if found is not None:
                 mail.write(chunk)
                 continue

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from bridge.api.feedback import FeedbackRequest
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.mail.message import Spool
+from bridge.mail.spool_file import SpoolDisk
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspector import Inspector
@@ -57,6 +58,7 @@ class FeedbackEndpoint:
         analyzers: Analyzers,
         metrics: ServiceMetrics,
         idle_s: float,
+        disk: SpoolDisk,
     ) -> None:
         self._tokens = tokens
         self._votes = votes
@@ -64,7 +66,7 @@ class FeedbackEndpoint:
         self._analyzers = analyzers
         self._metrics = metrics
         self._idle_s = idle_s
-        self._spool = Spool(CONCURRENT * MAX_MESSAGE_BYTES)
+        self._spool = Spool(CONCURRENT * MAX_MESSAGE_BYTES, disk=disk)
         self._inspector = Inspector(1, analyzers.process_memory)  # its process starts with the first report
         self._in_work = 0
 

@@ -10,6 +10,7 @@ is a `Refused` with the status and the Error object that the client receives.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -45,6 +46,7 @@ class Upload(Generic[T]):
 
     def __init__(self, spool: Spool, parse: Callable[[bytes], T], idle_s: float = 60.0) -> None:
         self._parse = parse
+        self._spool = spool
         self.mail = StoredMail(spool)
         self._idle_s = idle_s  # the longest pause
         self._parameters: bytearray | None = None
@@ -64,6 +66,8 @@ class Upload(Generic[T]):
         parser = MultipartParser(_boundary(content_type), self._callbacks())
         try:
             await self._pump(receive, parser)
+            if not await self.mail.is_kept():
+                raise OSError(errno.EIO, "the mail could not be written")
         except FormParserError:
             raise Refused(400, "invalid_multipart", "the body is not well-formed multipart/form-data") from None
         except Saturated:
@@ -95,6 +99,10 @@ class Upload(Generic[T]):
                 self._take(chunk, parser)
             if not event.get("more_body", False):
                 return
+            if self.mail.is_behind:  # our disk is slow, not the client
+                stopped_at = loop.time()
+                await self._spool.wait_for_disk(stopped_at + self._idle_s)
+                start += loop.time() - stopped_at
             elapsed = loop.time() - start
             if elapsed > self._idle_s and self._size < elapsed * MIN_RATE:
                 raise Refused(408, "upload_timeout", "the upload is too slow")

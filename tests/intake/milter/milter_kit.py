@@ -254,11 +254,11 @@ class Listener:
 @contextlib.asynccontextmanager
 async def listening(
     filter_: Filter, settings: MilterSettings = SETTINGS, sock: socket.socket | None = None, room: int = 1 << 30,
-    hooks: dict[str, Any] | None = None, **changes: Any,
+    hooks: dict[str, Any] | None = None, spool: Spool | None = None, **changes: Any,
 ) -> AsyncIterator[Listener]:  # fmt: skip
     """A listener for the duration of a test; afterwards no byte may be left in the spool."""
     sock = sock or tcp_socket()
-    server = MilterServer(replace(settings, **changes), filter_, Spool(room), **(hooks or {}))
+    server = MilterServer(replace(settings, **changes), filter_, spool or Spool(room), **(hooks or {}))
     await server.serve(sock)
     listener = Listener(server, sock)
     try:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
+from pathlib import Path
 
 import pytest
 
+from bridge.mail import spool_file
+from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
 from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
@@ -17,6 +21,7 @@ from tests.intake.milter.milter_kit import (
     listening,
     offer,
 )
+from tests.mail.test_spool_file import HangingDisk
 
 pytestmark = pytest.mark.usefixtures("strict_loop")
 
@@ -347,3 +352,28 @@ async def test_a_connection_is_forgotten_even_if_its_end_cannot_be_reported():
                 await mta.ended()
             await eventually(lambda: listener.server.connections == 0, f"the connection to be forgotten after {end}")
             assert listener.spool.in_use == 0
+
+
+async def test_mail_server_that_we_had_stopped_was_cut_off_as_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the spool was behind for longer than a mail server may be silent within a mail."""
+    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * 1024)
+    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
+    disk, filter_ = HangingDisk(), ScriptedFilter()
+    spool = Spool(1 << 30, 1024, str(tmp_path), disk=disk)
+    async with listening(filter_, read_timeout_s=0.2, spool=spool) as listener:
+        try:
+            mta = await listener.mta()
+            await mta.greet()
+            await mta.mail()
+            body = b"x" * 998 + b"\r\n"
+            mta.content(body=body * 3000)
+            answers = asyncio.ensure_future(mta.until_final())
+            await eventually(lambda: disk.unwritten > 512 * 1024, "the listener to stop reading")
+            patience = time.monotonic() + 2.0  # ten times as long as silence is allowed
+            await eventually(lambda: time.monotonic() > patience or answers.done(), "the time to pass")
+        finally:
+            disk.goes_on.set()
+        assert (await answers)[-1][0] in "ac"
+    assert len(filter_.seen[0].content) > len(body) * 3000

@@ -111,6 +111,7 @@ _OWN_NAMES = _TAR_NAMES | {"zip", "zipx", "gz", "gzip", "bz2", "bzip2", "xz", "l
 _PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
 _BEHIND = (*more_archives.MARKED, BURIED)
+_GUESSES = frozenset({BURIED, "lzma"})
 
 
 def kind_of(content: bytes) -> str:
@@ -153,6 +154,12 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds += suffixes & _UNOPENED_NAMES
         kinds += ["unknown"] if suffixes & _OWN_NAMES else []
     return [kind for kind in dict.fromkeys(kinds) if kind]
+
+
+def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:
+    """Whether a name says that it is an archive, and nothing else does but marks that may be an accident."""
+    suffixes = {extension for name in names for extension in extensions_of(name)}
+    return bool(kinds) and _GUESSES.issuperset(kinds) and not suffixes.isdisjoint(_OWN_NAMES | _UNOPENED_NAMES)
 
 
 def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:

@@ -9,7 +9,7 @@ from bridge.mime import encodings
 from bridge.mime.structure import Part
 from bridge.service.analysis.content import recognition
 
-_FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
+_FILE_NAME = re.compile(r"(?:name|label)=(?:\"([^\"]+)|([^\";:]+))", re.IGNORECASE)  # with a prefix or not
 _IN_BASE64 = re.compile(  # also as vCard 2.1 says it, or by the type of the value alone
     r"encoding=[\"']?b|;\s*base64|;\s*value=[\"']?binary", re.IGNORECASE
 )
@@ -26,7 +26,7 @@ def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
         data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
         if data or _IN_BASE64.search(key):
             content = (data[1] if data else value).encode("latin-1", "replace")
-            yield encodings.decode(content, "base64")[0], _FILE_NAME.findall(key)
+            yield encodings.decode(content, "base64")[0], ["".join(names) for names in _FILE_NAME.findall(key)]
 
 
 def texts(text: str, part: Part) -> Iterator[str]:

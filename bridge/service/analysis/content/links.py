@@ -55,6 +55,7 @@ _ESCAPING = ("style", "script", "\\rtf", "location", "href", "import")  # withou
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
+_USER = re.compile(r"\s{0,20}([a-z][a-z0-9+.-]{1,30}:)[/\\\t\r\n]{0,99}[^/\\?#]*@", re.IGNORECASE)
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
 MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
@@ -67,6 +68,12 @@ _MARKS = ("//", "www.", "<a", "\\")
 _CHARACTER_WORK = 10
 _MARK_WORK = (("//", 3000), ("\\\\", 3000), ("\\", 250), ("<a", 4000))
 _REFERENCE_WORK = 800
+
+
+def without_user(link: str) -> str:
+    """The link without what stands before the host, which may contain characters that end a link in a text; or ""."""
+    match = _USER.match(link) if "@" in link else None
+    return f"{match[1]}//{link[match.end() :]}" if match else ""
 
 
 class NeedsProcess(Exception):

@@ -47,12 +47,17 @@ _REFERENCE = re.compile(REFERENCE)
 _FORM_SCRIPT = re.compile(rb"<(?:[a-z]{1,20}:)?script[^>]{0,200}javascript", re.IGNORECASE)
 _STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
 _HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
-_KEY = re.compile(rb"/(URI|UF|F|URL)" + SPACE + rb"\Z")
+_KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix)" + SPACE + rb"(\(*)\Z")
 _KEY_WITHIN = 60  # bytes before a string
+_LONGEST_NAME = 1024  # bytes
+_LONGEST_STRING = 64 * 1024  # bytes, of those with parentheses: a host may follow a long user name
+_PARENTHESES_WORK = 60  # for each byte of one
+_PARENTHESIS = re.compile(rb"\\.|[()]", re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
 _ADDRESS = re.compile(r"\s{0,20}(?:[a-z][a-z0-9+.-]{1,30}:[/\\]|www\.)", re.IGNORECASE)
 _OBJECTS = re.compile(rb"/(?:ObjStm|First)(?![A-Za-z0-9])")
-_PAIR = re.compile(rb"[\s\0]{0,99}\d{1,10}[\s\0]{1,20}\d")
+_PAIR = re.compile(rb"[\s\0]{0,99}(\d{1,10})[\s\0]{1,20}(\d{1,10})")
+_FIRST = re.compile(rb"/First[\s\0]{0,20}(\d{1,10})")
 _FILE_TYPE = re.compile(rb"/EmbeddedFile(?!s)")
 _RUNS = {
     "pdf:javascript": re.compile(rb"/(?:JavaScript|JS)(?![A-Za-z0-9])"),
@@ -103,6 +108,7 @@ class _Document:
         self._decoder = Decoder(content, text, budget)
         self._pictures = Pictures(content, text, budget) if reads_pictures else None
         self._texts = [text]
+        self._objects: list[tuple[bytes, bytes]] = []  # object streams, and what describes them
         self.is_read = True
         for stream in self._streams:
             self._read_objects(stream)
@@ -118,9 +124,11 @@ class _Document:
         if is_certain and not (is_known and _looks_like_objects(data[:4096])):
             self.is_read = False
         self._texts.append(plain(data))
+        self._objects.append((data, stream.about))
 
     def members(self) -> Iterator[Member]:
         attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
+        self._texts += self._indirect(attached.difference(*(stream.numbers for stream in self._streams)))
         has_script = False
         for stream in self._streams:  # also those that seem to contain objects: any description may say so
             if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
@@ -143,11 +151,33 @@ class _Document:
             yield Member((), None, tags=("pdf:javascript",))
         yield _summary(self._texts, self._budget)
 
+    def _indirect(self, numbers: set[bytes]) -> list[bytes]:
+        """Names of files that are objects of their own, as if they stood where they are used."""
+        if not numbers:
+            return []
+        found = [b"/F " + text for text in self._decoder.objects(numbers)]
+        for data, about in self._objects:
+            self._budget.take_work(len(data))
+            places, end = _places(data)
+            for first in {end, *map(int, _FIRST.findall(about))}:
+                found += [b"/F " + data[first + at :][:_LONGEST_NAME] for number, at in places if number in numbers]
+        return found
+
     def _numbers(self, pattern: re.Pattern[bytes]) -> set[bytes]:
         found = (
             match for text in self._texts for match in pattern.findall(text) + pattern.findall(without_comments(text))
         )
         return {number for match in found for number in (_REFERENCE.findall(match) or [match])}
+
+
+def _places(data: bytes) -> tuple[list[tuple[bytes, int]], int]:
+    """The numbers of the objects in an object stream and where they are, and where this list ends."""
+    found: list[tuple[bytes, int]] = []
+    end = 0
+    while match := _PAIR.match(data, end):
+        found.append((match[1], int(match[2])))
+        end = match.end()
+    return found, end
 
 
 def _looks_like_objects(data: bytes) -> bool:
@@ -161,7 +191,7 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
     links: dict[str, None] = {}
     names: dict[str, None] = {}
     for text in texts:
-        for key, value in _strings(text):
+        for key, value in _strings(text, budget):
             budget.take_work(_FOUND_WORK)
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
@@ -172,19 +202,34 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
 
 
-def _strings(text: bytes) -> Iterator[tuple[str, str]]:
+def _strings(text: bytes, budget: Budget) -> Iterator[tuple[str, str]]:
     """Strings that may be an address or the name of a file, and the key before them."""
     for match in _STRING.finditer(text):
-        value = _ESCAPE.sub(_unescaped, match[1]) if b"\\" in match[1] else match[1]
-        yield _key(text, match.start()), _as_text(value)
+        (key, before), value = _key(text, match.start()), match[1]
+        if before or (key and text[match.end() : match.end() + 1] == b"("):
+            value = _balanced(text, match.start(1) - before, budget) or value
+        yield key, _as_text(_ESCAPE.sub(_unescaped, value) if b"\\" in value else value)
     for match in _HEX_STRING.finditer(text):
-        yield _key(text, match.start()), _as_text(from_hex(match[1]))
+        yield _key(text, match.start())[0], _as_text(from_hex(match[1]))
 
 
-def _key(text: bytes, end: int) -> str:
+def _balanced(text: bytes, start: int, budget: Budget) -> bytes:
+    """A string with parentheses in it: they need no escape if each has its counterpart. Empty if it does not end."""
+    depth, at, end = 1, start, min(len(text), start + _LONGEST_STRING)
+    for match in _PARENTHESIS.finditer(text, start, end):
+        at = match.end()
+        depth += {b"(": 1, b")": -1}.get(match.group(), 0)
+        if not depth:
+            break
+    budget.take_work(_PARENTHESES_WORK * (at - start))
+    return b"" if depth else text[start : at - 1]
+
+
+def _key(text: bytes, end: int) -> tuple[str, int]:
+    """The key before a string, and how many parentheses stand between them."""
     before = text[max(0, end - _KEY_WITHIN) : end]
     match = _KEY.search(without_comments(before) if b"%" in before else before)
-    return match[1].decode() if match else ""
+    return (match[1].decode(), len(match[2])) if match else ("", 0)
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

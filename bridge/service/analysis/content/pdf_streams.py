@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from bridge.service.analysis.content.decompression import Inflater, decode
@@ -138,6 +138,13 @@ class Decoder:
             if self._content[end : end + 20].lstrip().startswith(b"endstream"):
                 return end
         return stream.end
+
+    def objects(self, numbers: Collection[bytes]) -> Iterator[bytes]:
+        """The beginnings of these objects, of those that are in no stream."""
+        self._budget.take_work(4 * len(self._text))
+        for match in _OBJECT.finditer(self._text):
+            if match[1] in numbers:
+                yield self._text[match.end() : match.end() + _LOOKED_UP_SIZE].partition(b"endobj")[0]
 
     def _object(self, number: bytes) -> bytes:
         self._budget.take_work(_LOOKUP_WORK + 4 * len(self._text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from bridge.mime import encodings
+from bridge.mime import base64_text, encodings
 from bridge.mime.structure import Part
 from bridge.service.analysis.content import archives, file_types, smime
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
@@ -137,8 +137,12 @@ def is_binhex(part: Part) -> bool:
     return "binhex" in part.content_type or file_types.has_extension(part.names, ("hqx", "hcx", "bhx"))
 
 
-def is_in_base64(part: Part) -> bool:
-    return file_types.has_extension(part.names, IN_BASE64)
+def is_in_base64(part: Part, sent: bytes = b"") -> bool:
+    """By its name; or by what was sent, in a part with a name and no encoding: some engines then assume Base64."""
+    if file_types.has_extension(part.names, IN_BASE64):
+        return True
+    is_unlabelled = part.encoding in encodings.PLAIN and part.names and not part.doubts  # else it was decoded already
+    return bool(is_unlabelled) and base64_text.is_mostly_base64(sent)
 
 
 def is_calendar(part: Part) -> bool:
