@@ -60,7 +60,7 @@ def test_image_runs_unprivileged_and_has_a_health_check() -> None:
 
 
 def test_the_image_is_built_from_all_files_of_the_wheel() -> None:
-    """The build failed when the wheel got sample mails that were not copied."""
+    """The image had no sample mails: a build leaves out what is not copied without a word."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", FILES[0].read_text(), re.M)).split()
     for name in (*wheel["packages"], *wheel["sbom-files"], *wheel["shared-data"]):
