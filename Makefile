@@ -15,7 +15,7 @@ TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 PACKAGE_EXTRAS := all
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-analysis bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-analysis bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests bench-commands digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -139,6 +139,10 @@ bench-console: $(DEV_READY)     ## measure the console's pages with a million ma
 
 bench-digests: $(DEV_READY)     ## send digests to 100,000 people, with kills in between; the result goes into docs/evidence/digests.md
 	$(BIN)/python bench/digests.py --out docs/evidence/digests.md
+
+bench-commands: export PYTHONDONTWRITEBYTECODE =
+bench-commands: $(DEV_READY)    ## measure how quickly commands start; the result goes into docs/evidence/commands.md
+	$(BIN)/python bench/commands.py --out docs/evidence/commands.md
 
 digest-pictures: export PYTHONDONTWRITEBYTECODE =
 digest-pictures: $(DEV_READY)   ## photograph digests and the pages for users into docs/images

@@ -65,8 +65,8 @@ class WarmCommands:
             typed.seek(0)
             self._ask(server, words, env, cwd, out.fileno(), err.fileno(), False, typed.fileno() if given else -1)
             code = server.recv(1)
-            assert code, f"{words} was killed: {_whole(err)!r}"
-            return subprocess.CompletedProcess(words, code[0], _whole(out), _whole(err))
+            assert code, f"{words} was killed: {written(err)!r}"
+            return subprocess.CompletedProcess(words, code[0], written(out), written(err))
 
     def start(
         self, words: list[str], env: dict[str, str], cwd: Path | str, out: int, err: int, standard_input: int = -1
@@ -133,9 +133,16 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _whole(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read()
+def written(file: IO[bytes]) -> bytes:
+    """All that processes have written to this file so far. They share its position, so that is never moved.
+
+    A line that was written between `seek` and `read` replaced the beginning of the file. `TemporaryFile("a+b")` does
+    not prevent that: it opens the file without O_APPEND.
+    """
+    content = b""
+    while more := os.pread(file.fileno(), 1 << 20, len(content)):
+        content += more
+    return content
 
 
 def _text(output: bytes) -> str:

@@ -26,7 +26,9 @@ MAX_TAGS = 1000  # in a result; each is logged, searched for and indexed
 MAX_REASONS = 6  # sentences in a result
 MAX_REASON = 300  # characters of each
 MAX_LIST_MATCHES = 20  # in a result
-_MAX_LIST_NAME, _MAX_ENTRY = 64, 400  # characters
+MAX_SCORES = 50  # in a result
+MAX_RULE = 300  # characters
+_MAX_LIST_NAME, _MAX_ENTRY, _MAX_SCORE_NAME = 64, 400, 100  # characters
 
 
 class Decision(StrEnum):
@@ -129,6 +131,19 @@ SMALLEST_FORM_BYTES = sum(map(len, form(AnalysisRequest(BorderMtaData("", ("",))
 
 
 @value
+class Scoring:
+    """How the decision came about."""
+
+    rule: str  # the row of the decisions table that decided, in words
+    total: float = 0.0
+    scores: tuple[tuple[str, float], ...] = ()  # what it consists of: tags, engines and the model
+
+    def to_dict(self) -> dict[str, Any]:
+        scores = [{"name": name, "score": score} for name, score in self.scores]
+        return {"rule": self.rule, "total": self.total, "scores": scores}
+
+
+@value
 class AnalysisResult:
     """MessageAnalysisResult: the answer to submitEmail."""
 
@@ -141,11 +156,14 @@ class AnalysisResult:
     changes: Changes | None = None  # never read from this interface's own answers
     reasons: tuple[str, ...] = ()  # sentences for people, an extension; names in them were chosen by the mail's sender
     listed: tuple[tuple[str, str], ...] = ()  # lists with the entry of each that matches, an extension
+    scoring: Scoring | None = None  # an extension
 
     def to_dict(self) -> dict[str, Any]:
         more: dict[str, Any] = {"reasons": list(self.reasons)} if self.reasons else {}
         if self.listed:
             more["listMatches"] = [{"listName": name, "entry": entry} for name, entry in self.listed]
+        if self.scoring is not None:
+            more["scoring"] = self.scoring.to_dict()
         return {
             "ggrid": self.ggrid,
             "created": self.created,
@@ -181,6 +199,7 @@ class AnalysisResult:
             completed if isinstance(completed, str) else "",
             reasons=readable_reasons(value["reasons"]) if "reasons" in value else (),
             listed=_readable_matches(value["listMatches"]) if "listMatches" in value else (),
+            scoring=readable_scoring(value["scoring"]) if "scoring" in value else None,
         )
 
 
@@ -200,6 +219,27 @@ def _readable_matches(given: object) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def readable_scoring(given: object) -> Scoring | None:
+    """At most a few numbers with short, printable names, whatever a service or a file contains; or None."""
+    if not isinstance(given, dict) or not isinstance(rule := given.get("rule"), str) or not rule:
+        return None
+    rows = given.get("scores")
+    scores = []
+    for row in rows[:MAX_SCORES] if isinstance(rows, list) else ():
+        name, score = (row.get("name"), row.get("score")) if isinstance(row, dict) else (None, None)
+        if isinstance(name, str) and name and (points := _number(score)) is not None:
+            scores.append((visible(name[:_MAX_SCORE_NAME]), points))
+    return Scoring(visible(rule[:MAX_RULE]), _number(given.get("total")) or 0.0, tuple(scores))
+
+
+def _number(given: object) -> float | None:
+    """JSON as Python reads it has NaN, infinity, and integers that no float can hold."""
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    return float(given) if -_MOST_POINTS <= given <= _MOST_POINTS else None
+
+
+_MOST_POINTS = 1e9
 _DECISIONS, _UNDECIDED = {d.value: d for d in Decision}, Decision.UNDECIDED
 
 

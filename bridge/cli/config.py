@@ -38,11 +38,12 @@ def show(path: Path | None, demo: bool, as_json: bool) -> None:
     path = None if demo else path
     conf = load_or_exit(path)
     data = effective(conf)
-    data["state_directory"] = str(named_files.state_directory(conf.state_directory))
+    place, origin = named_files.found_state_directory(conf.state_directory)
+    data["state_directory"] = str(place)
     if as_json:
         say_json(data, indent=2)
     else:
-        say_lines(with_origins(data, conf, path))
+        say_lines(with_origins(data, conf, path, state_directory_from=origin))
 
 
 @configuration.command()

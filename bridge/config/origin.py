@@ -5,7 +5,6 @@ The comments are put at the ends of the lines of the finished YAML, so the outpu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,25 @@ from bridge.runtime.renamed_keys import Path_, Renamed
 _EMBEDDED = "embedded default"
 
 
-def with_origins(data: dict[str, Any], conf: Config, path: Path | None, renamed: Sequence[Renamed] = RENAMED) -> str:
-    """The effective configuration as YAML, each value with a comment that says where it comes from."""
+def with_origins(
+    data: dict[str, Any],
+    conf: Config,
+    path: Path | None,
+    renamed: Sequence[Renamed] = RENAMED,
+    state_directory_from: str = "",
+) -> str:
+    """The effective configuration as YAML, each value with a comment that says where it comes from.
+
+    `state_directory_from`: what sets the state directory if the configuration does not.
+    """
     text = yaml_file.dump(data, width=None)
     shown = yaml_file.lines(Path("shown"), text)
     lines = text.splitlines()
     width = min(60, max(map(len, lines)))
     for where, origin in origins(data, conf, path, renamed):
         at = shown[where] - 1
-        lines[at] = f"{lines[at]:{width}}  # {origin}"
+        known = state_directory_from if where == ("state_directory",) else ""
+        lines[at] = f"{lines[at]:{width}}  # {known or origin}"
     return "\n".join(lines)
 
 
@@ -58,8 +67,6 @@ def _origin(where: Path_, conf: Config, name: str, written: dict[Path_, int]) ->
             return name if name == _EMBEDDED else f"{name}:{written[place]}"
     if profile := _profile_sets(where, conf):
         return f"profile {profile}"
-    if where == ("state_directory",):
-        return next((f"${key}" for key in ("STATE_DIRECTORY", "XDG_STATE_HOME") if os.environ.get(key)), "default")
     return "default"
 
 

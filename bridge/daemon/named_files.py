@@ -23,14 +23,19 @@ _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
 def state_directory(configured: str | None, name: str = "scanbridge") -> Path:
     """Where data that must survive a restart is kept."""
+    return found_state_directory(configured, name)[0]
+
+
+def found_state_directory(configured: str | None, name: str = "scanbridge") -> tuple[Path, str]:
+    """The same, and where it comes from: the environment or a default; empty for the configuration."""
     if configured:
-        return Path(configured).expanduser().absolute()
+        return Path(configured).expanduser().absolute(), ""
     if given := os.environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
-        return Path(given.partition(":")[0])
+        return Path(given.partition(":")[0]), "$STATE_DIRECTORY"
     base = Path(os.environ.get("XDG_STATE_HOME") or "")
-    if not base.is_absolute():  # XDG specification: relative paths must be ignored
-        base = Path.home() / ".local" / "state"
-    return base / name
+    if base.is_absolute():  # XDG specification: relative paths must be ignored
+        return base / name, "$XDG_STATE_HOME"
+    return Path.home() / ".local" / "state" / name, "default"
 
 
 def make_directory(path: Path, key: str) -> Path:

@@ -178,6 +178,7 @@ class Actions:
             facts |= {"decision": str(result.decision), "verdict": result.verdict}
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
             facts |= {"reasons": list(result.reasons)} if result.reasons else {}
+            facts |= {"scoring": result.scoring.to_dict()} if result.scoring is not None else {}
         stamp = self._stamp(tx, result, str(why))
         await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
         record.is_kept = True

@@ -138,7 +138,7 @@ class EnvelopeLists:
 
 def _named_client(session: Session) -> str | None:
     """The address that the scanner gets, too: never that of our own mail server."""
-    return session.client.address if session.is_told else None
+    return session.named_client.address
 
 
 def _matching_entry(table: Table, normalised: str, client: str | None) -> str | None:

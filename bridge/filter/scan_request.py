@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
-from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
-
-_UNKNOWN = Client()
 
 
 def request_for(tx: Transaction, tenant: str | None) -> AnalysisRequest:
     """Names the client only if we were told who it is: otherwise it is our own mail server."""
-    session = tx.session
-    client = session.client if session.is_told else _UNKNOWN
+    client = tx.session.named_client
     return AnalysisRequest(
         BorderMtaData(
             envelope_from=tx.envelope.sender,

@@ -2,8 +2,9 @@
 
 The connection's peer is usually our own mail server. The host that sent the mail to it is the `Client`:
 the peer itself, or the host that a trusted peer named by XFORWARD, XCLIENT, PROXY, a header field or
-milter macros. The scanner sees only the `Client`, and only if it was named (`is_told`) or if the listener's profile
-says that our peers send their own mail: our mail server's address would pass checks that are made for the sender's.
+milter macros. The scanner and the next hop see only the `named_client`: a `Client` that was named (`is_told`), or a
+peer that sends its own mail according to the listener's profile. Our mail server's address would pass checks that are
+made for the sender's.
 """
 
 from __future__ import annotations
@@ -47,3 +48,8 @@ class Session:
     esmtp: bool = True
     is_told: bool = False  # a trusted peer named the client, or the profile says that it is the peer
     in_header: bool = False  # the client is named in the mail's header, so it is unknown before the content
+
+    @property
+    def named_client(self) -> Client:
+        """Whom we may name to others as the sending host: never our own mail server."""
+        return self.client if self.is_told else UNKNOWN_CLIENT

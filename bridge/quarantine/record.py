@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.api.scanning import readable_reasons
+from bridge.api.scanning import Scoring, readable_reasons, readable_scoring
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.session import Client
@@ -117,6 +117,11 @@ class MailRecord:
     def reasons(self) -> tuple[str, ...]:
         """Why the scanner suspects it, in sentences for people."""
         return readable_reasons(self.facts.get("reasons"))
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the scanner came to its decision; None if it did not say."""
+        return readable_scoring(self.facts.get("scoring"))
 
     @property
     def delivered(self) -> frozenset[str]:

@@ -179,7 +179,7 @@ def _begin(
 
 
 def _transaction(mail: MailRecord, envelope: Envelope, message: Message, request: ReleaseRequest) -> Transaction:
-    session = Session(mail.session, mail.listener, "quarantine", mail.client)
+    session = Session(mail.session, mail.listener, "quarantine", mail.client, is_told=mail.is_client_named)
     sent = _unreported(envelope) if request.tokens is not None else envelope
     began = asyncio.get_running_loop().time()
     return Transaction(mail.id, session, sent, message, began, began + request.timeout_s, is_per_recipient=True)

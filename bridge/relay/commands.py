@@ -84,7 +84,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
     names = capabilities.names
     lines = ["RSET"] if reset else []
     if capabilities.xforward:
-        lines += xforward(tx.session.client, capabilities.xforward)
+        lines += xforward(tx.session.named_client, capabilities.xforward)
     before_mail = len(lines)
     lines.append(_mail(names, tx, head))
     for recipient in tx.envelope.recipients:

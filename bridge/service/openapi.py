@@ -20,6 +20,8 @@ from bridge.api.scanning import (
     MAX_MESSAGE_BYTES,
     MAX_REASON,
     MAX_REASONS,
+    MAX_RULE,
+    MAX_SCORES,
     STATUS_PATH,
     SUBMIT_PATH,
     Decision,
@@ -318,6 +320,25 @@ def _scanning_schemas() -> Json:
         "description": "The lists that have an entry about this mail, with the entry; absent if there are none. "
         "Personal lists are left out. An extension: other services do not have it.",
     }
+    score = _object(["name", "score"], {"name": _TEXT, "score": {"type": "number"}})
+    scoring = {
+        "rule": {
+            "type": "string",
+            "maxLength": MAX_RULE,
+            "description": "The row of `decisions.rules` that decided, counted from 1, and its conditions; or that "
+            "none did.",
+        },
+        "total": {"type": "number", "description": "The sum of all scores."},
+        "scores": {
+            "type": "array",
+            "maxItems": MAX_SCORES,
+            "items": score,
+            "description": "What the sum consists of, the largest first: tags, `engines` (all engines together, never "
+            "below 0) and `phishing model`.",
+        },
+    }
+    described = "How the decision came about; absent if no rule matched and nothing has a score. "
+    described += "An extension: other services do not have it."
     request = {
         "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
         "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
@@ -343,7 +364,15 @@ def _scanning_schemas() -> Json:
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}
     return {
         "MessageAnalysisRequest": _object(["borderMtaData"], request),
-        "MessageAnalysisResult": _object(list(result), {**result, "reasons": reasons, "listMatches": matches}),
+        "MessageAnalysisResult": _object(
+            list(result),
+            {
+                **result,
+                "reasons": reasons,
+                "listMatches": matches,
+                "scoring": {**_object(list(scoring), scoring), "description": described},
+            },
+        ),
         "MessageFeedback": _object(["kind", "reporter"], feedback),
         "FeedbackResult": _object(["learned"], {"learned": {"type": "boolean"}}),
         "SystemStatus": _object(["messageQueueStatus"], status),

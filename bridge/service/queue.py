@@ -8,7 +8,6 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
@@ -100,10 +99,15 @@ class AnalysisQueue:
                 self.busy -= 1
 
     async def _run(self, job: AnalysisJob, future: asyncio.Future[AnalysisResult]) -> None:
+        """Ends when the analysis has ended, also if this worker is stopped: a worker that went on would never end."""
         task = asyncio.create_task(self._pipeline.analyze(job))
         future.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
-        with suppress(asyncio.CancelledError):
+        try:
             await asyncio.wait({task})
+        except asyncio.CancelledError:
+            future.cancel()  # and with it the analysis
+            await asyncio.wait({task})
+            raise
         if future.done():
             return
         if task.cancelled():

@@ -286,6 +286,23 @@ def test_our_own_client_is_the_sender_only_if_the_profile_says_so(tmp_path: Path
     assert seen == {"envelopeFrom": "", "envelopeRecipients": ["b@example.org", "c@example.org"], **sender}
 
 
+@pytest.mark.parametrize("profile", ["postfix-content-filter", "exim-queue", "postfix-proxy", "direct"])
+def test_the_next_hop_is_not_told_that_our_own_client_sent_the_mail(tmp_path: Path, profile: str) -> None:
+    """XFORWARD named the mail server next to us as the sending host, and the next hop's log and lists believed it."""
+    with running_bridge(tmp_path, profile=profile) as bridge:
+        bridge.next_hop.extensions += ("XFORWARD NAME ADDR HELO",)
+        with bridge.client() as client:
+            client.open()
+            client.mail(MAIL)
+            client.say(b"XFORWARD ADDR=192.0.2.7 HELO=mx.sender.example")
+            client.mail(MAIL)
+        unnamed, named = ([line for line in mail.commands if b"XFORWARD" in line] for mail in bridge.next_hop.mails)
+    own = b"ADDR=127.0.0.1 HELO=client.example"
+    nobody = b"ADDR=[UNAVAILABLE] HELO=[UNAVAILABLE]"
+    assert unnamed == [b"XFORWARD NAME=[UNAVAILABLE] " + (own if profile == "direct" else nobody)]
+    assert named == [b"XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.7 HELO=mx.sender.example"]
+
+
 def test_one_line_per_mail_has_everything_an_operator_needs(bridge: RunningBridge) -> None:
     """The id comes first; unknown values are left out."""
     with mail_lines() as lines:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,6 +57,14 @@ def test_image_runs_unprivileged_and_has_a_health_check() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", FILES[0].read_text(), re.M)
     for name in " ".join(copied).split():
         assert (ROOT / name).exists() and f"!{name}" in ignored, name
+
+
+def test_the_image_is_built_from_all_files_of_the_wheel() -> None:
+    """The image had no sample mails: a build leaves out what is not copied without a word."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", FILES[0].read_text(), re.M)).split()
+    for name in (*wheel["packages"], *wheel["sbom-files"], *wheel["shared-data"]):
+        assert any(Path(name).is_relative_to(place) for place in copied), name
 
 
 @pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["unchanged", "misspelt"])

@@ -96,6 +96,9 @@ def _is_whole(debian: Debian) -> None:
         "usr/share/doc/scanbridge/copyright",
         "usr/share/doc/scanbridge/deploy/postfix-proxy/master.cf",
         "usr/share/doc/scanbridge/deploy/mixin/alerts.yml",
+        "usr/share/doc/scanbridge/samples/clean.eml",
+        "usr/share/doc/scanbridge/samples/own-engine/invoices.py",
+        "usr/share/doc/scanbridge/docs/operate/samples/clean.eml",
     ):
         assert debian.is_file(path), path
     # Bytecode is in the package: root compiles nothing at start, and other users, who could not write it, have it too.

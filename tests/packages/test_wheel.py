@@ -57,6 +57,7 @@ def test_wheel_from_uv_runs_alone_and_passes_a_mail(dist: Path, tmp_path: Path) 
     run("uv", "pip", "install", "--quiet", "--python", tmp_path / "env", wheel(dist))
     program = tmp_path / "env/bin/scanbridge"
     assert f"{__version__} (commit " in run(program, "--version")
+    assert (tmp_path / "env/share/doc/scanbridge/samples/spam.eml").is_file(), "as docs/operate/start.md says"
     for name in ("lists", "quarantine"):  # commands with imports of their own
         run(program, name, "--help")
     text, smtp = EMBEDDED.format(state=tmp_path / "state"), free_port()
@@ -89,6 +90,8 @@ def test_wheel_from_pipx_brings_program_and_man_pages(dist: Path, tmp_path: Path
     places = {"PIPX_HOME": tmp_path / "home", "PIPX_BIN_DIR": tmp_path / "bin", "PIPX_MAN_DIR": tmp_path / "man"}
     run("pipx", "install", "--python", sys.executable, wheel(dist), **places)
     assert __version__ in run(tmp_path / "bin/scanbridge", "--version")
+    venvs = run("pipx", "environment", "--value", "PIPX_LOCAL_VENVS", **places).strip()
+    assert (Path(venvs) / "scanbridge/share/doc/scanbridge/samples/spam.eml").is_file(), "as docs/operate/start.md says"
     need("man")
     assert "scanbridge run [OPTIONS]" in re.sub(
         "\x1b\\[\\d*m|.\b", "", run("man", "-M", tmp_path / "man", "scanbridge-run")

@@ -269,21 +269,42 @@ def test_show_has_text_attachments_scores_and_rule(own: Desk) -> None:
         b"--b\r\nContent-Type: application/pdf; name=bill.pdf\r\nContent-Transfer-Encoding: base64\r\n\r\naGVsbG8=\r\n"
         b"--b--\r\n"
     )
-    own.bridge.scanner.reply = answer(200, result("quarantine", tags=["header:bad-date", "mime:macro"]))
+    scores = [{"name": "mime:macro", "score": 7}, {"name": "phishing model", "score": 1.5}]
+    scoring = {"rule": "rule 4 (tags mime:*)", "total": 8.5, "scores": scores}
+    tags = ["header:bad-date", "mime:macro"]
+    own.bridge.scanner.reply = answer(200, result("quarantine", tags=tags, scoring=scoring))
     mail_id = own.send(content)
-    record = own.directory / f"{mail_id}.json"
-    data = json.loads(record.read_text())
-    data["facts"]["rule"] = "policy.quarantine"
-    record.write_text(json.dumps(data))
     shown = own.call("show", mail_id).stdout
     digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
     assert f"attachment:  bill.pdf, application/pdf, 5 B, sha256 {digest}\n" in shown
     assert "--- text, from HTML ---\nPay your bank <http://evil.example/x>\n\n\u00fc?[31m\n" in shown
     assert "rule:        policy.quarantine\n" in shown and "tags:        mime:macro, header:bad-date\n" in shown
-    assert "scores:      mime:macro 4, header:bad-date 1 (defaults" in shown
+    assert "scan rule:   rule 4 (tags mime:*)\nscores:      8.5 (mime:macro 7, phishing model 1.5)\n" in shown
     about = json.loads(own.call("show", "--json", mail_id).stdout)
+    assert about["facts"]["scoring"] == scoring
     assert about["attachments"] == [{"name": "bill.pdf", "type": "application/pdf", "size": 5, "sha256": digest}]
     assert about["text"].startswith("Pay your bank")
+
+
+def test_show_made_up_scores_that_nobody_had_reported(own: Desk) -> None:
+    """They were the defaults of the included service, whatever service had decided with whatever scores."""
+    own.bridge.scanner.reply = answer(200, result("quarantine", tags=["mime:macro"]))
+    shown = own.call("show", own.send()).stdout
+    assert "scan rule:   not reported by the scanner\nscores:      not reported by the scanner\n" in shown
+    own.bridge.scanner.reply = answer(200, result("quarantine", scoring={"rule": "rule 1 (tags malware:*)"}))
+    assert "scan rule:   rule 1 (tags malware:*)\nscores:      none\n" in own.call("show", own.send()).stdout
+
+
+def test_show_names_what_a_record_does_not_have(own: Desk) -> None:
+    """A mail that was quarantined without a decision, and one that an older version stored."""
+    mail_id = own.send()
+    record = own.directory / f"{mail_id}.json"
+    data = json.loads(record.read_text())
+    data["facts"] = {"reason": "unreachable"}
+    record.write_text(json.dumps(data))
+    shown = own.call("show", mail_id).stdout
+    assert "rule:        not recorded: stored by an older version\nreason:      unreachable\n" in shown
+    assert "scores:      none: the mail has no decision of the scanner\n" in shown and "scan rule:" not in shown
 
 
 def test_a_long_text_is_cut_and_says_so(own: Desk) -> None:

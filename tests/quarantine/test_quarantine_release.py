@@ -73,6 +73,22 @@ def _login() -> str:
         return ""
 
 
+def test_a_release_names_the_client_that_was_named(here: Desk) -> None:
+    """And not our own mail server, which is in the record as well."""
+    here.bridge.next_hop.extensions += ("XFORWARD ADDR HELO",)
+    unnamed = here.send()
+    with here.bridge.client() as client:
+        client.open()
+        client.say(b"XFORWARD ADDR=192.0.2.7 HELO=mx.sender.example")
+        named = client.mail().split()[-1].decode()
+    assert here.call("release", unnamed).exit_code == here.call("release", named).exit_code == 0
+    found = [line for mail in here.bridge.next_hop.mails for line in mail.commands if line.startswith(b"XFORWARD")]
+    assert found == [
+        b"XFORWARD ADDR=[UNAVAILABLE] HELO=[UNAVAILABLE]",
+        b"XFORWARD ADDR=192.0.2.7 HELO=mx.sender.example",
+    ]
+
+
 def test_thirty_mails_were_released_one_after_the_other(here: Desk) -> None:
     """Each waited for the answer to the one before it. Now eight are sent at a time, over eight connections."""
     ids = [here.send(b"Subject: %d\r\n\r\n" % number) for number in range(30)]

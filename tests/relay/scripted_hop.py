@@ -51,7 +51,7 @@ def make_tx(
     for chunk in [content] if isinstance(content, bytes) else content:
         message.write(chunk)
     envelope = Envelope(sender, tuple(Recipient(r) if isinstance(r, str) else r for r in recipients), params)
-    session = Session("s1", "mx", "127.0.0.1", client or Client())
+    session = Session("s1", "mx", "127.0.0.1", client or Client(), is_told=client is not None)
     now = time.monotonic()
     return Transaction(new_id(), session, envelope, message, now, now + SOON)
 

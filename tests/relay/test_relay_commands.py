@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bridge.mail.envelope import Recipient
@@ -160,6 +162,13 @@ def test_reset_and_xforward_come_before_mail() -> None:
         "XFORWARD ADDR=192.0.2.1",
         "MAIL FROM:<a@example.org>",
     ]
+
+
+def test_a_client_that_nobody_named_is_unavailable() -> None:
+    """It is our own mail server, not the sending host."""
+    tx = make_tx(client=Client(address="192.0.2.1", helo="mx.example.org"))
+    unnamed = replace(tx, session=replace(tx.session, is_told=False))
+    assert commands(unnamed, "XFORWARD ADDR HELO")[0] == "XFORWARD ADDR=[UNAVAILABLE] HELO=[UNAVAILABLE]"
 
 
 def test_xforward_passes_on_all_that_is_known_of_the_client() -> None:

@@ -31,7 +31,7 @@ from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
 from tests.daemon.process_kit import scanbridge
 from tests.postgresql import fresh_database  # noqa: F401 (for the tests)
-from tests.warm_commands import WarmProcess, warm_commands
+from tests.warm_commands import WarmProcess, warm_commands, written
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
@@ -147,8 +147,7 @@ class ServiceProcess(Service):
         self._start(directory, "service", "-c", "service.yml", is_program=is_program)
 
     def _start(self, directory: Path, *words: str, is_program: bool = False) -> None:
-        # The process shares this file's position; unless it appends, it would write wherever `log` is reading.
-        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed in `end`)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
         self.process: subprocess.Popen[str] | WarmProcess
         if is_program:
             self.process = subprocess.Popen(
@@ -172,8 +171,7 @@ class ServiceProcess(Service):
             self.port = int(line.rpartition(":")[2])
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode()
+        return written(self._log).decode()
 
     def end(self, how: int = signal.SIGTERM) -> int:
         self.process.send_signal(how)

@@ -147,7 +147,7 @@ def test_defaults_follow_the_documented_shape(tmp_path):
     def load(text: str) -> settings.ServiceConfig:
         return yaml_file.load(tmp_path / "service.yml", settings.ServiceConfig, text)
 
-    assert load("{}").guard.maxGuardRequestsInProcessing == 20
+    assert load("{}").guard.maxGuardRequestsInProcessing == load("{}").guard.guardRequestThrottleThreshold == 20
     assert load("{}").guard.scanSources.restApi is None
     assert load("{}").abby.serviceProviders.core.longRequestTimeout == 3_600_000
     guard = load("guard: {mainWorkerCount: 7}").guard

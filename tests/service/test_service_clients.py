@@ -16,8 +16,8 @@ from tests.requirements import need
 from tests.service.service_kit import CONFIG, GTUBE, ServiceProcess, mail, make_key, parameters_json
 
 CLIENTS = Path(__file__).parent / "clients"
-LINES = ["submit 200 bounce", "status 200 GREEN", "add 200 500", "download 200 500", "delete 200 500",
-         "wrong 401 unauthorized"]  # fmt: skip
+LINES = ["submit 200 bounce", "status 200 GREEN", "lists 200 blocked-senders", "add 200 500", "download 200 500",
+         "delete 200 500", "wrong 401 unauthorized"]  # fmt: skip
 DEADLINE_S = 120.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 import socket
@@ -21,7 +22,20 @@ from bridge.api.lists import LISTS_PREFIX
 from bridge.service import openapi
 from bridge.service.abby_settings import StaticApiToken
 from bridge.service.settings import ServiceConfig
-from tests.service.service_kit import CONFIG, DEADLINE_S, GTUBE, TOKEN, Lists, mail, service
+from tests.service.service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    EICAR,
+    GTUBE,
+    TOKEN,
+    Answer,
+    Lists,
+    ServiceProcess,
+    attached,
+    mail,
+    service,
+    wait_for,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text()
@@ -56,6 +70,100 @@ def test_every_row_has_a_test():
 
 
 # Statements that no other test held
+
+
+def test_scanning_is_optional(tmp_path):
+    """A service that only has the lists is a whole one."""
+    with service(tmp_path, CONFIG.replace("scanSources: {restApi: {}}", "mainWorkerCount: 3"), True) as running:
+        lists = Lists(running)
+        assert lists.add("blocked-senders", "a@example.org").json == {"modifiedEntries": 1}
+        assert [entry["entry"] for entry in lists.entries("blocked-senders")] == ["a@example.org"]
+        refused = running.submit(mail())
+        assert (refused.status, refused.json["error"]) == (403, "scan_source_disabled")
+
+
+def test_every_other_body_is_json(tmp_path):
+    """Answers of both interfaces, whether they are a success or not."""
+
+    def is_json(answer: Answer) -> bool:
+        return answer.headers["Content-Type"] == "application/json" and isinstance(answer.json, dict)
+
+    with service(tmp_path, with_key=True) as running:
+        lists = Lists(running)
+        assert all(map(is_json, (running.submit(mail()), running.status(), running.submit(mail(), "wrong"))))
+        assert all(map(is_json, (lists.add("blocked-senders", "a@b.example"), lists.call("getLists", {}))))
+        assert is_json(lists.delete("blocked-senders", "a@b.example")) and is_json(lists.call("getLists", []))
+
+
+def test_a_service_without_tokens_scans_for_nobody(tmp_path):
+    """It is not an open one: without `staticApiTokens`, no token is valid. The lists have keys of their own."""
+    text = CONFIG[: CONFIG.index("  staticApiTokens")] + CONFIG[CONFIG.index("database:") :]
+    with service(tmp_path, text, with_key=True) as running:
+        assert running.submit(mail()).status == running.submit(mail(), token="").status == 401
+        assert running.status().status == 401
+        assert running.request("GET", "/readyz").status == 503
+        assert Lists(running).call("getLists", {}).status == 200
+
+
+def test_a_changed_configuration_is_used_after_a_restart(tmp_path):
+    """And not before, unless it is told to reload."""
+    found = []
+    for change in ("", "decisions: {otherwise: drop}\n"):
+        (tmp_path / "service.yml").write_text(CONFIG + change)
+        process = ServiceProcess(tmp_path)
+        try:
+            process.wait()
+            (tmp_path / "service.yml").write_text(CONFIG + "decisions: {otherwise: drop}\n")
+            found.append(process.submit(mail()).json["decision"])
+        finally:
+            assert process.end() == 0
+    assert found == ["deliver", "drop"]
+
+
+def test_the_answer_has_all_tags(tmp_path):
+    """Not only those that decided: the first rule that matches is about one of them."""
+    odd = mail(GTUBE + b"http://192.0.2.1/\r\n", Date="yesterday")
+    with service(tmp_path, with_key=True) as running:
+        Lists(running).add("blocked-senders", "a@example.org")
+        wait_for(lambda: "list:blocked-senders" in running.submit(odd).json["tags"])
+        found = running.submit(odd).json
+    assert {"spam:gtube", "url:ip-host", "header:bad-date", "list:blocked-senders"} <= set(found["tags"])
+    assert (found["decision"], found["verdict"]) == ("bounce", "blocked")
+
+
+def test_fields_of_ours_are_additions(tmp_path):
+    """The documented ones stay as they are, and a mail that has nothing to report has only those."""
+    documented = {"ggrid", "created", "completed", "decision", "verdict", "tags"}
+    with service(tmp_path) as running:
+        assert running.submit(mail()).json.keys() == documented
+        found = running.submit(mail(EICAR)).json
+    assert found.keys() - documented == {"scoring"} and documented < found.keys()
+
+
+def test_the_mail_is_analyzed_byte_for_byte(tmp_path):
+    """The digest of an attachment with every byte is found: nothing on the way changes one."""
+    content = bytes(range(256)) * 300
+    with service(tmp_path, with_key=True) as running:
+        Lists(running).add("blocked-attachments", hashlib.sha256(content).hexdigest())
+        wait_for(lambda: "list:blocked-attachments" in running.submit(attached(content)).json["tags"])
+        binary = mail(content, MIME_Version="1.0", Content_Type="application/x", Content_Transfer_Encoding="binary")
+        assert "list:blocked-attachments" in running.submit(binary).json["tags"]
+        assert "list:blocked-attachments" not in running.submit(binary.replace(b"\x80\x81", b"\x80")).json["tags"]
+
+
+def test_every_scope_has_every_list(tmp_path):
+    with service(tmp_path, with_key=True) as running:
+        lists = Lists(running)
+        own = lists.call("getLists", {}).json
+        tenant = lists.call("getLists", {"tenantUid": "123e4567-e89b-12d3-a456-426614174000"}).json
+    assert own == tenant and own["listFileInfos"]
+
+
+def test_the_document_has_no_events():
+    """A client is never called back."""
+    described = openapi.document()
+    assert "webhooks" not in described
+    assert not [path for path, methods in described["paths"].items() if "callbacks" in json.dumps(methods)]
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,7 @@ from tests.service.service_kit import (
     parameters_json,
     submit_head,
     wait_for,
+    zipped,
 )
 
 NEW_TOKEN = "fedcba9876543210" * 4
@@ -65,7 +68,8 @@ class Process(ServiceProcess):
         before = len(self.log())
         (self.directory / "service.yml").write_text(text)
         self.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: outcome in self.log()[before:])
+        wait_for(lambda: outcome in self.log()[before:] or (outcome == OK and FAILED in self.log()[before:]))
+        assert outcome in self.log()[before:], self.log()[before:]
         return self.log()[before:]
 
 
@@ -146,6 +150,74 @@ def test_under_load_no_request_fails_during_reloads(tmp_path):
         assert "scanservice_reload_success 0.0" in text  # the last one was broken
         decisions = sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith("scanservice_decisions_total{"))
         assert decisions >= load.answered - 3, "a reload must not reset the counters"
+
+
+LINKS = mail(b"see http://192.0.2.1/ and http://shop@example.net/\r\n")
+NESTED = attached(zipped(("inner.zip", zipped(("a.txt", b"x")))), "outer.zip")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the configuration: what it adds, and what a client then sees, without and with it."""
+
+    text: str  # added to CONFIG
+    seen: Callable[[ServiceProcess], object]
+    without: object
+    then: object
+
+
+def tags_of(content: bytes) -> Callable[[ServiceProcess], object]:
+    return lambda service: set(service.submit(content).json["tags"]) & {"url:ip-host", "url:userinfo", *LIMITS}
+
+
+LIMITS = ("limit:archive-depth", "failed:clamav")
+PARTS = {
+    "decisions": Part(
+        "decisions: {otherwise: quarantine}\n", lambda s: s.submit(mail()).json["decision"], "deliver", "quarantine"
+    ),
+    "lists": Part(
+        "lists: [{name: partners, category: sender}]\n",
+        lambda s: Lists(s).call("listEntries", {"listName": "partners"}).status,
+        404,
+        200,
+    ),
+    "an analyzer of the service": Part(
+        "analyzers: {urls: null}\n", tags_of(LINKS), {"url:ip-host", "url:userinfo"}, set()
+    ),
+    "an analyzer in other processes": Part(
+        "analyzers: {mime: {max_archive_depth: 1, required: false}}\n",
+        tags_of(NESTED),
+        set(),
+        {"limit:archive-depth"},
+    ),
+    "an engine": Part(
+        f"analyzers: {{clamav: {{address: '127.0.0.1:{free_port()}', required: false}}}}\n",
+        tags_of(mail()),
+        set(),
+        {"failed:clamav"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_each_part_can_be_added_and_removed_under_load(tmp_path, name):
+    """Of a service on its own, which analyzes mail itself. The first request after the reload sees the change."""
+    part = PARTS[name]
+    with Process(tmp_path) as service, Load(service) as load:
+        for text, seen in ((part.text, part.then), ("", part.without), (part.text, part.then)):
+            more("before", load, 5)
+            service.hang_up(CONFIG + text)
+            assert part.seen(service) == seen
+        more("after", load, 5)
+
+
+def test_tokens_are_added_and_removed_under_load(tmp_path):
+    """The token in use stays valid, and the other one does not outlive its reload."""
+    with Process(tmp_path) as service, Load(service) as load:
+        for text, status in ((BOTH, 200), (CONFIG, 401), (BOTH, 200)):
+            service.hang_up(text)
+            assert service.submit(mail(), NEW_TOKEN).status == status
+            more(text, load, 5)
 
 
 def test_each_part_of_the_new_configuration_is_used(tmp_path):

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from bridge.api.scanning import Scoring
 from bridge.cli.quarantine.scores import default_scores
 from bridge.mime.mail_text import Attachment, Reading
 from bridge.quarantine.record import KEPT, MailRecord
 from bridge.quarantine.severity import worst_first
 
-_LATER = ("tags", "verdict", "decision", "rule", "reason", "reasons")  # facts that are shown first, in this order
+_LATER = ("tags", "verdict", "decision", "rule", "reason", "reasons", "scoring")  # facts that are shown first
+_NOT_REPORTED = "not reported by the scanner"
 
 
 def facts(mail: MailRecord) -> list[tuple[str, str]]:
@@ -36,17 +38,32 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
 
 
 def _reasons(mail: MailRecord) -> Iterator[tuple[str, str]]:
-    """Decision, verdict, tags and their scores, and the rule that decided, as far as they are known."""
-    for name in ("decision", "verdict", "rule", "reason"):
+    """Decision, verdict, tags and their scores, and the rules that decided, here and at the scanner."""
+    for name in ("decision", "verdict"):
         yield name, _shown(mail.facts.get(name) or "")
+    if not mail.is_damaged:
+        yield "rule", _shown(mail.facts.get("rule") or "not recorded: stored by an older version")
+    yield "reason", _shown(mail.facts.get("reason") or "")
     for reason in mail.reasons:
         yield "why", reason
-    scores = default_scores()
-    tags = worst_first(mail.tags, scores)
-    yield "tags", ", ".join(tags)
-    scored = [f"{tag} {scores[tag]:g}" for tag in tags if tag in scores]
-    if scored:
-        yield "scores", f"{', '.join(scored)} (defaults of the included service)"
+    scoring = mail.scoring
+    own = dict(scoring.scores) if scoring is not None else {}
+    yield "tags", ", ".join(worst_first(mail.tags, {**default_scores(), **own}))
+    if mail.facts.get("decision"):
+        yield from _scoring(scoring)
+    elif not mail.is_damaged:
+        yield "scores", "none: the mail has no decision of the scanner"
+
+
+def _scoring(found: Scoring | None) -> Iterator[tuple[str, str]]:
+    """What the scanner said about its decision when it made it; its configuration may have changed since."""
+    if found is None:
+        yield "scan rule", _NOT_REPORTED
+        yield "scores", _NOT_REPORTED
+        return
+    yield "scan rule", found.rule
+    scores = ", ".join(f"{name} {score:g}" for name, score in found.scores)
+    yield "scores", f"{found.total:g} ({scores})" if scores else "none"
 
 
 def _state(mail: MailRecord) -> str:

@@ -254,10 +254,12 @@ class Pipeline:
 
     def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
         why: tuple[str, ...] = ()
+        scoring = None
         try:
             tags = self._tags(job, inspection, answers)
-            points = self._model_points(job, inspection, tags)
-            assessment = self._table.decide(tags, _engine_score(answers), points)
+            scores = _engine_score(answers), self._model_points(job, inspection, tags)
+            assessment = self._table.decide(tags, *scores)
+            scoring = self._table.scoring(assessment, tags, *scores)
             why = self._phishing.reasons(inspection.phishing, tags) if self._phishing else ()
         except Exception as exc:
             log.error("ggrid=%s no decision could be made: %s", job.ggrid, _place(exc))
@@ -271,6 +273,7 @@ class Pipeline:
             completed=utc_now(),
             reasons=why,
             listed=self._listed(job, inspection, tags),
+            scoring=scoring,
         )
         try:
             self._report(job, result, assessment.score)

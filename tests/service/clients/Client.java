@@ -25,6 +25,8 @@ public class Client {
     static final String PARAMETERS =
             "{\"borderMtaData\":{\"envelopeFrom\":\"a@example.org\",\"envelopeRecipients\":[\"b@example.net\"]}}";
 
+    static final String LIST = "\"listName\":\"blocked-senders\"";
+
     final HttpClient http;
     final String url;
     final String way;
@@ -66,8 +68,12 @@ public class Client {
                 .header("Authorization", "Bearer " + System.getenv("TOKEN"))
                 .POST(BodyPublishers.noBody()).build();
         say("status", "messageQueueStatus", send(status));
+        HttpResponse<String> known = lists("getLists", "{}");
+        Matcher ours = Pattern.compile("\"listName\": \"([^\"]+)\", \"listInfo\": \\{\"displayName\": \"Blocked senders\"")
+                .matcher(known.body());
+        System.out.println("lists " + known.statusCode() + " " + (ours.find() ? ours.group(1) : known.body()));
         say("add", "modifiedEntries", lists("addEntries", entries("{\"entry\":\"user%d@example.org\"}")));
-        HttpResponse<String> all = lists("listEntries", "");
+        HttpResponse<String> all = lists("listEntries", "{" + LIST + "}");
         System.out.println("download " + all.statusCode() + " " + all.body().lines().count());
         say("delete", "modifiedEntries", lists("deleteEntries", entries("\"user%d@example.org\"")));
         say("wrong", "error", submit("wrong"));
@@ -100,14 +106,14 @@ public class Client {
     static String entries(String form) {
         String all = IntStream.range(0, 500).mapToObj(number -> String.format(form, number))
                 .collect(Collectors.joining(","));
-        return ",\"entries\":[" + all + "]";
+        return "{" + LIST + ",\"entries\":[" + all + "]}";
     }
 
-    HttpResponse<String> lists(String operation, String more) throws Exception {
+    HttpResponse<String> lists(String operation, String body) throws Exception {
         return send(HttpRequest.newBuilder(URI.create(url + "/api/public/lists/v1/" + operation))
                 .header("Authorization", "apikey " + System.getenv("KEY"))
                 .header("Content-Type", "application/json")
-                .POST(BodyPublishers.ofString("{\"listName\":\"blocked-senders\"" + more + "}")).build());
+                .POST(BodyPublishers.ofString(body)).build());
     }
 
     HttpResponse<String> send(HttpRequest request) throws Exception {

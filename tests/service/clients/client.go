@@ -18,6 +18,8 @@ import (
 
 const parameters = `{"borderMtaData":{"envelopeFrom":"a@example.org","envelopeRecipients":["b@example.net"]}}`
 
+const list = "blocked-senders"
+
 var client *http.Client
 
 func check(err error) {
@@ -74,7 +76,6 @@ func submit(url, token, way string) (*http.Response, error) {
 }
 
 func lists(url, operation string, body map[string]any) (*http.Response, error) {
-	body["listName"] = "blocked-senders"
 	content, err := json.Marshal(body)
 	check(err)
 	request, err := http.NewRequest("POST", url+"/api/public/lists/v1/"+operation, bytes.NewReader(content))
@@ -106,9 +107,24 @@ func use(url, way string) {
 		names = append(names, name)
 		entries = append(entries, map[string]string{"entry": name, "comment": "größe"})
 	}
-	answer, err = lists(url, "addEntries", map[string]any{"entries": entries})
+	answer, err = lists(url, "getLists", map[string]any{})
+	check(err)
+	known := struct {
+		ListFileInfos []struct {
+			ListName string
+			ListInfo struct{ DisplayName string }
+		}
+	}{}
+	check(json.NewDecoder(answer.Body).Decode(&known))
+	answer.Body.Close()
+	for _, info := range known.ListFileInfos {
+		if info.ListInfo.DisplayName == "Blocked senders" {
+			fmt.Println("lists", answer.StatusCode, info.ListName)
+		}
+	}
+	answer, err = lists(url, "addEntries", map[string]any{"listName": list, "entries": entries})
 	say("add", "modifiedEntries", answer, err)
-	answer, err = lists(url, "listEntries", map[string]any{})
+	answer, err = lists(url, "listEntries", map[string]any{"listName": list})
 	check(err)
 	count := 0
 	for lines := bufio.NewScanner(answer.Body); lines.Scan(); count++ {
@@ -116,7 +132,7 @@ func use(url, way string) {
 	}
 	answer.Body.Close()
 	fmt.Println("download", answer.StatusCode, count)
-	answer, err = lists(url, "deleteEntries", map[string]any{"entries": names})
+	answer, err = lists(url, "deleteEntries", map[string]any{"listName": list, "entries": names})
 	say("delete", "modifiedEntries", answer, err)
 	answer, err = submit(url, "wrong", way)
 	say("wrong", "error", answer, err)

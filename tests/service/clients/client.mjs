@@ -28,7 +28,7 @@ function submit(url, token, { headers, ...request }) {
 function lists(url, operation, body) {
   const headers = { Authorization: `apikey ${KEY}`, "Content-Type": "application/json" };
   const path = `${url}/api/public/lists/v1/${operation}`;
-  return fetch(path, { method: "POST", headers, body: JSON.stringify({ listName: LIST, ...body }) });
+  return fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 async function say(name, answer, field) {
@@ -47,10 +47,13 @@ for (const url of process.argv.slice(2)) {
     await say("submit", await submit(url, TOKEN, way()), "decision");
     const headers = { Authorization: `Bearer ${TOKEN}` };
     await say("status", await fetch(`${url}/v1/admin/status`, { method: "POST", headers }), "messageQueueStatus");
+    const known = await lists(url, "getLists", {});
+    const ours = (await known.json()).listFileInfos.find((info) => info.listInfo.displayName === "Blocked senders");
+    console.log("lists", known.status, ours.listName);
     const added = ENTRIES.map((entry) => ({ entry, comment: "größe" }));
-    await say("add", await lists(url, "addEntries", { entries: added }), "modifiedEntries");
-    await download(await lists(url, "listEntries"));
-    await say("delete", await lists(url, "deleteEntries", { entries: ENTRIES }), "modifiedEntries");
+    await say("add", await lists(url, "addEntries", { listName: LIST, entries: added }), "modifiedEntries");
+    await download(await lists(url, "listEntries", { listName: LIST }));
+    await say("delete", await lists(url, "deleteEntries", { listName: LIST, entries: ENTRIES }), "modifiedEntries");
     await say("wrong", await submit(url, "wrong", way()), "error");
   }
 }

@@ -22,6 +22,8 @@ list=(-H "Authorization: apikey $KEY" -H 'Content-Type: application/json')
 
 ask submit '.[].decision' "$@" "${submit[@]}" -H "Authorization: Bearer $TOKEN" -F "email=@$MAIL;type=message/rfc822"
 ask status '.[].messageQueueStatus' "$@" -X POST "$url/v1/admin/status" -H "Authorization: Bearer $TOKEN"
+ask lists '.[].listFileInfos[] | select(.listInfo.displayName == "Blocked senders").listName' "$@" \
+    "$api/getLists" "${list[@]}" -d '{}'
 ask add '.[].modifiedEntries' "$@" "$api/addEntries" "${list[@]}" \
     -d "{\"listName\":\"blocked-senders\",\"entries\":[$(sed 's/"[^"]*"/{"entry":&}/g' <<<"$entries")]}"
 ask download length "$@" "$api/listEntries" "${list[@]}" -d '{"listName":"blocked-senders"}'

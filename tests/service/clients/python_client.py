@@ -45,6 +45,10 @@ def client() -> Any:
     return library.Client(verify=ssl.create_default_context(cafile=os.environ["CA"]))
 
 
+def is_ours(info: dict[str, Any]) -> bool:
+    return bool(info["listInfo"]["displayName"] == "Blocked senders")
+
+
 def use(http: Any, url: str, way: Callable[[], dict[str, Any]]) -> None:
     def submit(token: str) -> Any:
         request = way()
@@ -54,7 +58,7 @@ def use(http: Any, url: str, way: Callable[[], dict[str, Any]]) -> None:
     def lists(operation: str, **body: Any) -> Any:
         headers = {"Authorization": f"apikey {os.environ['KEY']}"}
         path = f"{url}/api/public/lists/v1/{operation}"
-        return http.post(path, headers=headers, json={"listName": LIST, **body})
+        return http.post(path, headers=headers, json=body)
 
     def say(name: str, answer: Any, field: str) -> None:
         print(name, answer.status_code, answer.json()[field])
@@ -62,10 +66,13 @@ def use(http: Any, url: str, way: Callable[[], dict[str, Any]]) -> None:
     say("submit", submit(os.environ["TOKEN"]), "decision")
     headers = {"Authorization": f"Bearer {os.environ['TOKEN']}"}
     say("status", http.post(f"{url}/v1/admin/status", headers=headers), "messageQueueStatus")
-    say("add", lists("addEntries", entries=[{"entry": e, "comment": "größe"} for e in ENTRIES]), "modifiedEntries")
-    answer = lists("listEntries")
+    answer = lists("getLists")
+    print("lists", answer.status_code, *(info["listName"] for info in answer.json()["listFileInfos"] if is_ours(info)))
+    added = [{"entry": entry, "comment": "größe"} for entry in ENTRIES]
+    say("add", lists("addEntries", listName=LIST, entries=added), "modifiedEntries")
+    answer = lists("listEntries", listName=LIST)
     print("download", answer.status_code, len([json.loads(line) for line in answer.iter_lines()]))
-    say("delete", lists("deleteEntries", entries=ENTRIES), "modifiedEntries")
+    say("delete", lists("deleteEntries", listName=LIST, entries=ENTRIES), "modifiedEntries")
     say("wrong", submit("wrong"), "error")
 
 
