@@ -64,7 +64,7 @@ class AmbiguityInspector(FileInspector):
         is_text = part.content_type.startswith("text/")
         is_only_text = part.content_type in ("text/plain", "text/html") and not part.names
         usual = encodings.decode(raw, part.encoding)[0]
-        with self.guesses():
+        with self.guesses(may_be_pieces=True):
             for content in readings.decodings(raw, part.encoding, self.reading, is_text=is_text):
                 if content == usual:
                     continue
