@@ -54,6 +54,9 @@ _ENCODING_FIELD, _TYPE_FIELD = (
     re.compile(rb"%b[^\n]*(?:\n[ \t\v\f\x00\r][^\n]*)*" % word) for word in (_ENCODED, rb"(?:ncod|ontent[-_ ]{0,3}t)")
 )
 _BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # random letters
+# In lower case: the names of fields that a signature covers. They say nothing about the encoding, unless one follows.
+_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:[ \t\r\n]{0,9}:[ \t\r\n]{0,9}[a-z0-9-]{1,99}){2,}+")
+_ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
 # An encoding that is unknown or misspelt: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
     re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other)
@@ -146,7 +149,16 @@ def elsewhere(text: bytes) -> set[str]:
 def may_be_quoted(data: bytes) -> bool:
     """Whether a program may decode quoted-printable in it: something says so, or names an unknown encoding."""
     lower = data.lower()
-    return any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(lower) is not None
+    return any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(_without_lists(lower)) is not None
+
+
+def _without_lists(lower: bytes) -> bytes:
+    """Without the lists of fields in signatures."""
+    return _SIGNED_FIELDS.sub(_kept, lower) if _ENCODED in lower or b"ontent-t" in lower else lower
+
+
+def _kept(signed: re.Match[bytes]) -> bytes:
+    return signed[0] if any(word in signed[0] for word in _ANY_ENCODING) else b""
 
 
 def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) -> Iterator[tuple[bytes, bool]]:
@@ -311,7 +323,7 @@ def _decoded(
 
     Base64 that no field declares is among `files_in_text`.
     """
-    head = text[region.head : region.body].lower()
+    head = _without_lists(text[region.head : region.body].lower())
     is_base64 = _says_base64(head)
     if is_base64 or _says_other(head) or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
         budget.take_text(raw)

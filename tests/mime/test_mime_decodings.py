@@ -113,3 +113,18 @@ def test_an_odd_character_in_a_large_page_took_more_than_a_second() -> None:
 def test_which_content_may_be_a_mail(content: bytes, may_be: bool) -> None:
     """Nearly every page has the word, and was read as a mail."""
     assert readings.may_be_mail(content) is may_be
+
+
+@pytest.mark.parametrize(
+    ("head", "may_be"),
+    [
+        (b"DKIM-Signature: v=1; h=From:Subject:Content-Type:\r\n Content-Transfer-Encoding:Date; b=x\r\n", False),
+        (b"DKIM-Signature: v=1; h=From:Content-Type:Content-Transfer-Encoding:quoted-printable; b=x\r\n", True),
+        (b"X: h=a:b:Content-Transfer-Encoding:x-uuencode\r\n", True),
+        (b"Content-Transfer-Encoding: 8bit+\r\n", True),
+        (b"Content-Transfer-Encoding: 8bit\r\nSubject: =?utf-8?B?eA==?=\r\n", False),
+    ],
+)
+def test_the_fields_that_a_signature_covers_are_no_encoding(head: bytes, may_be: bool) -> None:
+    """Nearly every signed mail that was ambiguous was decoded for them, at each place where a part may begin."""
+    assert readings.may_be_quoted(head + b"\r\na=b") is may_be
