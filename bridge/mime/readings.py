@@ -25,6 +25,7 @@ MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
 MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
 MAX_ODD = 8  # other lines that could
 MAX_HEAD = 256 * 1024  # bytes in which a header section must end
+_MAX_INDENT = 1000  # bytes of white space before a field; after more, it counts without a look
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
 _SPACE = rb"[ \t\v\f\x00\r]*"
@@ -43,18 +44,25 @@ _NO_FIELD = tuple(
 )
 _HEADER_LINE = re.compile(rb"\n[ \t]*[!-9;-~]{1,200}[ \t]*:")
 _MAIL_START = re.compile(rb"\s{0,99}(?:>?From |[!-9;-~]{1,200}[ \t]*:)")
+_WITH_COLON = re.compile(rb"content-(?:[a-z0-9-]{0,99}[\s\0]{0,99}:|transfer-encoding)")  # in lower case
 _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
 # These are looked for in lower case: that takes a tenth of the time of patterns that ignore case (Python 3.11).
-_ENCODED, _BASE64, _QUOTED = b"ncod", (b"64", b"=?"), (b"quoted", b"printab", b"=?")
+_ENCODED, _BASE64, _QUOTED = b"ncod", (b"64", b"=?"), (b"quoted", b"printab")
 _OTHER_ENCODINGS = (b"uu", b"yen", b"y-en", b"hex", b"gzip")
+# The rest of such a field, or of one with the type as well, with all lines that may continue it.
+_ENCODING_FIELD, _TYPE_FIELD = (
+    re.compile(rb"%b[^\n]*(?:\n[ \t\v\f\x00\r][^\n]*)*" % word) for word in (_ENCODED, rb"(?:ncod|ontent[-_ ]{0,3}t)")
+)
+_BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # random letters
+# In lower case: the names of fields that a signature covers. They say nothing about the encoding, unless one follows.
+_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:[ \t\r\n]{0,9}:[ \t\r\n]{0,9}[a-z0-9-]{1,99}){2,}+")
+_ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
 # An encoding that is unknown or misspelt: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
     re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other)
     for other in (rb"quoted-printable", rb"base64")
 )
-_LOOKS_ENCODED = re.compile(
-    rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)"
-)
+_LOOKS_ENCODED = re.compile(rb"\n(?:[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)")
 # The type of a message whose content is elsewhere, with spaces, quotes and comments where some programs allow them.
 _BETWEEN = rb"""(?:[\s\0"']|\([^()]{0,200}\))*+"""
 _ELSEWHERE = re.compile(
@@ -107,13 +115,27 @@ class Region(NamedTuple):
 
 
 def may_be_mail(content: bytes) -> bool:
-    """Whether decoded content is worth reading as a mail: an encoded message or multipart."""
-    return b"content-" in content.lower()
+    """Whether decoded content is worth reading as a mail: an encoded message or multipart.
+
+    Most that have the word are pages, in which it belongs to a `<meta>` or to the name of a style.
+    """
+    lower = content.lower()
+    at = lower.find(b"content-")
+    while at >= 0:
+        if _WITH_COLON.match(lower, at) or (lower[at + 8 : at + 9] in (b"t", b"d") and _is_first_in_line(lower, at)):
+            return True
+        at = lower.find(b"content-", at + 8)
+    return False
+
+
+def _is_first_in_line(text: bytes, at: int) -> bool:
+    before = text[max(0, at - _MAX_INDENT) : at].rstrip(b" \t\v\f\0")
+    return not before or before.endswith((b"\n", b"\r"))
 
 
 def begins_like_mail(content: bytes) -> bool:
     """Whether a file is a mail, or several, whatever its type and name say."""
-    return _MAIL_START.match(content) is not None and may_be_mail(content)
+    return _MAIL_START.match(content) is not None and b"content-" in content.lower()
 
 
 def elsewhere(text: bytes) -> set[str]:
@@ -122,6 +144,21 @@ def elsewhere(text: bytes) -> set[str]:
     if b"partial" not in lower and b"external-body" not in lower:
         return set()
     return {"message/" + match[1].decode().lower() for match in _ELSEWHERE.finditer(text)}
+
+
+def may_be_quoted(data: bytes) -> bool:
+    """Whether a program may decode quoted-printable in it: something says so, or names an unknown encoding."""
+    lower = data.lower()
+    return any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(_without_lists(lower)) is not None
+
+
+def _without_lists(lower: bytes) -> bytes:
+    """Without the lists of fields in signatures."""
+    return _SIGNED_FIELDS.sub(_kept, lower) if _ENCODED in lower or b"ontent-t" in lower else lower
+
+
+def _kept(signed: re.Match[bytes]) -> bytes:
+    return signed[0] if any(word in signed[0] for word in _ANY_ENCODING) else b""
 
 
 def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) -> Iterator[tuple[bytes, bool]]:
@@ -146,7 +183,8 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
     text = b"\n" + text
     budget.take_text(text)
     runs = base64_text.base64_runs(text)
-    pieces = map(base64_text.similar_lines, (text, *_DELIMITER.split(text)))
+    lines = list(map(base64_text.similar_lines, _DELIMITER.split(text)))
+    pieces = (b"".join(lines), *lines)
     seen: set[bytes] = {b""}
     found = (encodings.embedded(text), _decoded_by(encodings.readings, runs, budget))
     for content in chain(*found, _decoded_by(base64_text.line_readings, pieces, budget)):
@@ -154,6 +192,40 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
         if content not in seen:
             seen.add(content)
             yield content
+
+
+def decodings(raw: bytes, encoding: str, budget: Budget, *, is_text: bool) -> Iterator[bytes]:
+    """What programs make of one part that they decode in different ways, each content once.
+
+    `is_text`: whether they may change line ends after decoding. An unknown `encoding` may be any.
+    """
+    seen: set[bytes] = set()
+    in_base64 = _from_base64(raw, budget, is_text=is_text) if encoding != "quoted-printable" else ()
+    for content in chain(in_base64, _from_quoted(raw, budget) if encoding != "base64" else ()):
+        budget.take_object(content)
+        if content and (key := line_ends.digest(content)) not in seen:
+            seen.add(key)
+            yield content
+
+
+def _from_base64(raw: bytes, budget: Budget, *, is_text: bool) -> Iterator[bytes]:
+    budget.take_text(raw)
+    for content in encodings.readings(raw):
+        yield content
+        if is_text and line_ends.matter(content):
+            yield from line_ends.in_decoded(content)
+    yield from files_in_text(raw, budget)  # those who decode each run of such lines on its own
+
+
+def _from_quoted(raw: bytes, budget: Budget) -> Iterator[bytes]:
+    budget.take_text(raw)
+    do_line_ends_matter = False
+    for content in encodings.quoted_readings(raw):
+        do_line_ends_matter = do_line_ends_matter or line_ends.matter(content)
+        yield content
+    if do_line_ends_matter:
+        budget.take_text(raw)
+        yield from line_ends.in_quoted(raw)
 
 
 def _decoded_by(decoder: Callable[[bytes], Iterable[bytes]], runs: Iterable[bytes], budget: Budget) -> Iterator[bytes]:
@@ -166,11 +238,8 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
     done: set[bytes] = set()
     cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
     for number, (text, is_usual) in enumerate(_texts(data, budget, quoted)):
-        budget.take_text(text)
-        for content in encodings.embedded(text):
+        for content in files_in_text(text[1:], budget) if is_usual else _embedded(text, budget):
             yield content, True
-        for lines in base64_text.since_long_lines(base64_text.base64_runs(text)) if is_usual else ():
-            yield base64_text.decode_base64(lines), True
         unbroken = base64_text.UnbrokenBase64(text)
         for region in regions(text, budget):
             raw = text[region.body : region.end]
@@ -187,6 +256,11 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
                     if is_text and line_ends.matter(content):
                         for form in line_ends.in_decoded(content):
                             yield form, True
+
+
+def _embedded(text: bytes, budget: Budget) -> Iterator[bytes]:
+    budget.take_text(text)
+    return encodings.embedded(text)
 
 
 def _is_text(head: bytes) -> bool:
@@ -213,8 +287,7 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
     """
     seen: set[bytes] = set()
     has_files = False
-    lower = data.lower()
-    has_quoted = any(word in lower for word in _QUOTED) or _UNKNOWN_QUOTED.search(lower) is not None
+    has_quoted = may_be_quoted(data)
     budget.take(_LINE * data.count(b"\r") // 2)
     for text in texts(data):
         unquoted: Iterable[bytes] = ()
@@ -246,16 +319,33 @@ def _with_other_line_ends(data: bytes, has_quoted: bool, budget: Budget) -> Iter
 def _decoded(
     text: bytes, region: Region, raw: bytes, unbroken: base64_text.UnbrokenBase64, budget: Budget
 ) -> Iterator[bytes]:
-    """The content decoded, if anything tells a program that it is encoded: its header section, or its own looks."""
-    head = text[region.head : region.body].lower()
-    is_base64 = _ENCODED in head and (any(word in head for word in _BASE64) or _UNKNOWN.search(head) is not None)
-    is_encoded = is_base64 or any(word in head for word in _OTHER_ENCODINGS)
-    if is_encoded or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
+    """The content decoded, if a field says that it is encoded, or a format that marks its own lines is in it.
+
+    Base64 that no field declares is among `files_in_text`.
+    """
+    head = _without_lists(text[region.head : region.body].lower())
+    is_base64 = _says_base64(head)
+    if is_base64 or _says_other(head) or _LOOKS_ENCODED.search(text, region.body - 1, region.end):
         budget.take_text(raw)
         yield from encodings.readings(raw)
     if is_base64 and region.end < len(text):  # the delimiter may be none: read on to the end of the mail
         budget.take_text(text[region.body :])
         yield from unbroken.readings(region.body)
+
+
+def _says_base64(head: bytes) -> bool:
+    if _ENCODED not in head:
+        return False
+    fields = b"\n".join(_ENCODING_FIELD.findall(head))
+    return any(word in fields for word in _BASE64) or _UNKNOWN.search(head) is not None
+
+
+def _says_other(head: bytes) -> bool:
+    """By the encoding, or by the type of the content."""
+    if not any(word in head for word in _OTHER_ENCODINGS):
+        return False
+    fields = b"\n".join(_TYPE_FIELD.findall(head))
+    return any(word in _BOUNDARY.sub(b"", fields) for word in _OTHER_ENCODINGS)
 
 
 def regions(text: bytes, budget: Budget) -> Iterator[Region]:

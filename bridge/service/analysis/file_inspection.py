@@ -45,8 +45,9 @@ MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
-# What a damaged file gets, as nearly every file is with other line ends.
-_DAMAGED = frozenset({"document:not-read", "mime:broken-archive", "mime:unopened-archive"})
+# What a damaged file gets, as nearly every file is with other line ends; and a piece of one that its name misdescribes.
+_UNREAD = frozenset({"document:not-read", "mime:unopened-archive"})
+_DAMAGED = _UNREAD | {"mime:broken-archive"}
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
 
@@ -159,13 +160,16 @@ class FileInspector(ABC):
                     self.attachment(form, part, nesting)
 
     @contextmanager
-    def guesses(self) -> Iterator[None]:
-        """For files that most programs do not see: damage says nothing about the mail, nor do they to its reader."""
+    def guesses(self, *, may_be_pieces: bool = False) -> Iterator[None]:
+        """For files that most programs do not see: damage says nothing about the mail, nor do they to its reader.
+
+        With `may_be_pieces`, the tag for a broken archive stays: nothing but its own bytes says that it is one.
+        """
         tags, material, self.material = set(self.found.tags), self.material, None
         try:
             yield
         finally:
-            self.found.tags -= _DAMAGED - tags
+            self.found.tags -= (_UNREAD if may_be_pieces else _DAMAGED) - tags
             self.material = material
 
     def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:

@@ -1,7 +1,7 @@
 """Inspection: everything that the bytes of a mail alone reveal.
 
-This file reads the mail: its header, its parts, its texts, and the ways in which programs may read an ambiguous one.
-`file_inspection` opens the files in it.
+This file reads the mail: its header, its parts and its texts. `ambiguous_mail` has the ways in which programs may read
+an ambiguous one, and `file_inspection` opens the files in it.
 
 Pure and synchronous, so that it can run in the event loop (small mail without archives) or in a separate process
 (everything else). It trusts nothing and is bounded everywhere: if a bound is reached, the result names it in `limits`,
@@ -10,21 +10,20 @@ and the caller must treat the mail as not fully inspected.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
 from bridge.mail.address import comparable_address
-from bridge.mime import ambiguity, base64_text, encodings, readings, words
+from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message, walk
 from bridge.service.analysis import headers
+from bridge.service.analysis.ambiguous_mail import ANY_TEXT, INCOMPLETE, NAME_WORK, AmbiguityInspector
 from bridge.service.analysis.content import (
     archives,
     calendar_files,
-    documents,
     file_types,
     page_files,
     page_text,
@@ -43,16 +42,14 @@ from bridge.service.analysis.content.text_windows import (
     undecoded_hosts,
     windows,
 )
-from bridge.service.analysis.file_inspection import SHOWN_TEXT, FileInspector, See
+from bridge.service.analysis.file_inspection import SHOWN_TEXT, See
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.parts import Collector, MailParts
 from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch
-MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
-NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may belong to any part,
-PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
+PART_WORK = 50_000  # nanoseconds, for `readings.Budget`: a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
 REFERENCE_WORK = 1500  # a "&" in it,
 PAGE_FILE_WORK = 10  # and a byte of such a file
@@ -61,17 +58,11 @@ INLINE_FILES = 20  # in a page
 INLINE_LINES = 4000  # of a text with "begin" in it, which are all compared with lines of uuencode
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
 
-# Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
-_INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
-
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
 _ADDRESSES = frozenset({"content-base", "content-location", "list-unsubscribe", "x-mozilla-external-attachment-url"})
 
 # Names under which programs open files of these types, whatever the mail calls them.
 _IMPLIED = {kind: {PAGE_NAME} for kind in recognition.PAGE_TYPES} | {"application/pdf": {"document.pdf"}}
-
-_ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
-_ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
 
 
 def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
@@ -99,12 +90,11 @@ def parts_of(data: bytes) -> MailParts:
     return MailParts(iter(found.contents), found.described, is_complete=not limits and not found.is_full)
 
 
-class _MailInspector(FileInspector):
+class _MailInspector(AmbiguityInspector):
     """One inspection in progress; each method examines one kind of thing in the mail."""
 
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         super().__init__(limits, size, see)
-        self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
         self.pages = 0  # without a name
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
 
@@ -150,116 +140,6 @@ class _MailInspector(FileInspector):
         if part.doubts and not self.limits.archives:
             raise NeedsProcess
 
-    def doubtful(self, data: Buffer, parts: list[Part], nesting: int) -> None:
-        """Programs may disagree on these parts, and therefore on the whole mail, or only on files in their texts."""
-        doubts = set().union(*(part.doubts for part in parts))
-        if doubts == {"undeclared-parts"} and all(_has_only_files(data, part) for part in parts):
-            self.doubt(doubts)
-            for part in parts:
-                raw = data[part.body : part.end]
-                self.files_in_text(raw, part.names, nesting)
-                if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
-                    self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
-        else:
-            self.readings(data, doubts, nesting)
-
-    def doubt(self, doubts: set[str]) -> None:
-        self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
-
-    def files_in_text(self, text: bytes, names: Collection[str], nesting: int) -> None:
-        """Encoded files that no field declares. All programs agree on the rest of the mail."""
-        try:
-            embedded = file_names.embedded(text)
-        except file_names.TooManyNames:
-            raise TooMuch("names") from None
-        self.reading.take(NAME_WORK * len(embedded))
-        self.named(embedded)
-        found = readings.files_in_text(text, self.reading)
-        self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
-
-    def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
-        """Programs may disagree on this mail: look at everything that any of them finds."""
-        self.doubt(doubts)
-        whole = data[:]
-        self.reading.take_text(whole)
-        self.declared |= set(words.odd_codecs(whole.decode("latin-1")))
-        if len(self.declared) > MAX_CHARSETS:
-            raise TooMuch("charsets")
-        quoted = list(encodings.quoted_readings(whole))
-        texts = readings.texts(whole)
-        self.found.tags |= {_INCOMPLETE[kind] for text in (*texts, *quoted) for kind in readings.elsewhere(text)}
-        try:
-            seen: set[bytes] = set()
-            names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in (*texts, *quoted)))
-            names = names.union(*map(file_names.embedded, (*texts, *quoted)))
-        except file_names.TooManyNames:
-            raise TooMuch("names") from None
-        self.reading.take(NAME_WORK * len(names))
-        self.named(names)
-        for text in (whole, *quoted):
-            words_only = base64_text.without_base64(text)
-            self.text(words_only, 0, len(words_only), _ANY_TEXT, nesting)
-        self.objects(readings.objects(whole, self.reading, quoted), names, nesting)
-
-    def objects(self, found: Iterable[tuple[bytes, bool]], names: Collection[str], nesting: int) -> None:
-        """Objects that some program finds, and whether each was decoded."""
-        mails: list[bytes] = []
-        for content, is_decoded in found:
-            self.signatures(content)
-            self.show(content, names)
-            if is_decoded and readings.may_be_mail(content):
-                mails.append(content)
-            else:
-                self.guess(content, is_decoded, nesting)
-        self.enclosed_once(mails, nesting)
-
-    def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
-        """Most of these are prefixes of one another: the same encoded message, read to different ends."""
-        done: list[bytes] = []
-        for content in sorted(mails, key=len, reverse=True):
-            self.reading.take(2 * sum(map(len, done)))
-            if not any(content in other for other in done):
-                done.append(content)
-                self.enclosed(content, nesting)
-
-    def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
-        """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
-        if not is_text and not file_types.is_text(content) and not recognition.has_mark(content):
-            return
-        if self.limits.archives and encodings.has_begin(content):
-            self.reading.take_text(content)
-        doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
-        if not doubts:
-            return
-        if not self.limits.archives:
-            raise NeedsProcess
-        if ambiguity.has_only_files(content, 0, len(content), is_quoted=False):
-            self.doubt(doubts)
-            self.files_in_text(content, (), nesting)
-        else:
-            self.readings(content, doubts, nesting)
-
-    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
-        """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
-        if is_decoded and file_types.is_text(content):
-            self.text(content, 0, len(content), _ANY_TEXT, nesting)
-        if is_decoded and nesting < self.budget.depth:
-            self.hidden(content, nesting + 1, is_text=False)
-        self.guessed_file(content, nesting)
-
-    def guessed_file(self, content: bytes, nesting: int) -> None:
-        """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
-        if self.found.digests and hashlib.sha256(content).hexdigest() in self.found.digests:
-            return
-        if recognition.is_signed(content, ()):
-            self.signed(content, (), nesting)
-        if recognition.has_calendar(content):
-            self.may_have_files([content.decode("latin-1")], _ANY_CALENDAR)  # its files are found next
-            self.calendar(content, _ANY_CALENDAR, nesting)
-        if recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats)):
-            self.found.tags |= file_types.tags_of("", "", content)
-            self.file(content, (), nesting)
-
     def header(self, part: Part) -> None:
         length = sum(len(value) for name, value in part.fields if name in _PARSED)
         if length > INLINE_FIELDS and not self.limits.archives:
@@ -279,8 +159,8 @@ class _MailInspector(FileInspector):
                 self.found.authors = list(self.found.senders)
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
-        if part.content_type in _INCOMPLETE:
-            self.found.tags.add(_INCOMPLETE[part.content_type])
+        if part.content_type in INCOMPLETE:
+            self.found.tags.add(INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
             self.message_file(data, part, nesting)
@@ -365,12 +245,12 @@ class _MailInspector(FileInspector):
         if start >= end:
             return
         charset = part.params.get("charset", "")
-        others = [*(self.declared if part is _ANY_TEXT else declared_by(part)), *detected(content, start, end, charset)]
+        others = [*(self.declared if part is ANY_TEXT else declared_by(part)), *detected(content, start, end, charset)]
         for codec in codecs_of(content[start : start + PAGE_START], charset, others):
             if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
             texts = windows(content, start, end, codec)
-            if self.material is not None and part is not _ANY_TEXT and end > self.quoted_until:
+            if self.material is not None and part is not ANY_TEXT and end > self.quoted_until:
                 texts = self.kept(texts, part, nesting)
             if self.may_have_files(texts, part):
                 self.page(words.decoded(content[start:end], codec), nesting)
@@ -405,7 +285,7 @@ class _MailInspector(FileInspector):
         is_folded = recognition.is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
         self.links.has_files = is_html and not self.limits.look_at_urls
         for text in texts if self.limits.look_at_urls else ():
-            self.links.scan(text, is_html=is_html, is_certain=part is not _ANY_TEXT)
+            self.links.scan(text, is_html=is_html, is_certain=part is not ANY_TEXT)
             for reading in calendar_files.texts(text, part) if is_folded else ():
                 self.links.scan(reading, is_html=is_html)
         return self.links.has_files and self.limits.look_at_mime
@@ -447,7 +327,7 @@ class _MailInspector(FileInspector):
             return
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
-        part = SHOWN_TEXT if file.content_type == "text/html" else _ANY_TEXT
+        part = SHOWN_TEXT if file.content_type == "text/html" else ANY_TEXT
         self.text(file.content, 0, len(file.content), part, nesting + 1)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
@@ -483,13 +363,6 @@ class _MailInspector(FileInspector):
         if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
                 self.named(file_names.titles(subject))
-
-
-def _has_only_files(data: Buffer, part: Part) -> bool:
-    """Of a part that may have encoded files in its text, or parts that it does not declare."""
-    if part.content_type.startswith("multipart/") or is_message(part.content_type):
-        return False
-    return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding not in encodings.PLAIN)
 
 
 def _is_only_text(data: Buffer, part: Part) -> bool:

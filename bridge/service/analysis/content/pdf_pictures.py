@@ -3,7 +3,8 @@
 Such a stream has no header: its description says what it is. It becomes a PNG file here, for the reader of pictures.
 What a predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: of a
 palette, only the numbers of its colours are used. The work is limited separately, because a catalogue has thousands of
-pictures; beyond them, the document gets the tag for pictures that were not read. Nothing here raises.
+pictures; beyond them, the document gets the tag for pictures that were not read. A picture that several documents of a
+mail have in common is read once: each reading of an ambiguous mail may be another document. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from bridge.mime.line_ends import digest
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.pdf_streams import SPACE, Decoder, Stream
 from bridge.service.analysis.content.pictures import MIN_SIDE, NOT_READ
@@ -65,6 +67,10 @@ class Pictures:
             raise TooMuch("pixels")
         self._take(stream.end - stream.start)  # streams may contain each other
         components, packed = numbers.get(b"Colors", 1), self._content[stream.start : stream.end]
+        known = (digest(packed), digest(about))
+        if known in self._mail.pictures:
+            return b""
+        self._mail.pictures.add(known)
         if numbers.get(b"Predictor", 1) < _PNG_FILTERS:
             components, packed = self._in_rows(packed, width, height, bits)
         return _png(width, height, bits, components, packed, _palette(about, bits))

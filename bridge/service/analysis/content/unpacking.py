@@ -6,7 +6,7 @@ time too, and the members of an archive may share their bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridge.mime.structure import TooMuch
 
@@ -24,6 +24,7 @@ class Budget:
     work: int = 256 * 1024 * 1024
     pixels: int = 60_000_000  # of pictures in which codes are searched for
     picture_bytes: int = 128 * 1024 * 1024  # of pictures in documents, compressed and inflated
+    pictures: set[object] = field(default_factory=set)  # in documents that were read: the same one is read once
 
     def take_member(self) -> None:
         self.members -= 1

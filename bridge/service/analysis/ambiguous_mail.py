@@ -1,0 +1,181 @@
+"""Ambiguous mail: what programs find that read it in another way than the standards say.
+
+If they may disagree on its structure, everything that any of them finds is inspected. If they can only disagree on the
+content of single parts, because all find the same parts, only these are read in every way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Collection, Iterable
+
+from bridge.mime import ambiguity, base64_text, encodings, readings, words
+from bridge.mime import names as file_names
+from bridge.mime.ambiguity import Buffer
+from bridge.mime.structure import Part, TooMuch, is_message
+from bridge.service.analysis.content import documents, file_types, recognition
+from bridge.service.analysis.content.links import NeedsProcess
+from bridge.service.analysis.file_inspection import FileInspector, See
+from bridge.service.analysis.limits import Limits
+
+MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
+NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may belong to any part
+
+# Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
+INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
+
+# Doubts that leave the structure of a mail as it is: all programs find this part, from its first to its last byte.
+_WITHIN_PARTS = frozenset({"content-encoding", "encoding", "undeclared-parts"})
+
+ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
+ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
+
+
+class AmbiguityInspector(FileInspector):
+    """One inspection in progress: what is done about doubts."""
+
+    def __init__(self, limits: Limits, size: int, see: See | None) -> None:
+        super().__init__(limits, size, see)
+        self.declared: set[str] = set()  # codecs that an ambiguous mail declares anywhere
+
+    @abstractmethod
+    def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
+        """Search for links; whether browsers may find files there, too."""
+
+    def doubtful(self, data: Buffer, parts: list[Part], nesting: int) -> None:
+        """Programs may disagree on these parts, and therefore on the whole mail, or only on what is in these parts."""
+        doubts = set().union(*(part.doubts for part in parts))
+        if not doubts <= _WITHIN_PARTS or not all(_has_only_content(data, part) for part in parts):
+            self.readings(data, doubts, nesting)
+            return
+        self.doubt(doubts)
+        for part in parts:
+            raw = data[part.body : part.end]
+            if "content-encoding" in part.doubts:
+                self.decodings(raw, part, nesting)
+            if "undeclared-parts" in part.doubts:
+                self.files_in_text(raw, part.names, nesting)
+                if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
+                    self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
+
+    def decodings(self, raw: bytes, part: Part, nesting: int) -> None:
+        """A part that programs decode to different contents. Each of the others is inspected as the usual one is."""
+        is_text = part.content_type.startswith("text/")
+        is_only_text = part.content_type in ("text/plain", "text/html") and not part.names
+        usual = encodings.decode(raw, part.encoding)[0]
+        with self.guesses(may_be_pieces=True):
+            for content in readings.decodings(raw, part.encoding, self.reading, is_text=is_text):
+                if content == usual:
+                    continue
+                self.signatures(content)
+                self.show(content, part.names, part.content_type)
+                self.hidden(content, nesting, is_text=is_text)
+                if is_only_text:
+                    self.text(content, 0, len(content), part, nesting)
+                if not is_only_text or recognition.is_file(content):
+                    self.attachment(content, part, nesting)
+
+    def doubt(self, doubts: set[str]) -> None:
+        self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
+
+    def files_in_text(self, text: bytes, names: Collection[str], nesting: int) -> None:
+        """Encoded files that no field declares. All programs agree on the rest of the mail."""
+        try:
+            embedded = file_names.embedded(text)
+        except file_names.TooManyNames:
+            raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(embedded))
+        self.named(embedded)
+        found = readings.files_in_text(text, self.reading)
+        self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
+
+    def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
+        """Programs may disagree on this mail: look at everything that any of them finds."""
+        self.doubt(doubts)
+        whole = data[:]
+        self.reading.take_text(whole)
+        self.declared |= set(words.odd_codecs(whole.decode("latin-1")))
+        if len(self.declared) > MAX_CHARSETS:
+            raise TooMuch("charsets")
+        quoted = list(encodings.quoted_readings(whole)) if readings.may_be_quoted(whole) else []
+        texts = dict.fromkeys((*readings.texts(whole), *quoted))
+        self.found.tags |= {INCOMPLETE[kind] for text in texts for kind in readings.elsewhere(text)}
+        try:
+            seen: set[bytes] = set()
+            names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in texts))
+            names = names.union(*map(file_names.embedded, texts))
+        except file_names.TooManyNames:
+            raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(names))
+        self.named(names)
+        for text in dict.fromkeys((whole, *quoted)):
+            words_only = base64_text.without_base64(text)
+            self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)
+        self.objects(readings.objects(whole, self.reading, quoted), names, nesting)
+
+    def objects(self, found: Iterable[tuple[bytes, bool]], names: Collection[str], nesting: int) -> None:
+        """Objects that some program finds, and whether each was decoded."""
+        mails: list[bytes] = []
+        for content, is_decoded in found:
+            self.signatures(content)
+            self.show(content, names)
+            if is_decoded and readings.may_be_mail(content):
+                mails.append(content)
+            else:
+                self.guess(content, is_decoded, nesting)
+        self.enclosed_once(mails, nesting)
+
+    def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
+        """Most of these are prefixes of one another: the same encoded message, read to different ends."""
+        done: list[bytes] = []
+        for content in sorted(mails, key=len, reverse=True):
+            self.reading.take(2 * sum(map(len, done)))
+            if not any(content in other for other in done):
+                done.append(content)
+                self.enclosed(content, nesting)
+
+    def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
+        """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
+        if not is_text and not file_types.is_text(content) and not recognition.has_mark(content):
+            return
+        if self.limits.archives and encodings.has_begin(content):
+            self.reading.take_text(content)
+        doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
+        if not doubts:
+            return
+        if not self.limits.archives:
+            raise NeedsProcess
+        if ambiguity.has_only_files(content, 0, len(content), is_quoted=False):
+            self.doubt(doubts)
+            self.files_in_text(content, (), nesting)
+        else:
+            self.readings(content, doubts, nesting)
+
+    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
+        """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
+        if is_decoded and file_types.is_text(content):
+            self.text(content, 0, len(content), ANY_TEXT, nesting)
+        if is_decoded and nesting < self.budget.depth:
+            self.hidden(content, nesting + 1, is_text=False)
+        self.guessed_file(content, nesting)
+
+    def guessed_file(self, content: bytes, nesting: int) -> None:
+        """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
+        if self.found.digests and hashlib.sha256(content).hexdigest() in self.found.digests:
+            return
+        if recognition.is_signed(content, ()):
+            self.signed(content, (), nesting)
+        if recognition.has_calendar(content):
+            self.may_have_files([content.decode("latin-1")], ANY_CALENDAR)  # its files are found next
+            self.calendar(content, ANY_CALENDAR, nesting)
+        if recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats)):
+            self.found.tags |= file_types.tags_of("", "", content)
+            self.file(content, (), nesting)
+
+
+def _has_only_content(data: Buffer, part: Part) -> bool:
+    """Whether nothing but the content of the part is in doubt, and not its end or whether it has parts of its own."""
+    if part.content_type.startswith("multipart/") or is_message(part.content_type):
+        return False
+    return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding == "quoted-printable")

@@ -1,0 +1,130 @@
+"""Parts that programs decode in different ways: each of them is inspected, without reading the whole mail in every way.
+
+One odd character in the Base64 of a large page made its mail take more than a second.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from bridge.mime import readings
+from bridge.service.analysis.file_inspection import EICAR
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from tests.mime import ours
+from tests.mime.encodings import lines_of
+from tests.processor_time import fair_cpu_s
+
+TAG = "mime:ambiguous:content-encoding"
+HEAD = b'From: a@example.org\r\nContent-Type: multipart/mixed; boundary="b"\r\n\r\n--b\r\n\r\nHello.\r\n--b\r\n'
+END = b"\r\n--b--\r\n"
+FILE = b"x" * 30 + EICAR + b"y" * 30  # not at the beginning, where less would do to find it
+
+
+def encoded(content: bytes) -> bytes:
+    return b"\r\n".join(lines_of(base64.b64encode(content), 60))
+
+
+def mail(raw: bytes, encoding: bytes = b"base64", kind: bytes = b"application/octet-stream") -> bytes:
+    return HEAD + b"Content-Type: %b\r\nContent-Transfer-Encoding: %b\r\n\r\n" % (kind, encoding) + raw + END
+
+
+WAYS: dict[str, Callable[[], bytes]] = {
+    "others are skipped": lambda: encoded(FILE).replace(b"\r\n", b"@\r\n@@"),
+    "it starts again after padding": lambda: base64.b64encode(b"abcd") + b"\r\n" + encoded(FILE),
+    "it ends at the first padding": lambda: encoded(FILE + b"zz") + b"\r\nAAA",
+    "lines with others do not count": lambda: encoded(FILE).replace(b"\r\n", b"\r\nwords!\r\n", 1),
+    "what follows the first other character does not count": lambda: encoded(FILE).replace(b"\r\n", b"#abc\r\n"),
+    "each line on its own": lambda: b"\r\n".join(base64.b64encode(piece) for piece in lines_of(FILE, 35)),
+    "the letters of links": lambda: (
+        encoded(b"\xfb\xef\xbe" + FILE + b"\xff\xff").replace(b"+", b"-").replace(b"/", b"_")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [b"application/octet-stream", b"text/plain", b"text/html; charset=utf-8"])
+@pytest.mark.parametrize("way", WAYS)
+def test_odd_base64_is_decoded_in_every_way(way: str, kind: bytes) -> None:
+    """Whichever way a program has, what it finds is inspected."""
+    found = inspect(mail(WAYS[way](), kind=kind), Limits())
+    assert {TAG, "malware:eicar"} <= found.tags
+    assert not found.limits
+
+
+@pytest.mark.parametrize("raw", [encoded(FILE), FILE.replace(b"S", b"=53"), FILE], ids=["base64", "quoted", "plain"])
+def test_an_unknown_encoding_may_be_any(raw: bytes) -> None:
+    """Some programs take the most similar one, some try, some do not decode it."""
+    assert {"mime:ambiguous:encoding", "malware:eicar"} <= inspect(mail(raw, b"8bit+"), Limits()).tags
+
+
+@pytest.mark.parametrize("escape", [b"=4c", b"=4C=\r\n", b"=4C= \r\n"])
+def test_odd_quoted_printable_is_decoded_in_every_way(escape: bytes) -> None:
+    """Escapes in lower case, and soft line breaks with spaces."""
+    raw = FILE.replace(b"L", escape) + b" 100=%"
+    assert {TAG, "malware:eicar"} <= inspect(mail(raw, b"quoted-printable"), Limits()).tags
+
+
+def test_a_mail_in_such_a_part_is_read() -> None:
+    """The file of a mail that is encoded in the odd part is found."""
+    inner = b"Content-Type: application/octet-stream\r\nContent-Transfer-Encoding: base64\r\n\r\n" + encoded(FILE)
+    found = inspect(mail(encoded(inner).replace(b"\r\n", b"\r\n@@", 2)), Limits())
+    assert {TAG, "malware:eicar"} <= found.tags
+
+
+def test_lines_like_fields_are_a_reason_to_read_the_whole_mail() -> None:
+    """Between lines of Base64, some programs find another part there."""
+    part = b"\r\n--x\r\nContent-Type: text/plain\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
+    raw = encoded(b"abc" * 30) + part + FILE.replace(b"S", b"=53")
+    assert "malware:eicar" in inspect(mail(raw), Limits()).tags
+
+
+def test_each_content_is_an_object_for_the_engines() -> None:
+    """Those that get single objects see what each program would save."""
+    seen = ours.read(mail(WAYS["it starts again after padding"]()))
+    assert seen is not None
+    assert any(found.content.endswith(FILE) for found in seen)
+
+
+def test_an_odd_character_in_a_large_page_took_more_than_a_second() -> None:
+    """The rest of the mail was read in every way, too, and the page as a mail for the word in its `<meta>`."""
+    page = b'<html><meta http-equiv="Content-Type" content="text/html"><body class="content-a">\n'
+    page += b"".join(
+        b'<p><a href="https://example%d.org/x?a=%d">More</a> words &amp; words</p>\n' % (i, i) for i in range(700)
+    )
+    raw = encoded(page).replace(b"\r\n", b"\r\n@", 1)
+    assert fair_cpu_s(lambda: inspect(mail(raw, kind=b"text/html"), Limits())) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "may_be"),
+    [
+        (b'<meta http-equiv="Content-Type" content="text/html">', False),
+        (b'<div class="content-type main-content-block">', False),
+        (b"Content-Type: text/plain\n\n", True),
+        (b"x\r\n \tcontent-disposition", True),
+        (b"a Content-Transfer-Encoding b", True),
+        (b"X-Content-Location : x", True),
+        (b"x content-type", False),
+    ],
+)
+def test_which_content_may_be_a_mail(content: bytes, may_be: bool) -> None:
+    """Nearly every page has the word, and was read as a mail."""
+    assert readings.may_be_mail(content) is may_be
+
+
+@pytest.mark.parametrize(
+    ("head", "may_be"),
+    [
+        (b"DKIM-Signature: v=1; h=From:Subject:Content-Type:\r\n Content-Transfer-Encoding:Date; b=x\r\n", False),
+        (b"DKIM-Signature: v=1; h=From:Content-Type:Content-Transfer-Encoding:quoted-printable; b=x\r\n", True),
+        (b"X: h=a:b:Content-Transfer-Encoding:x-uuencode\r\n", True),
+        (b"Content-Transfer-Encoding: 8bit+\r\n", True),
+        (b"Content-Transfer-Encoding: 8bit\r\nSubject: =?utf-8?B?eA==?=\r\n", False),
+    ],
+)
+def test_the_fields_that_a_signature_covers_are_no_encoding(head: bytes, may_be: bool) -> None:
+    """Nearly every signed mail that was ambiguous was decoded for them, at each place where a part may begin."""
+    assert readings.may_be_quoted(head + b"\r\na=b") is may_be
