@@ -11,6 +11,7 @@ import ipaddress
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _CLIENT_BITS = 64  # of an IPv6 address: every customer gets at least a /64 network
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052 2.1: all IPv4 clients, in one /64 network
 
 
 def parse_ip(text: str) -> Ip:
@@ -32,9 +33,11 @@ def ip_or_none(text: str) -> Ip | None:
 def client_of(address: str) -> str:
     """What counts as one client: an IPv4 address, or the network of an IPv6 address, all of which its owner can use.
 
-    Any other text stands for itself.
+    An IPv4 client that a translator (NAT64, SIIT) shows as IPv6 is its IPv4 address. Any other text stands for itself.
     """
     ip = ip_or_none(address)
+    if isinstance(ip, ipaddress.IPv6Address) and ip in _TRANSLATED:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, _CLIENT_BITS), strict=False))
     return address if ip is None else str(ip)
