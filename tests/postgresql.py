@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ class PostgreSql:
             yield
         finally:
             for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # it was ending already when it was to be frozen
+                    os.kill(pid, signal.SIGCONT)
 
     def promote(self) -> None:
         """It follows nobody any more, and takes writes."""

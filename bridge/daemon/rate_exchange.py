@@ -22,6 +22,7 @@ from bridge.runtime.threads import Threads
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+_PATIENCE_S = 4.0  # then the log says so; a server that hangs may never answer, and gives no error either
 _threads = Threads("mail rates", 1)
 
 
@@ -46,18 +47,26 @@ class RateExchange:
 
     async def _exchange(self, store: RateStore) -> None:
         counts, began = self._rates.report(), time.monotonic()
+        exchange = _threads.run(partial(store.exchange, counts, self._rates.least))
         try:
-            sums, now = await _threads.run(partial(store.exchange, counts, self._rates.least))
+            if not (await asyncio.wait([exchange], timeout=_PATIENCE_S))[0]:
+                self._report_problem(f"the database has not answered for {_PATIENCE_S:g} s")
+            sums, now = await exchange
         except RatesFailed as exc:  # the counts are told again; twice, if only the answer to the commit was lost
-            if str(exc) != self._problem:
-                log.error("mail rates are not shared, each bridge limits clients by its own counts: %s", exc)
-            self._problem = str(exc)
+            self._report_problem(str(exc))
             return
+        finally:
+            exchange.cancel()
         if self._problem:
             log.info("mail rates are shared again")
         self._problem = ""
         self._rates.told(counts)
         self._rates.learn(sums, now, time.monotonic() - began)
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("mail rates are not shared, each bridge limits clients by its own counts: %s", problem)
+        self._problem = problem
 
 
 def rate_exchange(conf: Config, state: Path, rates: MailRates) -> RateExchange:

@@ -31,12 +31,13 @@ from sqlalchemy import (
     insert,
     inspect,
     make_url,
+    null,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
@@ -53,6 +54,8 @@ _POSTGRESQL = {
 }
 
 _OLDEST = "oldest_reader"
+_RULE_WAIT_MS = 1000  # for the lock of a version table; others that start meanwhile wait behind us
+_NOT_NOW = ("42501", "55P03", "57014")  # PostgreSQL: insufficient_privilege, lock_not_available, query_canceled
 
 Step = Callable[[Connection], None]
 
@@ -207,11 +210,10 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
     The table also says which is the oldest version whose programs may use the schema: during an upgrade, a program
     that knows fewer steps starts again in a database that a newer one has already changed.
     """
-    schema = Table(table, MetaData(), Column("version", Integer, nullable=False), Column("oldest_reader", Integer))
+    schema = Table(table, MetaData(), Column("version", Integer, nullable=False), Column(_OLDEST, Integer))
     schema.create(connection, checkfirst=True)
-    if _OLDEST not in {column["name"] for column in inspect(connection).get_columns(table)}:
-        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {_OLDEST} INTEGER"))  # made before there was a rule
-    found = connection.execute(select(schema)).first()
+    has_rule = _OLDEST in {column["name"] for column in inspect(connection).get_columns(table)}
+    found = connection.execute(select(schema) if has_rule else select(schema.c.version, null())).first()
     if found is None:
         connection.execute(insert(schema).values(version=0))
     version, oldest_reader = found or (0, None)
@@ -221,9 +223,31 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
         return
     for step in steps[version:]:
         step(connection)
+    if not has_rule and not _add_rule(connection, table, is_needed=version < known):
+        return
     oldest = max((number for number, step in enumerate(steps, 1) if isinstance(step, Incompatible)), default=1)
     if (version, oldest_reader) != (known, oldest):
         connection.execute(update(schema).values(version=known, oldest_reader=oldest))
+
+
+def _add_rule(connection: Connection, table: str, *, is_needed: bool) -> bool:
+    """Add the column to a table from before there was one. Returns whether it is there now.
+
+    If no step was made, the tables can be used without it. So a backup that has locked the table for hours, or a role
+    that only reads and writes rows, keeps nobody from starting; the next start tries again.
+    """
+    statement = text(f"ALTER TABLE {table} ADD COLUMN {_OLDEST} INTEGER")
+    try:
+        with connection.begin_nested():
+            if connection.dialect.name == "postgresql" and not is_needed:
+                connection.execute(text(f"SET LOCAL lock_timeout = {_RULE_WAIT_MS}"))
+            connection.execute(statement)
+    except DBAPIError as exc:
+        if is_needed or getattr(exc.orig, "sqlstate", None) not in _NOT_NOW:
+            raise
+        log.info("database: %s has no column %s yet: %s", table, _OLDEST, reason(exc))
+        return False
+    return True
 
 
 def _accept_newer(table: str, version: int, oldest_reader: int | None, known: int) -> None:

@@ -15,6 +15,7 @@ _NUMBER = r"(?:0x[0-9a-f]*|[0-9]+)"
 _NUMBERS = re.compile(rf"0x[0-9a-f]+|[0-9]{{8,}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
 _MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is not an address
 _CLIENT_BITS = 64  # of an IPv6 address: every customer gets at least a /64 network
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052 2.1: all IPv4 clients, in one /64 network
 
 
 def parse_ip(text: str) -> Ip:
@@ -63,9 +64,11 @@ def _number(part: str) -> int:
 def client_of(address: str) -> str:
     """What counts as one client: an IPv4 address, or the network of an IPv6 address, all of which its owner can use.
 
-    Any other text stands for itself.
+    An IPv4 client that a translator (NAT64, SIIT) shows as IPv6 is its IPv4 address. Any other text stands for itself.
     """
     ip = ip_or_none(address)
+    if isinstance(ip, ipaddress.IPv6Address) and ip in _TRANSLATED:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, _CLIENT_BITS), strict=False))
     return address if ip is None else str(ip)

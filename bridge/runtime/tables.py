@@ -76,6 +76,9 @@ class Tables:
             yield connection
 
     def close(self) -> None:
+        """Does not wait for a thread that opens the tables just now: a server that hangs would delay a stop."""
+        if self._engine is None:
+            return
         with self._opening:
             if self._engine is not None:
                 self._engine = None
@@ -84,6 +87,7 @@ class Tables:
     def _opened(self) -> Engine:
         with self._opening:
             if self._engine is None or self._process != os.getpid():
+                self._engine = None  # while it is being opened, there is nothing to close
                 engine = self._reader() if self._only_reads else self._writer()
                 self._dispose = weakref.finalize(self, _close, engine, os.getpid())
                 self._engine, self._process = engine, os.getpid()

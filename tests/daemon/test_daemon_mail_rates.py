@@ -132,7 +132,10 @@ def test_mail_goes_on_without_the_database(
 def test_a_frozen_database_delays_no_mail(
     fragile_postgresql: Any, tmp_path: Path, opened: Callable[..., SmtpClient]
 ) -> None:
-    """Its connections stay open, so nothing fails: the exchange waits, and nothing else does."""
+    """Its connections stay open, so nothing fails: the exchange waits, and nothing else does.
+
+    The log said nothing about that: the limit was no longer that of all bridges, and nobody knew.
+    """
     database = fresh_database(fragile_postgresql.url)
     off: dict[str, Any] = {"history": {"enabled": False}, "late_decisions": {"store": "memory"}}
     with two_bridges(tmp_path, database, **off) as (one, _):
@@ -141,6 +144,8 @@ def test_a_frozen_database_delays_no_mail(
         until(lambda: counted(Database(database)) == 2, "the first counts")
         with fragile_postgresql.frozen():
             total = 2 + sum(accepts(client) for _ in range(2 * LIMIT))
+            assert one.has_logged("by its own counts: the database has not answered")
+        assert one.has_logged("mail rates are shared again")
         assert LIMIT <= total < 2 * LIMIT
 
 
