@@ -218,7 +218,8 @@ class SmtpServer:
             self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
             return _NOT_ALLOWED
-        return self._admit("mail", session, address, self._filter.closed_at_mail())
+        refusal = self._filter.closed_at_mail()
+        return MISSING if refusal is None else self._saturated("mail", session, address, refusal)
 
     def handle_RCPT(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
@@ -249,11 +250,10 @@ class SmtpServer:
         return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)
 
     def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
-        return self._admit("data", session, envelope.mail_from or "", self._filter.closed())
+        refusal = self._filter.closed()
+        return MISSING if refusal is None else self._saturated("data", session, envelope.mail_from or "", refusal)
 
-    def _admit(self, stage: str, session: SmtpSession, sender: str, refusal: Reply | None) -> Any:
-        if refusal is None:
-            return MISSING
+    def _saturated(self, stage: str, session: SmtpSession, sender: str, refusal: Reply) -> Reply:
         rule = self._filter.saturation_rule
         self._on_saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal
