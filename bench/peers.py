@@ -110,7 +110,8 @@ def ours(
                 more=more,
             )
         )
-        return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
+        # -P: otherwise the current directory comes before `root`, and `--compare` measures the same code twice.
+        return [sys.executable, "-P", "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
 
     return command
 

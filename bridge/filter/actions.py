@@ -59,11 +59,11 @@ class Actions:
             match action:
                 case Action.RELAY:
                     return await self._hand_on_or_take_back(record, result, str(why))
+                case Action.DISCARD:
+                    return Outcome(action, accepted(tx.id), result)
                 case Action.REJECT | Action.TEMPFAIL:
                     reply = reply_for(why, rule, record.error, _wanted_text(result))
                     return Outcome(action, with_id(reply, tx.id, _ggrid(result)), result)
-                case Action.DISCARD:
-                    return Outcome(action, accepted(tx.id), result)
                 case Action.HOLD if self._relay is None and not tx.can_hold:
                     session, record.rule = tx.session, rule_names.CANNOT_HOLD
                     text = "listener %s: %s: the mail server cannot hold mail; %s is deferred"

@@ -77,7 +77,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        return self.glance() >= self.settings.max_in_processing
+        return self._slots.glance() >= self.settings.max_in_processing
 
     def glance(self) -> int:
         """Mail in processing, as far as it is known without waiting; only `enter` is exact."""
@@ -91,7 +91,7 @@ class Admission:
         that arrives makes room for another, however long that takes on a busy machine; those that never arrive do
         not block the rest.
         """
-        free = limit - self.glance()
+        free = limit - self._slots.glance()
         if free <= 0:
             self._full_at = now
             return False
@@ -104,7 +104,8 @@ class Admission:
 
     def note_arrival(self, now: float) -> None:
         """A mail that was let in has arrived, or was refused before its content was sent."""
-        self._on_their_way = max(self._on_their_way - 1, 0)
+        if self._on_their_way:
+            self._on_their_way -= 1
         self._moved_at = now
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:

@@ -101,7 +101,7 @@ class HeaderEditor:
 
     def lines(self, tx: Transaction, fields: Fields) -> bytes:
         """What is put in front of a relayed mail: Received, then our fields."""
-        text = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        text = "".join([f"{name}: {value}\r\n" for name, value in fields])
         if self._received:
             text = self._trace(tx) + text
         return text.encode("ascii")

@@ -122,7 +122,8 @@ class Filter:
         self._report = report
         self._trace = trace
         self._released_mail = released_mail
-        self._late = late
+        self._late = _late_of(settings.policy, late)
+        self._late_of_tenant = {uid: _late_of(policy, late) for uid, policy in settings.tenant_policies.items()}
         self.envelope_lists = envelope_lists
         self._rates = rates if settings.shadow_percent < 100 else None
         self._personal = None if personal is None else PersonalSplit(personal, self._actions, self._tell)
@@ -295,17 +296,17 @@ class Filter:
             if outcome is not None:
                 return outcome
         policy = self._settings.tenant_policies.get(record.tenant or "", self._settings.policy)
-        # A scan that continues after the deadline is useful only if the client will send the mail again.
-        is_sent_again = not is_shadow and Action.TEMPFAIL in (policy[Case.DEADLINE].action, policy[Case.SLOW].action)
+        late = None if is_shadow else self._late_of_tenant.get(record.tenant or "", self._late)
         result: AnalysisResult | None = None
         try:
-            result = await self._decision(record, policy, self._late if is_sent_again else None)
+            result = await self._decision(record, policy, late)
             why = case_of_decision(result.decision)
+            rule = policy[why]
         except (ScanError, Saturated) as exc:
             why = _no_decision(record, exc)
-        rule = policy[why]
-        if why is Case.SLOW:  # operators know only one deadline
-            why = Case.DEADLINE
+            rule = policy[why]
+            if why is Case.SLOW:  # operators know only one deadline
+                why = Case.DEADLINE
         record.rule = rule.name
         if is_shadow:
             shadow.note(record, rule, is_ambiguous=is_refused, keeps_refused=self._settings.keeps_refused)
@@ -333,7 +334,7 @@ class Filter:
         if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"
             return LOOP
-        if message.size > HEAD_LIMIT and (
+        if record.size > HEAD_LIMIT and (
             self._headers.is_hidden(message.chunks(), len(head))
             or (self._headers.may_be_in(lower) and message.is_head_cut_in_field())
         ):
@@ -377,6 +378,9 @@ class Filter:
             refusal = CONTINUES
         if refusal is not None:
             return await self._refuse(record, refusal)
+        if not self._settings.tenant_by_domain:
+            record.tenant = self._settings.default_tenant
+            return None
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
             record.tenant, record.rule = None, rule_names.RELOADED  # no tenant may see the others' recipients
@@ -390,9 +394,7 @@ class Filter:
 
     def _has_other_tenants(self, tx: Transaction, tenant: str | None) -> bool:
         """The intake keeps tenants apart at RCPT, but a reload may have changed them since."""
-        if not self._settings.tenant_by_domain or len(tx.envelope.recipients) == 1:
-            return False
-        return any(self._tenant_of(address) != tenant for address in tx.envelope.addresses)
+        return any(self._tenant_of(address) != tenant for address in tx.envelope.addresses[1:])
 
     def _is_shadow(self, session: Session, sender: str) -> bool:
         percent = self._settings.shadow_percent
@@ -470,6 +472,11 @@ class Filter:
             self._report(record)
         except Exception:  # the outcome is decided; a failing log or metric must not change it
             log.exception("mail %s: could not be logged or counted", record.tx.id)
+
+
+def _late_of(policy: Policy, late: LateDecisions | None) -> LateDecisions | None:
+    """A scan that continues after the deadline is useful only if the client will send the mail again."""
+    return late if Action.TEMPFAIL in (policy[Case.DEADLINE].action, policy[Case.SLOW].action) else None
 
 
 def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:

@@ -25,6 +25,7 @@ class Slots:
         self._admission = admission
         self._limit = limit
         self._scanner = scanner
+        self.is_adaptive = limit is not None
 
     def is_open_at_mail(self) -> bool:
         """Whether a mail is likely to find a slot when its content has arrived."""
@@ -61,12 +62,11 @@ class Slots:
 
     @property
     def in_processing(self) -> int:
-        return 0 if self._limit is None else self._admission.in_processing  # only the adaptive limit needs it
+        return self._admission.in_processing
 
     def learn(self, error: BaseException | None, scan_s: float, began_among: int) -> None:
         """Tell the adaptive limit how a scan ended."""
-        if self._limit is None:
-            return
+        assert self._limit is not None
         if error is None:
             self._limit.sample(scan_s, began_among)
         elif isinstance(error, Saturated) or (isinstance(error, ScanTimeout) and not error.others_pass):
@@ -96,7 +96,8 @@ class Slot:
             except BaseException:
                 self._slots.leave()
                 raise
-        self._began_among = self._slots.in_processing
+        if self._slots.is_adaptive:
+            self._began_among = self._slots.in_processing
         self._record.scan_at = monotonic()
 
     async def __aexit__(
@@ -106,7 +107,8 @@ class Slot:
         record.scan_s = monotonic() - record.scan_at
         if not isinstance(error, ScanGoesOn):
             self._slots.leave()
-        self._slots.learn(error, record.scan_s, self._began_among)
+        if self._slots.is_adaptive:
+            self._slots.learn(error, record.scan_s, self._began_among)
 
     async def _throttle(self, delay_s: float) -> None:
         """Wait, but not beyond the deadline: answering the client in time comes before sparing the scanner."""

@@ -48,6 +48,8 @@ _TRIED_TIMES = 4  # for a row refused while others are written: the database may
 # and deleted parts of the history: old ones, and those that exceeded the size.
 RESULTS = ("written", "summed", "overflow", "failed", "deleted", "deleted_early")
 _CLOSE_S = 5.0
+# Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
+_TEMPFAIL = Action.TEMPFAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class Recorder:
                 if mark not in self._deferred:
                     self._remember(mark, at)
         outcome = record.outcome
-        will_come_again = outcome is None or outcome.action is Action.TEMPFAIL
+        will_come_again = outcome is None or outcome.action is _TEMPFAIL
         if record.at or not (will_come_again or self._deferred):
             return ""
         mark = (record.tx.envelope.sender, record.message_id)

@@ -227,7 +227,10 @@ class Message:
 
     def begins_with_space(self) -> bool:
         """Whether the first line, however long, would continue a header field that is put in front of it."""
-        first = self._head or next(self._raw(self._skip), b"")
+        if self._head is None and self._chunks:  # the usual case
+            first = self._chunks[0]
+        else:
+            first = self._head or next(self._raw(self._skip), b"")
         return first.startswith((b" ", b"\t"))
 
     def is_head_cut_in_field(self) -> bool:
@@ -253,7 +256,8 @@ class Message:
 
     def close(self) -> None:
         """Release memory, file and the spool's bytes. Reading after this yields nothing."""
-        self._spool.give_back(self._written)
+        if self._written:  # a mail is closed by the filter, and once more by its connection
+            self._spool.give_back(self._written)
         self._written = self._skip = 0
         self._chunks = []
         self._head = None

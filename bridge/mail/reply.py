@@ -24,7 +24,9 @@ class Reply:
     status: str  # enhanced status code (RFC 3463), or ""
     text: str  # lines separated by "\n"
     is_foreign: bool = field(default=False, compare=False)  # another server's own words: passed on without our id
-    _wire: bytes = field(default=b"", init=False, repr=False, compare=False)  # built once: most replies are constants
+    # Built once: most replies are constants, and the others are sent, logged and recorded.
+    _wire: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _shown: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 200 <= self.code <= 599:
@@ -57,6 +59,11 @@ class Reply:
         return self._wire
 
     def __str__(self) -> str:
+        if not self._shown:
+            object.__setattr__(self, "_shown", self._show())
+        return self._shown
+
+    def _show(self) -> str:
         if self._is_plain():
             return f"{self.code} {self.status} {self.text}" if self.status else f"{self.code} {self.text}"
         return f"{self.code} " + " / ".join(self.lines())

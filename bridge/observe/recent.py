@@ -14,6 +14,8 @@ from bridge.mail.next_hop import NextHopError
 from bridge.observe.metrics import reason_of
 
 LAST = 20  # mails
+# Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
+_TEMPFAIL, _QUARANTINE = Action.TEMPFAIL, Action.QUARANTINE
 
 
 class RecentMails:
@@ -29,10 +31,10 @@ class RecentMails:
         if outcome is None or record.at:
             return
         action, error, at = outcome.action, record.error, record.tx.received_at
-        deferred = "" if action is not Action.TEMPFAIL else record.rule if error is None else reason_of(error)
+        deferred = "" if action is not _TEMPFAIL else record.rule if error is None else reason_of(error)
         self.last.append((at, deferred, _refusal(error) if record.relay_at else None))
         if error is None:
-            if action is Action.QUARANTINE:
+            if action is _QUARANTINE:
                 self.quarantine_problem = ""
         elif isinstance(error, StoreError):
             self.quarantine_problem, self.quarantine_at = str(error), at

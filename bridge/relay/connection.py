@@ -144,6 +144,10 @@ class NextHopConnection(asyncio.Protocol):
         """Whether every reply has come and was taken: only then may the connection carry another mail."""
         return not (self._awaited or self._unsent or self._replies or self._reader.has_rest)
 
+    @property
+    def age_s(self) -> float:
+        return self._loop.time() - self.opened_at
+
     def become_idle(self) -> None:
         """The mail is done; the connection waits for the next one."""
         self.reused = True

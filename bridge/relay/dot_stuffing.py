@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from bridge.mail.leading_dot import find_leading_dot
+
 BLOCK = 128 * 1024  # bytes; smaller chunks are joined before they are written
 
 
@@ -27,7 +29,7 @@ class DotStuffer:
             return chunk
         tail = self._tail
         self._tail = chunk[-2:] if len(chunk) > 1 else tail[-1:] + chunk
-        stuffed = chunk.replace(b"\r\n.", b"\r\n..")
+        stuffed = chunk if find_leading_dot(chunk) < 0 else chunk.replace(b"\r\n.", b"\r\n..")
         if chunk[0] == 0x2E and tail == b"\r\n":  # "." after CRLF
             return b"." + stuffed
         if chunk[0] == 0x0A and tail[-1:] == b"\r" and chunk[1:2] == b".":  # LF "." after CR

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from time import monotonic
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
@@ -41,7 +42,7 @@ class MonitoredRelay:
     @property
     def age_s(self) -> float:
         """How old our knowledge is; infinite if the next hop has not been tried."""
-        return asyncio.get_running_loop().time() - self._learned_at
+        return monotonic() - self._learned_at
 
     @property
     def busy(self) -> int:
@@ -83,7 +84,7 @@ class MonitoredRelay:
             self._learn(True)
 
     def _learn(self, is_up: bool, exc: Exception | None = None) -> None:
-        self._learned_at = asyncio.get_running_loop().time()
+        self._learned_at = monotonic()
         if is_up is self.is_up:
             return
         if exc is not None:

@@ -66,7 +66,7 @@ class Pool:
         """The mail is done. A connection that has ended only frees its slot."""
         if conn.ended is None and not conn.is_in_step:
             conn.abort()
-        if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS or _is_old(conn)):
+        if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS or conn.age_s >= MAX_CONNECTION_AGE_S):
             conn.quit()
         if conn.ended is not None:
             self._pass_on(None)
@@ -154,7 +154,3 @@ class Pool:
         self._idle = kept
         if kept:
             self._sweep_at(kept[0].idle_since + self._settings.max_idle_s)
-
-
-def _is_old(conn: NextHopConnection) -> bool:
-    return asyncio.get_running_loop().time() - conn.opened_at >= MAX_CONNECTION_AGE_S

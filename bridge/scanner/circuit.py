@@ -32,6 +32,8 @@ class Event(StrEnum):
     STATUS = "status"  # a status request was answered
 
 
+# Python 3.11: looking up an enum member takes 0.3 us, more than 20 times per mail; drop with 3.11.
+_CLOSED, _SUCCESS = State.CLOSED, Event.SUCCESS
 _COUNT = "count"  # one more failure: closed until there are too many
 
 TABLE: dict[tuple[State, Event], State | str] = {
@@ -77,7 +79,7 @@ class Circuit:
 
     def begin(self) -> bool:
         """A mail is about to be sent to this host, after `admits`. Returns whether it is the probe."""
-        if self.state is State.CLOSED:
+        if self.state is _CLOSED:
             return False
         self.state = State.HALF_OPEN
         self._probing = True
@@ -89,7 +91,7 @@ class Circuit:
 
     def feed(self, event: Event, now: float) -> None:
         """Apply one event to the state."""
-        if event is Event.SUCCESS and self.state is State.CLOSED:  # the usual case: no table lookup
+        if event is _SUCCESS and self.state is _CLOSED:  # the usual case: no table lookup
             self._failures = 0
             return
         before, after = self.state, TABLE[self.state, event]

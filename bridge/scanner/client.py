@@ -51,6 +51,8 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 _RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
 _WEIGHT_0 = 0.1  # RFC 2782: a small chance beside records with a weight
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
+# Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
+_RED, _CLOSED = QueueStatus.RED, State.CLOSED
 
 
 def _ignore(url: str) -> None:
@@ -85,9 +87,9 @@ class Scanner:
         """Whether every available host has reported that it has no room. Called twice per mail."""
         full = False
         for host in self.hosts:
-            if host.status is QueueStatus.RED or (host.saturated_until and host.saturated_until > self._loop.time()):
+            if host.status is _RED or (host.saturated_until and host.saturated_until > self._loop.time()):
                 full = True
-            elif host.circuit.state is State.CLOSED:
+            elif host.circuit.state is _CLOSED:
                 return False
         return full
 
@@ -114,7 +116,8 @@ class Scanner:
         Raises ScanError, Saturated. With `keep_late` also ScanGoesOn, a ScanTimeout that carries the running
         scan: its catcher must await or abandon the scan.
         """
-        self._check_size(request, message)
+        if self._settings.max_request_bytes is not None:
+            self._check_size(request, message, self._settings.max_request_bytes)
         if not self.hosts:
             await self._discover_first(deadline)
         submission = Submission(request, message, header)
@@ -156,10 +159,9 @@ class Scanner:
         found = "; ".join(f"{known.url}: {known.problem}" for known in self.discoveries)
         return ScanUnavailable(f"no scanner host has been found yet: {found}")
 
-    def _check_size(self, request: AnalysisRequest, message: Message) -> None:
+    def _check_size(self, request: AnalysisRequest, message: Message, limit: int) -> None:
         """Raises MessageTooLarge."""
-        limit = self._settings.max_request_bytes
-        if limit is not None and (size := self._dialect.body_bytes(request, message)) > limit:
+        if (size := self._dialect.body_bytes(request, message)) > limit:
             raise MessageTooLarge(
                 f"the request would be {size} bytes long, more than the {limit} that the scanner accepts"
             )
@@ -211,7 +213,7 @@ class Scanner:
 
     def _by_preference(self) -> list[Host]:
         """Hosts whose circuit admits a mail: not refusing, with room, then probes, the least busy, the fastest."""
-        if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
+        if len(self.hosts) == 1 and self.hosts[0].circuit.state is _CLOSED:
             return self.hosts
         now = self._loop.time()
         hosts = [host for host in self.hosts if host.circuit.admits(now)]

@@ -30,6 +30,8 @@ _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an 
 _LOST_AFTER = 3  # consecutive status requests without an answer
 _SILENT_AFTER = 2
 _LATENCY_MEMORY_S = 10.0  # after that a slow host gets another try
+# Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
+_SUCCESS = Event.SUCCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Host:
             self.learn(Event.ALIVE, now)
             self.saturated_at, self.saturated_until = now, now + (exc.retry_after_s or 0.0)
             raise
-        self.learn(Event.SUCCESS, now)
+        self.learn(_SUCCESS, now)
         self.is_broken, self.scan_problem = False, ""
         if self.saturated_until and began >= self.saturated_at:
             self.saturated_until = 0.0

@@ -53,11 +53,14 @@ def _edit(edit: FieldEdit, agreement: codec.Agreement) -> bytes:
 
 def _edits(outcome: Outcome, forged: Forged, agreement: codec.Agreement) -> list[bytes]:
     """Delete the forged fields and change those that the scanner wants changed, then add ours."""
-    edits = []
+    edits: list[bytes] = []
     if (forged or outcome.edits) and agreement.actions & protocol.CAN_CHANGE_HEADERS:
         edits += [_edit(edit, agreement) for edit in _all_edits(outcome.edits, forged)]
     if agreement.actions & protocol.CAN_ADD_HEADERS:
-        edits += [_add(name, value, agreement) for name, value in outcome.stamp]
+        for name, value in outcome.stamp:
+            # RFC 8601 section 4.1: results are above those of other servers. The order of our own fields is free.
+            encode = codec.encode_insert_header if name == authentication_results.FIELD else codec.encode_add_header
+            edits.append(encode(name, value, agreement))
     return edits
 
 
@@ -75,9 +78,3 @@ def _number_before(number: int, deleted: Sequence[int]) -> int:
     for earlier in deleted:
         number += earlier <= number
     return number
-
-
-def _add(name: str, value: str, agreement: codec.Agreement) -> bytes:
-    """RFC 8601 section 4.1: results are above those of other servers. The order of our own fields does not matter."""
-    encode = codec.encode_insert_header if name == authentication_results.FIELD else codec.encode_add_header
-    return encode(name, value, agreement)

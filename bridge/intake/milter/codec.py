@@ -317,9 +317,12 @@ def encode_reply(event: int, reply: Reply) -> bytes:
 
 
 def encode_add_header(name: str, value: str, agreement: Agreement) -> bytes:
+    """Several per mail: so no lookup in the table of responses, and text that is printable is not looked at again."""
     space = " " if agreement.steps & protocol.LEADING_SPACE else ""  # else the mail server adds it
-    data = f"{_field_text(name)}\0{space}{_field_text(value)}\0".encode("utf-8", "replace")
-    return _frame(protocol.ADD_HEADER, data)  # several per mail: no lookup in the table of responses
+    if not (name.isprintable() and value.isprintable()):
+        name, value = _field_text(name), _field_text(value)
+    data = f"{name}\0{space}{value}\0".encode("utf-8", "replace")
+    return _HEAD.pack(len(data) + 1, protocol.ADD_HEADER) + data
 
 
 def encode_insert_header(name: str, value: str, agreement: Agreement) -> bytes:

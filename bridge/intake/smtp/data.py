@@ -13,6 +13,7 @@ from enum import Enum, auto
 from bridge.errors import Saturated
 from bridge.intake.smtp.session_rules import SessionLimits
 from bridge.mail.bare_line_ends import LineEnds
+from bridge.mail.leading_dot import find_leading_dot
 from bridge.mail.message import Message
 
 # While the spool is more than half full, a client with a large mail must keep sending. Otherwise, a few clients that
@@ -21,7 +22,7 @@ _LARGE_MAIL = 1024 * 1024  # bytes
 _MIN_RATE_HALF_FULL = 4096  # bytes per second: half of a 64 kbit/s line
 _END = b"\r\n.\r\n"
 _DOT = b"\r\n."  # the end, or a stuffed dot
-_ANY_DOT = b"."[0]  # as a number: Python 3.11's `bytes in bytes` first raises and drops an exception
+_ANY_DOT = b"."[0]
 
 
 class Fault(Enum):
@@ -62,7 +63,7 @@ class DataReader:
         self.total += len(data)
         if self._carry:
             data = self._carry + data
-        dot = data.find(_DOT) if _ANY_DOT in data else -1
+        dot = find_leading_dot(data)
         if dot >= 0:
             end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # usually the only dot
             if end >= 0:

@@ -222,7 +222,7 @@ class SmtpServer:
             return _NOT_ALLOWED
         refusal = self._filter.closed_at_mail()
         if refusal is not None:
-            return self._admit("mail", session, address, refusal)
+            return self._saturated("mail", session, address, refusal)
         client = _sending_host(session)
         if (refusal := self._filter.refused_by_rate(client)) is not None:
             self._on_too_many(too_many("mail", client, address, refusal))
@@ -258,11 +258,10 @@ class SmtpServer:
         return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)
 
     def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
-        return self._admit("data", session, envelope.mail_from or "", self._filter.closed())
+        refusal = self._filter.closed()
+        return MISSING if refusal is None else self._saturated("data", session, envelope.mail_from or "", refusal)
 
-    def _admit(self, stage: str, session: SmtpSession, sender: str, refusal: Reply | None) -> Any:
-        if refusal is None:
-            return MISSING
+    def _saturated(self, stage: str, session: SmtpSession, sender: str, refusal: Reply) -> Reply:
         rule = self._filter.saturation_rule
         self._on_saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal

