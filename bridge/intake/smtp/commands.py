@@ -22,7 +22,7 @@ from bridge.mail.session import UNKNOWN_CLIENT, Client
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
-_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see mail/line_ends.py)
+_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see `bare_line_ends`)
 _PARAMETERS = " [SP <mail-parameters>]"
 
 
