@@ -72,7 +72,8 @@ class Limits(Section):
         description="Maximum mails per minute from one client address, or from one /64 network if it is an IPv6 "
         "address; further ones get 451 4.7.1 at MAIL. All workers count together, and so do all bridges that share a "
         "PostgreSQL database ([several bridges](../operate/cluster.md#limits-for-each-client)). The client is the one "
-        "that the scanner is told about, unless only a header field names it. Default: no limit.",
+        "that the mail server names; a mail server that names none, or only in a header field, is itself the client. "
+        "Default: no limit.",
     )
     max_mails_per_connection: int = Field(10_000, ge=1, description="Maximum mails on one SMTP connection; then 421.")
     max_errors: int = Field(20, ge=1, description="Maximum number of bad commands in one session; then 421.")

@@ -25,7 +25,7 @@ from bridge.runtime.server_role import server_address, server_role
 _SERVER_STATUS = re.compile(r'^haproxy_server_status\{proxy="([^"]*)",server="([^"]*)",state="([^"]*)"\} 1\b', re.M)
 _PROCESS = re.compile(r"^haproxy_process_uptime_seconds (\d+)", re.M)
 _VERSION = re.compile(r'^haproxy_process_build_info\{version="([^"]*)"\}', re.M)
-_UP, _WISHED = "UP", frozenset({"MAINT", "DRAIN", "NOLB"})  # what an operator, or the server itself, has asked for
+_UP, _INTENDED = "UP", frozenset({"MAINT", "DRAIN", "NOLB"})  # what an operator, or the server itself, has asked for
 
 
 def nats(address: Endpoint, timeout_s: float) -> NodeView:
@@ -33,7 +33,11 @@ def nats(address: Endpoint, timeout_s: float) -> NodeView:
     about = _object(address, "/varz", timeout_s)
     if about is None or "server_name" not in about:
         return unreached(NATS, address)
-    streams = _object(address, "/jsz?accounts=true&streams=true", timeout_s) or {}
+    streams = _object(address, "/jsz?accounts=true&streams=true", timeout_s)
+    if streams is None:
+        return NodeView(
+            NATS, str(address), str(about["server_name"]), problem="its page /jsz (JetStream) does not answer"
+        )
     health = admin_client.exchange(address, "/healthz", timeout_s)
     name = str(about["server_name"])
     summary = f"{name}, {about.get('version', 'unknown version')}, up {about.get('uptime', 'unknown')}, "
@@ -116,7 +120,7 @@ def haproxy(address: Endpoint, timeout_s: float) -> NodeView:
         f"{server} of {proxy} is {state}"
         for proxy, servers in states.items()
         for server, state in servers.items()
-        if state != _UP and state not in _WISHED
+        if state != _UP and state not in _INTENDED
     ]
     problem = f"no server of {', '.join(dead)} is up" if dead else ""
     return NodeView(HAPROXY, str(address), summary, problem=problem, warnings=tuple(down))

@@ -33,7 +33,7 @@ _AT_ONCE = 64  # threads
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Whom to ask."""
+    """The nodes to ask."""
 
     bridges: tuple[Endpoint, ...] = ()  # their admin addresses
     workers: tuple[Endpoint, ...] = ()

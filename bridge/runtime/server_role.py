@@ -25,7 +25,10 @@ class ServerRole:
 def server_address(database: Database) -> str:
     """Host and port, or the directory of its socket; no user and no options."""
     url = make_url(database.url)
-    host = url.host or str(url.query.get("host", "localhost"))
+    named = url.host or url.query.get("host", "localhost")
+    if not isinstance(named, str):  # several servers, of which one is the primary
+        return ", ".join(named)
+    host = named
     if host.startswith("/"):
         return host
     return f"[{host}]:{url.port or _PORT}" if ":" in host else f"{host}:{url.port or _PORT}"

@@ -138,6 +138,17 @@ async def test_a_client_that_does_not_read_is_not_waited_for(requests: int, capl
     assert "Traceback" not in caplog.text
 
 
+async def test_a_client_that_reads_slowly_was_cut_off() -> None:
+    """Linux takes more bytes only when a third of its buffer is free, and its buffer grew to megabytes."""
+    async with serving(much_content, unread_timeout_s=2.0, head_timeout_s=1.0) as server:
+        reader, slow = await connect(server, REQUEST)
+        end = asyncio.get_running_loop().time() + 6
+        while asyncio.get_running_loop().time() < end:
+            assert await reader.readexactly(6_000)
+            await asyncio.sleep(0.02)  # 300 KB/s
+        slow.close()
+
+
 FRAMING = {
     "length and chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunks and length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",

@@ -569,6 +569,18 @@ def test_an_entry_of_an_earlier_version_can_be_deleted(running, lists):
     assert lists.delete("blocked-urls", old.shown).json == {"modifiedEntries": 0}, "another entry"
 
 
+def test_an_entry_of_an_earlier_version_stayed_beside_the_right_one(running, lists):
+    """It was added again, as the release notes say, and the host that it only pretended to be about stayed blocked."""
+    store = Store(running.config.database_url)
+    store.open()
+    old = Entry("good.example", "http://evil.example\\@good.example/")
+    ListStore(store, []).add(GLOBAL, "blocked-urls", [old])
+    assert lists.add("blocked-urls", old.shown).json == {"modifiedEntries": 1}
+    assert [entry["entry"] for entry in lists.entries("blocked-urls")] == [old.shown]
+    assert [entry for _, name, entry in ListStore(store, []).everything() if name == "blocked-urls"] == ["evil.example"]
+    store.close()
+
+
 def test_a_mask_of_zeros_allowed_the_whole_internet(lists):
     """In some notations, 192.0.2.1/0.0.0.0 is one address. Deleting one of earlier times is not hindered."""
     answer = lists.add("allowed-networks", "192.0.2.1/0.0.0.0")

@@ -62,7 +62,10 @@ class ListsApi:
     def _add(self, scope: str, definition: ListDefinition, items: list[Any]) -> int:
         """Raises Refused, ListFull. Blocks: the conversion of 500 international names takes half a second, too."""
         entries = [_entry(definition, item, i) for i, item in enumerate(items)]
-        return self._lists.add(scope, definition.name, entries)
+        count = self._lists.add(scope, definition.name, entries)
+        if replaced := _of_earlier_versions(definition, entries):
+            self._lists.delete(scope, definition.name, (), replaced)
+        return count
 
     async def delete_entries(self, body: Body, send: Send) -> None:
         _check_fields(body, {"listName", "entries", "tenantUid"})
@@ -189,6 +192,16 @@ def _items(body: Body) -> list[Any]:
     if len(items) > MAX_ENTRIES_PER_REQUEST:
         raise Refused(400, "too_many_entries", f"`entries` has more than {MAX_ENTRIES_PER_REQUEST} items")
     return items
+
+
+def _of_earlier_versions(definition: ListDefinition, entries: list[Entry]) -> dict[str, str]:
+    """The other keys under which earlier versions stored these entries: there, they were about another host."""
+    found = {}
+    for entry in entries:
+        with suppress(ValueError):
+            if (key := spelling.stored_before(definition.category, entry.shown)) != entry.key:
+                found[key] = entry.shown
+    return found
 
 
 def _entry(definition: ListDefinition, item: Any, position: int) -> Entry:
