@@ -79,6 +79,8 @@ def test_immediate_is_at_most_once_a_minute() -> None:
         ({"verdict": "spam", "tags": ["spam:bulk", "attachment:builds-file"]}, Reason.OTHER),
         ({"verdict": "spam", "tags": ["spam:bulk", "icap:blocked"]}, Reason.OTHER),
         ({"verdict": "spam", "tags": ["spam:bulk", "auth:dmarc-reject"]}, Reason.OTHER),
+        ({"verdict": "spam", "tags": ["spam:bulk", "auth:dmarc-temperror"]}, Reason.OTHER),
+        ({"verdict": "suspicious", "tags": ["auth:dmarc-temperror"]}, Reason.OTHER),
         ({"verdict": "spam", "tags": ["spam:bulk", "auth:spf-fail", "sender:unaligned"]}, Reason.SPAM),
         ({"verdict": "phishing", "tags": ["spam:bulk"]}, Reason.PHISHING),
         ({"verdict": "blocked", "tags": ["list:blocked-senders", "spam:bulk"]}, Reason.BLOCKED),

@@ -189,6 +189,7 @@ def test_allowed_sender_is_delivered_to_this_recipient_alone(bridge: RunningBrid
         {"verdict": "spam", "tags": ["incomplete"]},
         {"verdict": "spam", "tags": ["mime:executable"]},
         {"verdict": "spam", "tags": ["auth:dmarc-reject"]},
+        {"verdict": "spam", "tags": ["auth:dmarc-temperror"]},
         {"verdict": "suspicious", "tags": []},
         {"verdict": "", "tags": []},
     ],

@@ -141,6 +141,7 @@ def test_results_are_written_from_tags() -> None:
     assert OURS.value(["auth:spf-none"], "", "h.example") == "mx.example.org; spf=none smtp.helo=h.example"
     assert OURS.value(["auth:spf-none"], "a b", "") == "mx.example.org; spf=none"
     assert OURS.value(["auth:dmarc-pass", "auth:dkim-none"], "", "") == "mx.example.org; dmarc=pass; dkim=none"
+    assert OURS.value(["auth:dmarc-temperror"], "", "") == "mx.example.org; dmarc=temperror"
     assert OURS.value([], "example.com", "") == "mx.example.org; none"
 
 

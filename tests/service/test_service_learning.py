@@ -133,6 +133,7 @@ def test_the_newest_word_of_a_person_counts() -> None:
         (["a@shop.example", "a@shop.example"], None, ("auth:dmarc-pass",), ["shop.example dmarc"]),
         (["a@shop.example", "b@evil.example"], CLIENT, ("auth:dmarc-pass",), []),
         (["a@shop.example"], CLIENT, ("auth:dmarc-reject",), []),  # another customer of the same provider
+        (["a@shop.example"], CLIENT, ("auth:dmarc-temperror",), []),
         (["a@shop.example"], CLIENT, ("auth:spf-softfail",), []),
         ([], CLIENT, (), []),
     ],

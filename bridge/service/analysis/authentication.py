@@ -7,12 +7,16 @@ The libraries block, so they run in a thread, with one deadline for all lookups 
 A sender chooses the envelope domain and the domains of signatures, and may choose ones whose name servers never
 answer, or whose records make a library fail. That costs those domains their result, not the author's domain its policy:
 its record and its signatures are looked up first, and all other lookups end before the time of the analyzer does.
-If the lookups of the author's domain get no answer, the analyzer raises and gives no answer either, unless another
-author's domain says that the mail is forged.
+If the DMARC record of an author's domain cannot be looked up, the analyzer raises and gives no answer either, unless
+another author's domain says that the mail is forged.
 
-dkimpy takes quadratic time for some mails, and a regular expression stops every thread of the service while it runs.
-So does the arithmetic of a key with a long exponent. So we replace its patterns for the body, and do not give it a
-header section, a signature or a key that is larger than any that mail servers make: such a signature counts as invalid.
+Once the record is known, there is always a result. A mail that fails DMARC, but might have passed if every lookup had
+been answered, gets `temperror`: it may be honest, and whoever forged it may have chosen a lookup that fails.
+
+dkimpy takes quadratic time for some mails. A regular expression, and the arithmetic of a key with a long exponent, hold
+the GIL while they run, so they stop every thread of the service. We therefore replace dkimpy's patterns for the body,
+and do not give it a header section, a signature or a key that is larger than any that mail servers make: such a
+signature counts as invalid. Large mails take turns.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -47,17 +51,20 @@ MAX_EXPONENT_BITS = 64  # nearly all keys have 65,537; with one of 8,000 bits, a
 MAX_RECORD = 4096  # bytes of a TXT record; pyspf takes seconds for one of 60 KB
 MAX_AUTHORS = 10  # domains in From; regular mail has one
 THREADS = 100  # they mostly wait for DNS: as long as a sender likes, so a few mails must not occupy all of them
+LARGE = 256 * 1024  # bytes; hashing a smaller mail takes about as long as a thread holds the GIL anyway (5 ms)
+MAX_LARGE = 4  # large mails of which signatures are verified at a time: the threads are for DNS
 FOR_RECORDS, FOR_AUTHORS, FOR_ALL = 0.4, 0.6, 0.8  # of the time: for DMARC records, the author's keys, all lookups
 MAX_LABELS = 8  # of a domain, in the tree walk
+TEMPERROR = "temperror"
 
 
 class DnsUnavailable(Exception):
-    """A lookup got no response, not even that the name does not exist."""
+    """A lookup got no response, not even that the name does not exist; or there is no time left for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The three results; `dmarc` is `pass`, the policy for a failed mail, or empty without a record."""
+    """The three results; `dmarc` is `pass`, the policy for a failed mail, `temperror`, or empty without a record."""
 
     spf: str = ""
     dkim: str = ""
@@ -82,12 +89,14 @@ class AuthenticationAnalyzer:
         canonicalization.strip_trailing_whitespace = _strip_trailing_whitespace
         canonicalization.compress_whitespace = _compress_whitespace
         self._spf.DNSLookup = _spf_lookup  # pyspf's documented way to use another resolver
+        self._spf.query.get_explanation = _no_explanation
         self._resolver: Any = resolver.Resolver(configure=not settings.nameservers)
         if settings.nameservers:
             self._resolver.nameservers = [address.host for address in settings.nameservers]
             self._resolver.port = settings.nameservers[0].port
         self._timeout_s = settings.timeout
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
+        self._large = threading.Semaphore(MAX_LARGE)
 
     async def start(self) -> None:
         return None
@@ -112,16 +121,17 @@ class AuthenticationAnalyzer:
         records = self._records(authors, dns)
         organisations = {found.organisation for found in records.values() if found}
         signatures = self._signatures(content, organisations)
+        proofs = Proofs()
         dns.deadline = start + FOR_AUTHORS * self._timeout_s
-        own = [self._signer(signature, dns, authors | organisations) for signature in signatures.own]
+        for signature in signatures.own:
+            self._verify(signature, dns, proofs)
         dns.deadline = start + FOR_ALL * self._timeout_s
-        spf, spf_domain = self._check_spf(mail, dns, authors | organisations)
-        others = [self._signer(signature, dns) for signature in signatures.others]
-        signers = [domain for domain in own + others if domain]
-        dkim = "pass" if signers else "fail" if signatures.any else "none"
-        passed = {"aspf": [spf_domain] if spf == "pass" else [], "adkim": signers}
-        result = worst(dmarc(author, passed, record) for author, record in records.items())
-        if len(records) < len(authors) and result not in ("quarantine", "reject"):
+        spf = self._check_spf(mail, dns, proofs)
+        for signature in signatures.others:
+            self._verify(signature, dns, proofs)
+        dkim = "pass" if proofs.passed["adkim"] else "fail" if signatures.any else "none"
+        result = worst(judge(author, proofs, record) for author, record in records.items())
+        if len(records) < len(authors) and result not in (TEMPERROR, "quarantine", "reject"):
             raise DnsUnavailable("dmarc")
         return Results(spf, dkim, result)
 
@@ -134,11 +144,10 @@ class AuthenticationAnalyzer:
                 found[author] = find_record(author, dns.txt)
         return found
 
-    def _check_spf(self, mail: Mail, dns: _Dns, must_answer: set[str]) -> tuple[str, str]:
-        """The result and its domain. Raises DnsUnavailable if one of these domains gives no answer."""
+    def _check_spf(self, mail: Mail, dns: _Dns, proofs: Proofs) -> str:
         border = mail.request.border
         if not border.remote_address:
-            return "", ""
+            return ""
         _current.dns = dns
         domain = ""
         try:
@@ -149,19 +158,21 @@ class AuthenticationAnalyzer:
             domain = str(query.o)
             result = str(query.check()[0])
         except DnsUnavailable:
-            result = "temperror"
+            result = TEMPERROR
         except Exception:  # the library fails in many ways on what a sender writes into its record
             result = "permerror"
-        if result == "temperror" and comparable_domain(domain) in must_answer:
-            raise DnsUnavailable("spf")
-        return result, domain
+        if result == "pass":
+            proofs.passed["aspf"].append(domain)
+        elif result == TEMPERROR or dns.is_client_unknown:
+            proofs.unsure["aspf"].append(domain)
+        return result
 
     def _signatures(self, content: bytes, organisations: set[str]) -> _Signatures:
         """The signatures to verify: those of the author's domains, and some of the others."""
         if not _has_usual_head(content):
             return _Signatures(any=b"dkim-signature" in content[:MAX_HEAD].lower())
         try:
-            verifier = self._dkim.DKIM(content)
+            verifier = self._verifier(content)
         except Exception:
             return _Signatures(any=True)
         fields = [value for name, value in verifier.headers if name.lower() == b"dkim-signature"]
@@ -175,23 +186,47 @@ class AuthenticationAnalyzer:
         most = min(MAX_SIGNATURES, MAX_HASHED // (len(content) + 1) + 1)
         return _Signatures(bool(fields), own[:most], others[:most])
 
-    def _signer(self, signature: _Signature, dns: _Dns, must_answer: Container[str] = ()) -> str:
-        """The domain of a signature; empty if it is invalid, or if its domain gives no answer, unless it must.
+    def _verifier(self, content: bytes) -> Any:
+        """dkimpy's, which would hold the GIL for a second to split a body of 20 MB into short lines."""
+        end = _HEAD_END.search(content)
+        verifier = self._dkim.DKIM(content[: end.end()] if end else content)
+        if end:
+            verifier.body = content[end.end() :].replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        return verifier
 
-        Subdomains of the author's domain need not: somewhere below a large domain, a name server is always missing.
-        """
+    def _verify(self, signature: _Signature, dns: _Dns, proofs: Proofs) -> None:
+        """Note the domain of a signature if it is valid, or if there is no answer, or no time left, to find out."""
         verifier, index, domain = signature
-        if time.monotonic() > dns.deadline:  # a large mail has many: that must not cost the author's domain its policy
-            return ""
+        with ExitStack() as turn:
+
+            def key(name: bytes, timeout: int = 5) -> bytes | None:
+                found = self._key(name.decode("utf-8", "replace"), dns)
+                if found:  # dkimpy hashes the mail next
+                    turn.enter_context(self._turn(len(verifier.body), dns))
+                return found
+
+            try:
+                if verifier.verify(index, dnsfunc=key):
+                    proofs.passed["adkim"].append(comparable_domain(verifier.domain.decode("utf-8", "replace")))
+            except DnsUnavailable:
+                proofs.unsure["adkim"].append(domain)
+            except Exception:  # the library fails in many ways on what a sender publishes, not only with its own errors
+                return
+
+    @contextmanager
+    def _turn(self, size: int, dns: _Dns) -> Iterator[None]:
+        """Large mails wait until few others are hashed. Raises DnsUnavailable if that takes too long."""
+        if dns.is_over():  # a large mail has many signatures: that must not cost the author's domain its policy
+            raise DnsUnavailable("deadline")
+        if size < LARGE:
+            yield
+            return
+        if not self._large.acquire(timeout=dns.left()):
+            raise DnsUnavailable("busy")
         try:
-            if verifier.verify(index, dnsfunc=lambda name, timeout=5: self._key(name.decode("utf-8", "replace"), dns)):
-                return comparable_domain(verifier.domain.decode("utf-8", "replace"))
-        except DnsUnavailable:
-            if domain in must_answer:
-                raise
-        except Exception:  # the library fails in many ways on what a sender publishes, not only with its own errors
-            return ""
-        return ""
+            yield
+        finally:
+            self._large.release()
 
     def _key(self, name: str, dns: _Dns) -> bytes | None:
         """The record of a key; None if there is none, or it would take long to use. Raises what dkimpy raises."""
@@ -276,6 +311,10 @@ class _Dns:
     resolver: Any
     deadline: float
     known: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+    is_client_unknown: bool = False  # the name of the client's address got no answer
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
 
     def left(self) -> float:
         return max(0.01, self.deadline - time.monotonic())
@@ -289,7 +328,7 @@ class _Dns:
         if not name.isascii():  # no such name can be looked up, whoever wrote it
             return []
         if key not in self.known:
-            if time.monotonic() > self.deadline:
+            if self.is_over():
                 raise DnsUnavailable("deadline")
             try:
                 found = list(self.resolver.resolve(name, kind, lifetime=self.left()))
@@ -328,7 +367,18 @@ def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, st
     }
     if kind not in readers:
         return []
-    return [((name, kind), readers[kind](record)) for record in _current.dns.ask(name, kind)]
+    try:
+        found = _current.dns.ask(name, kind)
+    except DnsUnavailable:
+        if kind != "PTR":
+            raise
+        _current.dns.is_client_unknown = True
+        return []  # RFC 7208 5.5: the mechanism does not match, and the next one may
+    return [((name, kind), readers[kind](record)) for record in found]
+
+
+def _no_explanation(query: Any, spec: str) -> None:
+    """Replaces pyspf's lookup of `exp=`, a text that nobody reads here: it could take the time of all the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +390,30 @@ class Record:
     organisation: str  # the topmost domain with a record
 
 
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """The domains that SPF and DKIM have authenticated, and those about which a lookup got no answer.
+
+    They are listed under the tag of a record that says how strictly they must align with the author's domain.
+    """
+
+    passed: dict[str, list[str]] = field(default_factory=lambda: {"aspf": [], "adkim": []})
+    unsure: dict[str, list[str]] = field(default_factory=lambda: {"aspf": [], "adkim": []})
+
+
+def judge(author: str, proofs: Proofs, record: Record | None) -> str:
+    """As `dmarc`, but `temperror` for a mail that fails, and might have passed if every lookup had been answered."""
+    result = dmarc(author, proofs.passed, record)
+    is_unsure = dmarc(author, proofs.unsure, record) == "pass"
+    return TEMPERROR if is_unsure and result in ("quarantine", "reject") else result
+
+
 def worst(results: Iterable[str]) -> str:
     """The strictest of several results: a mail with several authors must satisfy the domains of all of them.
 
     It passes only if each of them passes: one without a record proves nothing.
     """
-    return max(results, key=("pass", "", "none", "quarantine", "reject").index, default="")
+    return max(results, key=("pass", "", "none", TEMPERROR, "quarantine", "reject").index, default="")
 
 
 def dmarc(author: str, passed: Mapping[str, Iterable[str]], record: Record | None) -> str:

@@ -76,6 +76,7 @@ TAG_SCORES: dict[str, float] = {
     "auth:dkim-fail": 1.0,
     "auth:dmarc-reject": 10.0,
     "auth:dmarc-quarantine": 8.0,
+    "auth:dmarc-temperror": 8.0,  # in doubt, the mail is held: 8 is the score of the rule that quarantines
     "clamav:encrypted": 4.0,
     "icap:blocked": 8.0,
     "icap:policy": 8.0,

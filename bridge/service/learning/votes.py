@@ -25,7 +25,10 @@ MAX_SIGNAL = 64  # characters
 AUTHENTICATED = "auth:dmarc-pass"
 AMBIGUOUS = "header:several-from"
 _FAILED = frozenset(
-    {"auth:dmarc-none", "auth:dmarc-quarantine", "auth:dmarc-reject", "auth:spf-fail", "auth:spf-softfail"}
+    {
+        *("auth:dmarc-none", "auth:dmarc-quarantine", "auth:dmarc-reject", "auth:dmarc-temperror"),
+        *("auth:spf-fail", "auth:spf-softfail"),
+    }
 )
 PROOFS = _FAILED | {AUTHENTICATED}  # what decides whether the sender is known
 _INSIDE = [  # RFC 1918, 6598 and 4193
