@@ -31,6 +31,7 @@ class _Stream:
         self.has_sent_all = True
 
     async def read(self, _max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
         async with asyncio.timeout(timeout):
             return await self._connection.receive()
 
@@ -41,7 +42,7 @@ class _Stream:
                 await self._connection.send(buffer)
         except ConnectionError:
             self.has_sent_all = False
-        await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
+        await asyncio.sleep(0)  # as above
 
     async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str, timeout: float | None) -> _Stream:
         try:
