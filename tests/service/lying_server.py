@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 
 class LyingServer:
     """Reads a little, sends `reply`, then `endless` again and again until the client closes.
 
-    With `is_patient`, it reads the whole request first.
+    With `is_patient`, it reads the whole request first; with `is_hasty`, nothing after it has sent `reply`.
     """
 
     def __init__(self) -> None:
         self.reply = self.endless = b""
-        self.is_patient = False
+        self.is_patient = self.is_hasty = False
         self.requests: list[bytes] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -40,6 +41,9 @@ class LyingServer:
                 self.requests.append(request)
                 reply = self.answer_to(request)
                 client.sendall(reply)
+                if self.is_hasty:
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
                 while self.endless and reply == self.reply:
                     client.sendall(self.endless)
 
@@ -49,6 +53,17 @@ class LyingServer:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+@contextmanager
+def hasty(reply: bytes, kind: type[LyingServer] = LyingServer) -> Iterator[LyingServer]:
+    """A server that reads a little of a large mail, answers, and reads no more."""
+    server = kind()
+    server.reply, server.is_hasty = reply, True
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def is_whole(request: bytes) -> bool:

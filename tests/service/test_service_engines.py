@@ -14,11 +14,12 @@ import pytest
 
 from bridge.service.analysis import clamav
 from bridge.service.analysis import rspamd as rspamd_engine
+from bridge.service.analysis.connections import BadAnswer, counted
 from bridge.service.analysis.engine import Findings, LimitReached, as_tag
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.opinions import together
 from bridge.service.analyzer_settings import Analyzers
-from tests.service.lying_server import is_whole
+from tests.service.lying_server import hasty, is_whole
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -320,32 +321,6 @@ def test_names_from_other_programs_become_tags():
     assert len(as_tag("x" * 500)) == 100
 
 
-@contextmanager
-def hasty(reply: bytes):
-    """A server that reads a little of a large mail, says that it is clean, and reads no more."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client:
-                client.recv(1000)
-                client.sendall(reply)
-                client.shutdown(socket.SHUT_RDWR)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(DEADLINE_S)
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "reply"),
     [
@@ -357,12 +332,45 @@ def hasty(reply: bytes):
 )  # fmt: skip
 def test_an_engine_that_had_not_read_the_mail_called_it_clean(tmp_path, name, settings, reply):
     """Its answer counted although the rest of the mail could not be sent."""
+    answer = _early(tmp_path, name, settings, reply)
+    assert (answer["decision"], f"failed:{name}" in answer["tags"]) == ("undecided", True), answer
+
+
+def _early(tmp_path, name: str, settings: str, reply: bytes) -> dict:
     large = mail(b"x" * 70 + b"\r\n" + b"y" * 70 + b"\r\n" * (4 * MIB))
-    with hasty(reply) as port:
-        engine = f"{name}: {{{settings.format(port=port)}}}"
+    with hasty(reply) as server:
+        engine = f"{name}: {{{settings.format(port=server.port)}}}"
         with service(tmp_path, CONFIG + f"analyzers: {{mime: null, urls: null, {engine}}}\n") as running:
-            answer = running.submit(large).json
-            assert (answer["decision"], f"failed:{name}" in answer["tags"]) == ("undecided", True), answer
+            return running.submit(large).json
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reply", "decision", "tag"),
+    [
+        ("clamav", "address: '127.0.0.1:{port}'", b"stream: Eicar FOUND\0", "quarantine", "malware:eicar"),
+        ("spamassassin", "address: '127.0.0.1:{port}'",
+         b"SPAMD/1.1 0 EX_OK\r\nContent-length: 0\r\nSpam: True ; 50.0 / 5.0\r\n\r\n",
+         "quarantine", "spamassassin:spam"),
+        ("rspamd", "url: 'http://127.0.0.1:{port}'", _http(b'{"action": "reject", "score": 20, "required_score": 15}'),
+         "bounce", "rspamd:reject"),
+        ("rspamd", "url: 'http://127.0.0.1:{port}'", _http(b'{"action": "soft reject"}'),
+         "undecided", "rspamd:soft-reject"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_found_in_the_beginning_of_a_mail_was_lost(tmp_path, name, settings, reply, decision, tag):
+    """It said so before it had read the rest. If it is not required, the mail was delivered."""
+    answer = _early(tmp_path, name, settings + ", required: false", reply)
+    assert (answer["decision"], tag in answer["tags"]) == (decision, True), answer
+    assert f"failed:{name}" not in answer["tags"]
+
+
+def test_an_early_answer_says_nothing_in_favour_of_a_mail():
+    """Points that it deducts would make up for what another engine found."""
+    found = Findings(frozenset({"a:b"}), score=-5.0, opinion=-3.0)
+    assert counted(found, has_sent_all=True, is_bad=False) == found
+    assert counted(found, has_sent_all=False, is_bad=True) == Findings(frozenset({"a:b"}))
+    with pytest.raises(BadAnswer):
+        counted(found, has_sent_all=False, is_bad=False)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import pytest
 from bridge.service import engine_kit
 from bridge.service.analysis.engine import Findings, LimitReached
 from bridge.service.analysis.hook import read_answer
+from bridge.service.analysis.http_answer import answer_to, http_client
 from bridge.service.analysis.plugin import PluginFailed
 from tests.server_program import ServerProgram
-from tests.service.lying_server import LyingServer
+from tests.service.lying_server import LyingServer, hasty
 from tests.service.service_kit import CONFIG, TOKEN, attached, free_port, mail, service, zipped
+from tests.service.tls_proxy import tls_proxy
 
 SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "operate" / "samples" / "own-engine"
 MIB = 1024 * 1024
@@ -130,6 +134,47 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
     answer = liar.running.submit(mail()).json
     assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:invoices", "incomplete"])
     assert time.monotonic() - start < 50
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision", "tags"),
+    [
+        (b'{"verdict": "malware"}', "quarantine", ["malware:invoices"]),
+        (b'{"verdict": "spam"}', "bounce", ["invoices:spam"]),
+        (b'{"score": 9, "verdict": "clean"}', "quarantine", []),
+        (b'{"tags": ["invoice:program"]}', "deliver", ["invoice:program"]),
+        (b"{}", "deliver", ["failed:invoices"]),
+        (b'{"verdict": "clean"}', "deliver", ["failed:invoices"]),
+        (b'{"tags": ["invoice:seen"], "verdict": "clean"}', "deliver", ["failed:invoices"]),
+    ],
+)
+def test_what_a_hook_found_in_the_beginning_of_a_mail_was_lost(tmp_path, answer, decision, tags):
+    """It said so before it had read the rest. That a mail is clean still counts only if it has all of it."""
+    with hasty(http(answer)) as server, service(tmp_path, config(server.port, required="false")) as running:
+        found = running.submit(attached(bytes(8 * MIB))).json
+        assert (found["decision"], found["tags"]) == (decision, tags)
+
+
+async def test_a_hook_over_tls(tmp_path):
+    """A large question passes, and nothing is sent to a server whose certificate is not trusted."""
+    server, client = LyingServer(), http_client(10.0, 1)
+    server.reply, server.is_patient = http(b"{}"), True
+    length = [(b"Content-Length", str(4 * MIB).encode())]
+
+    async def content() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield bytes(MIB)
+
+    with tls_proxy(tmp_path, server.port) as proxy:
+        url = f"https://127.0.0.1:{proxy.port}/"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await answer_to(client, url, length, content(), 100)
+        assert proxy.passed_on == 0
+        client._transport._pool._ssl_context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        assert await answer_to(client, url, length, content(), 100) == (b"{}", True)
+        assert proxy.passed_on > 4 * MIB
+    await client.aclose()
+    server.close()
 
 
 def test_a_large_mail_is_not_sent(liar):

@@ -14,7 +14,7 @@ import pytest
 from bridge.service.analysis.icap import Response, findings
 from tests.processor_time import is_linear
 from tests.service.conftest import running_c_icap
-from tests.service.lying_server import LyingServer
+from tests.service.lying_server import LyingServer, hasty
 from tests.service.service_kit import CONFIG, EICAR, attached, command, mail, service, zipped
 from tests.service.tls_proxy import tls_proxy
 
@@ -184,6 +184,32 @@ def test_a_sender_switched_icap_off_with_half_a_character_in_a_file_name(liar, t
     content = mail(b"x", Content_Type="application/pdf", Content_Disposition=f'attachment; filename="{name.decode()}"')
     with service(tmp_path, config(liar.port, required="false")) as running:
         assert running.submit(content).json["tags"] == ["malware:bad"]
+
+
+_CLEAN = b"ICAP/1.0 204 No\r\n\r\n"
+_BAD = b"ICAP/1.0 200 OK\r\nX-Infection-Found: Type=0; Threat=Bad;\r\n\r\n"
+_MORE = b"ICAP/1.0 100 Continue\r\n\r\n"
+
+
+class WithoutPreview(Liar):
+    options = b"Methods: RESPMOD\r\nAllow: 204\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "decision", "tags"),
+    [
+        (WithoutPreview, _CLEAN, "undecided", ["failed:icap", "incomplete"]),
+        (WithoutPreview, _BAD, "quarantine", ["malware:bad"]),
+        (Liar, _MORE + _CLEAN, "undecided", ["failed:icap", "incomplete"]),
+        (Liar, _MORE + _BAD, "quarantine", ["malware:bad"]),
+        (Liar, _CLEAN, "deliver", []),  # it asked for this preview
+    ],
+)
+def test_a_server_that_had_not_read_the_object_called_it_clean(tmp_path, kind, reply, decision, tags):
+    """Its 204 counted although the rest of the object could not be sent. What it found counts."""
+    with hasty(reply, kind) as server, service(tmp_path, config(server.port)) as running:
+        answer = running.submit(attached(bytes(8 * MIB))).json
+        assert (answer["decision"], answer["tags"]) == (decision, tags)
 
 
 def test_one_long_field_stopped_the_service_for_a_minute():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from bridge.runtime.name_lookup import NameLookup
-from bridge.service.analysis.connections import Connection, connect
+from bridge.service.analysis.connections import Connection, connect, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.engine_settings import ClamAv
 
@@ -38,11 +38,9 @@ class ClamAvAnalyzer:
         try:
             connection.allow(MAX_ANSWER)
             found = read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))
-            if not found.tags and not connection.has_sent_all:
-                raise ClamdError("OK before the whole mail was sent")
             if not found.tags and connection.has_more:
                 raise ClamdError("several answers")
-            return found
+            return counted(found, connection.has_sent_all, is_bad=bool(found.tags))
         finally:
             connection.close()
 

@@ -1,10 +1,11 @@
 """Connections to engines that speak their own protocol over TCP or a Unix socket.
 
 One home for the rules that all of them follow: at most `count` connections, so that an engine is not flooded;
-each connection is used for one question, because an engine that answers twice would answer the next one, too; an answer
-has a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because an
-engine may answer early and then stop reading. That a mail is clean can only be said by an engine that has all of it
-(`has_sent_all`). Timeouts are the pipeline's: it cancels the whole analysis.
+each connection is used for one question, because a second answer would be taken for the answer to the next question; an
+answer has a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because
+an engine may answer early and then stop reading. An early answer counts if it says that the mail is bad; that it is
+clean can only be said by an engine that has all of it (`counted`). Timeouts are the pipeline's: it cancels the whole
+analysis.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.name_lookup import NameLookup
+from bridge.service.analysis.engine import Findings
 
 PIECE = 64 * 1024
 _CONNECT_S = 5.0  # shared by the addresses of a name; the pipeline gives the last ones all the remaining time
@@ -27,6 +30,18 @@ T = TypeVar("T")
 
 class BadAnswer(Exception):
     """The engine sent something that its protocol does not allow, too much, or nothing."""
+
+
+def counted(found: Findings, has_sent_all: bool, is_bad: bool) -> Findings:
+    """What counts of an answer: if it is early, only what it says against the mail. Raises BadAnswer.
+
+    `is_bad`: whether the engine says that the mail is bad, which each of them does in its own way.
+    """
+    if has_sent_all:
+        return found
+    if not is_bad:
+        raise BadAnswer("answered before everything was sent")
+    return replace(found, score=max(found.score, 0.0), opinion=max(found.opinion, 0.0))
 
 
 class Connection:

@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge.api.json_answer import read_unique
 from bridge.mail.header_fields import FieldFinder
-from bridge.service.analysis.connections import BadAnswer
+from bridge.service.analysis.connections import BadAnswer, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.http_answer import answer_to, http_client
 from bridge.service.analysis.job import StoredMail
@@ -55,8 +55,9 @@ class HookAnalyzer:
         headers = [(b"Content-Type", b"application/json"), (b"Content-Length", str(length).encode())]
         if self._settings.token is not None:
             headers.append((b"Authorization", b"Bearer " + self._settings.token.get_secret_value().encode()))
-        answer = await answer_to(self._client, self._settings.url, headers, _sent(body), MAX_ANSWER)
-        return read_answer(self._name, answer)
+        return read_answer(
+            self._name, *await answer_to(self._client, self._settings.url, headers, _sent(body), MAX_ANSWER)
+        )
 
 
 def _body(mail: Mail, with_content: bool) -> Iterator[bytes | MailPart]:
@@ -112,7 +113,7 @@ async def _sent(body: list[bytes | MailPart]) -> AsyncIterator[bytes]:
         yield base64.b64encode(rest)
 
 
-def read_answer(name: str, body: bytes) -> Findings:
+def read_answer(name: str, body: bytes, has_sent_all: bool = True) -> Findings:
     """Raises BadAnswer, PluginFailed, or LimitReached if the hook says that it could not examine the mail."""
     try:
         answer = read_unique(body)
@@ -128,7 +129,9 @@ def read_answer(name: str, body: bytes) -> Findings:
     found = checked(Findings(frozenset(tags), score))
     if any(map(_RESERVED.fullmatch, found.tags)):
         raise PluginFailed("a tag that only the service may set")
-    return _with_verdict(name, found, verdict)
+    found = _with_verdict(name, found, verdict)
+    # Only the operator knows what a tag means, so an early one counts, unless the hook itself calls the mail clean.
+    return counted(found, has_sent_all, is_bad=found.score > 0 or (bool(found.tags) and verdict != "clean"))
 
 
 def _with_verdict(name: str, found: Findings, verdict: Any) -> Findings:

@@ -1,47 +1,95 @@
 """One question to an engine over HTTP, and its answer, within bounds.
 
 Each mail has its own connection: an engine does not say to which request an answer belongs, and the HTTP library
-would take a second answer to one mail for the answer to the next. An answer that comes before the whole mail was sent
-does not count. None is decompressed, because a few kilobytes could become gigabytes, and redirects are not followed.
+would take a second answer to one mail for the answer to the next. None is decompressed, because a few kilobytes could
+become gigabytes, and redirects are not followed. The library speaks HTTP over our own connections: its own ones lose an
+answer if the engine sends it and closes the connection before it has read the whole mail.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import httpx2
 
-from bridge.service.analysis.connections import BadAnswer
+from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.name_lookup import NameLookup
+from bridge.service.analysis.connections import BadAnswer, Connection, connect
+from bridge.service.analysis.tls_connection import TlsConnection
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class _Stream:
+    """A connection as the HTTP library wants it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.has_sent_all = True
+
+    async def read(self, _max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
+        async with asyncio.timeout(timeout):
+            return await self._connection.receive()
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """If the engine has closed the connection, the library goes on as if it had not, and reads the answer."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connection.send(buffer)
+        except ConnectionError:
+            self.has_sent_all = False
+        await asyncio.sleep(0)  # as above
+
+    async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str, timeout: float | None) -> _Stream:
+        try:
+            async with asyncio.timeout(timeout):
+                return _Stream(await TlsConnection.over(self._connection, ssl_context, server_hostname))
+        except BaseException:
+            self._connection.close()
+            raise
+
+    async def aclose(self) -> None:
+        self._connection.close()
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+
+class _Network:
+    def __init__(self) -> None:
+        self._names = NameLookup()
+
+    async def connect_tcp(self, host: str, port: int, timeout: float, **_options: Any) -> _Stream:
+        async with asyncio.timeout(timeout):
+            return _Stream(await connect(Endpoint(host, port), self._names, timeout))
 
 
 def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
     """`timeout_s` applies to each step of a request; the pipeline limits the total."""
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=0)
-    return httpx2.AsyncClient(trust_env=False, timeout=timeout_s, limits=limits)
+    transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
+    pool: Any = transport._pool  # httpx2 has no parameter for this; httpcore2, below it, has
+    pool._network_backend = _Network()
+    return httpx2.AsyncClient(trust_env=False, timeout=timeout_s, transport=transport)
 
 
 async def answer_to(
     client: httpx2.AsyncClient, url: str, headers: Headers, content: AsyncIterator[bytes], max_bytes: int
-) -> bytes:
-    """POST `content`. Raises BadAnswer, and the library's errors."""
+) -> tuple[bytes, bool]:
+    """POST `content`. The answer, and whether everything was sent: see `connections.counted`.
+
+    Raises BadAnswer, and the library's errors.
+    """
     headers = [*headers, (b"Accept-Encoding", b"identity")]
-    has_sent_all = False
-
-    async def sent() -> AsyncIterator[bytes]:
-        nonlocal has_sent_all
-        async for piece in content:
-            yield piece
-        has_sent_all = True
-
-    request = client.build_request("POST", url, headers=headers, content=sent())
+    request = client.build_request("POST", url, headers=headers, content=content)
     response = await client.send(request, stream=True)
     try:
         if response.status_code != 200:
             raise BadAnswer(f"HTTP status {response.status_code}")
-        if not has_sent_all:
-            raise BadAnswer("answered before the whole mail was sent")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadAnswer("the answer is compressed")
         answer = bytearray()
@@ -49,6 +97,6 @@ async def answer_to(
             answer += piece
             if len(answer) > max_bytes:
                 raise BadAnswer(f"answer larger than {max_bytes} bytes")
-        return bytes(answer)
+        return bytes(answer), response.extensions["network_stream"].has_sent_all
     finally:
         await response.aclose()

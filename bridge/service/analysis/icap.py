@@ -4,6 +4,7 @@ The server's OPTIONS say which method it offers, how much of an object it wants 
 it answers 204 for an object that it does not change. Objects are sent as if they were answers of a web server
 (RESPMOD) or uploads to one (REQMOD). 204 is clean. So is an object that comes back unchanged; one that comes back
 changed was replaced by a page about what was found, and then header fields name it, although not all servers send them.
+A server may call an object clean after the preview that it asked for; once more is sent, only after all of it.
 If this file is wrong, malware counts as clean: so an answer that is neither does not count as one.
 """
 
@@ -14,11 +15,11 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, urlsplit
 
 from bridge.errors import ConfigError
-from bridge.service.analysis.connections import BadAnswer, Connection, Connections, Opening, as_it_is
+from bridge.service.analysis.connections import BadAnswer, Connection, Connections, Opening, as_it_is, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.analysis.parts import MailPart
 from bridge.service.analysis.tls_connection import tls_opening
@@ -55,6 +56,7 @@ class Response:
     fields: dict[str, list[str]]  # names in lower case
     http_status: int = 0  # of the object that came back
     digest: str = ""
+    is_early: bool = False  # neither an answer to the preview nor to the whole object
 
     def first(self, name: str) -> str:
         return self.fields.get(name, [""])[0]
@@ -172,7 +174,7 @@ async def _ask(connection: Connection, head: bytes, part: MailPart | None, optio
     if part is None or options is None:
         return await connection.answer(connection.send(head), _response(connection))
     if options.preview is None:
-        return await connection.answer(_send_all(connection, head, part, 0), _response(connection))
+        return await _ask_about_all(connection, head, part, 0)
     count = min(options.preview, part.size)
     beginning = _beginning(part, count)
     end = b"0; ieof\r\n\r\n" if count == part.size else _LAST
@@ -183,7 +185,12 @@ async def _ask(connection: Connection, head: bytes, part: MailPart | None, optio
         return response
     if count == part.size:
         raise BadAnswer("asked for more after the whole object was sent")
-    return await connection.answer(_send_all(connection, b"", part, count), _response(connection))
+    return await _ask_about_all(connection, b"", part, count)
+
+
+async def _ask_about_all(connection: Connection, head: bytes, part: MailPart, skip: int) -> Response:
+    response = await connection.answer(_send_all(connection, head, part, skip), _response(connection))
+    return replace(response, is_early=not connection.has_sent_all)
 
 
 def _beginning(part: MailPart, count: int) -> bytes:
@@ -312,6 +319,11 @@ def read_options(response: Response, now: float) -> Options:
 
 def findings(response: Response, sent: str) -> frozenset[str]:
     """Tags of what the server found in an object whose digest is `sent`. Raises BadAnswer."""
+    tags = _found(response, sent)
+    return counted(Findings(tags), not response.is_early, is_bad=bool(tags)).tags
+
+
+def _found(response: Response, sent: str) -> frozenset[str]:
     if response.status == 204:
         return frozenset(_named(response))
     if response.status != 200:

@@ -10,12 +10,14 @@ import re
 from collections.abc import AsyncIterator
 
 from bridge.api.json_answer import read_decision_in_any_bytes
+from bridge.service.analysis.connections import counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.analysis.http_answer import answer_to, http_client
 from bridge.service.analysis.opinions import REJECTED, UNSURE, opinion_of
 from bridge.service.engine_settings import Rspamd
 
 _NOT_SPAM = frozenset({"no action", "greylist", "soft reject"})  # actions
+_PASSED = frozenset({"rspamd:no-action", "rspamd:greylist"})  # tags that say nothing against a mail
 MAX_ANSWER = 4 * 1024 * 1024
 
 
@@ -35,8 +37,9 @@ class RspamdAnalyzer:
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._settings.max_size:
             raise LimitReached("size")
-        answer = await answer_to(self._client, self._url, _headers(mail), _body(mail), MAX_ANSWER)
-        return read_answer(answer, self._settings.spam_score)
+        answer, has_sent_all = await answer_to(self._client, self._url, _headers(mail), _body(mail), MAX_ANSWER)
+        found = read_answer(answer, self._settings.spam_score)
+        return counted(found, has_sent_all, is_bad=found.tags.isdisjoint(_PASSED))
 
     async def close(self) -> None:
         await self._client.aclose()

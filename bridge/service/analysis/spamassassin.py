@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
-from bridge.service.analysis.connections import BadAnswer, Connection, Connections
+from bridge.service.analysis.connections import BadAnswer, Connection, Connections, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.opinions import FAR, SUFFICIENT, UNSURE, opinion_of
 from bridge.service.engine_settings import SpamAssassin
@@ -22,6 +22,7 @@ MAX_FIELDS = 100
 _STATUS = re.compile(rb"SPAMD/\d{1,3}\.\d{1,3} (\d{1,9}) .*")
 _SPAM = re.compile(r"(True|False|Yes|No) *; *(-?\d{1,9}(?:\.\d{1,9})?) */ *(-?\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _RULE = re.compile(r"[A-Za-z0-9_]{1,100}")
+_CALLED_SPAM = "spamassassin:spam"
 
 
 class SpamAssassinAnalyzer:
@@ -41,9 +42,8 @@ class SpamAssassinAnalyzer:
         async with self._connections.one() as connection:
             connection.allow(MAX_ANSWER)
             head, body = await connection.answer(self._send(connection, mail), _read(connection))
-            if not connection.has_sent_all:
-                raise BadAnswer("answered before the whole mail was sent")
-        return read_answer(head, body, self._settings.spam_score)
+        found = read_answer(head, body, self._settings.spam_score)
+        return counted(found, connection.has_sent_all, is_bad=_CALLED_SPAM in found.tags)
 
     async def _send(self, connection: Connection, mail: Mail) -> None:
         user = f"User: {self._settings.user}\r\n" if self._settings.user else ""
@@ -104,7 +104,7 @@ def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findi
     tags = {f"spamassassin:{name}" for name in rules[:MAX_RULES] if _RULE.fullmatch(name)}
     is_spam = match.group(1).lower() in ("true", "yes")
     if is_spam:
-        tags.add("spamassassin:spam")
+        tags.add(_CALLED_SPAM)
     try:
         points = min(opinion_of(score, threshold, spam_score), 2 * spam_score if is_spam else UNSURE)
     except ValueError as exc:

@@ -33,6 +33,13 @@ class TlsConnection(Connection):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._flushing = asyncio.Lock()  # a mail may be sent while its answer is read
 
+    @classmethod
+    async def over(cls, connection: Connection, context: ssl.SSLContext, name: str) -> TlsConnection:
+        """Instead of `connection`. Raises OSError."""
+        made = cls(connection._sock, context, name)
+        await made.shake_hands()
+        return made
+
     async def shake_hands(self) -> None:
         """Raises OSError, of which ssl.SSLError is one."""
         while True:
