@@ -45,7 +45,8 @@ _NO_FIELD = tuple(
 _HEADER_LINE = re.compile(rb"\n[ \t]*[!-9;-~]{1,200}[ \t]*:")
 _MAIL_START = re.compile(rb"\s{0,99}(?:>?From |[!-9;-~]{1,200}[ \t]*:)")
 _WITH_COLON = re.compile(rb"content-(?:[a-z0-9-]{0,99}[\s\0]{0,99}:|transfer-encoding)")  # in lower case
-_SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
+_BLANKS = b" \t\v\f\x00\r\n"
+_SKIPPED = re.compile(rb"[%b]*" % _BLANKS)
 # These are looked for in lower case: that takes a tenth of the time of patterns that ignore case (Python 3.11).
 _ENCODED, _BASE64, _QUOTED = b"ncod", (b"64", b"=?"), (b"quoted", b"printab")
 _OTHER_ENCODINGS = (b"uu", b"yen", b"y-en", b"hex", b"gzip")
@@ -55,7 +56,9 @@ _ENCODING_FIELD, _TYPE_FIELD = (
 )
 _BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # random letters
 # In lower case: the names of fields that a signature covers. They say nothing about the encoding, unless one follows.
-_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:[ \t\r\n]{0,9}:[ \t\r\n]{0,9}[a-z0-9-]{1,99}){2,}+")
+# A line that does not continue another is a field, whatever stands before it.
+_FOLD = rb"[ \t]{0,9}(?:\r?\n[ \t]{1,9})?"
+_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:%b:%b[a-z0-9-]{1,99}){2,}+" % (_FOLD, _FOLD))
 _ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
 # An encoding that is unknown or misspelt: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
@@ -194,18 +197,26 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
             yield content
 
 
+def as_sent(raw: bytes) -> list[bytes]:
+    """The content of a part for programs that do not decode it, with each line end if that matters to a file."""
+    text = raw.lstrip(_BLANKS)
+    return list(dict.fromkeys((raw, text, *(line_ends.with_each(text) if line_ends.matter(text) else ()))))
+
+
 def decodings(raw: bytes, encoding: str, budget: Budget, *, is_text: bool) -> Iterator[bytes]:
     """What programs make of one part that they decode in different ways, each content once.
 
-    `is_text`: whether they may change line ends after decoding. An unknown `encoding` may be any.
+    Some skip empty lines before it. `is_text`: whether they may change line ends after decoding. An unknown `encoding`
+    may be any.
     """
     seen: set[bytes] = set()
     in_base64 = _from_base64(raw, budget, is_text=is_text) if encoding != "quoted-printable" else ()
     for content in chain(in_base64, _from_quoted(raw, budget) if encoding != "base64" else ()):
-        budget.take_object(content)
-        if content and (key := line_ends.digest(content)) not in seen:
-            seen.add(key)
-            yield content
+        for form in (content, content.lstrip(_BLANKS)) if raw[:1] in _BLANKS else (content,):
+            budget.take_object(form)
+            if form and (key := line_ends.digest(form)) not in seen:
+                seen.add(key)
+                yield form
 
 
 def _from_base64(raw: bytes, budget: Budget, *, is_text: bool) -> Iterator[bytes]:

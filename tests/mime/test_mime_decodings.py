@@ -6,6 +6,8 @@ One odd character in the Base64 of a large page made its mail take more than a s
 from __future__ import annotations
 
 import base64
+import io
+import zipfile
 from collections.abc import Callable
 
 import pytest
@@ -128,3 +130,53 @@ def test_which_content_may_be_a_mail(content: bytes, may_be: bool) -> None:
 def test_the_fields_that_a_signature_covers_are_no_encoding(head: bytes, may_be: bool) -> None:
     """Nearly every signed mail that was ambiguous was decoded for them, at each place where a part may begin."""
     assert readings.may_be_quoted(head + b"\r\na=b") is may_be
+
+
+@pytest.mark.parametrize("kind", [b"text/html", b"text/plain"])
+def test_a_link_that_some_programs_do_not_decode_was_not_seen(kind: bytes) -> None:
+    """The page in a part that claims to be Base64 is shown by programs that fail to decode it."""
+    page = b'<html><a href="http://evil.example/x">More</a></html>'
+    assert "evil.example" in inspect(mail(page, kind=kind), Limits()).hosts
+
+
+@pytest.mark.parametrize("kind", [b"application/octet-stream", b"text/plain"])
+def test_an_unopened_archive_in_another_decoding_was_not_told(kind: bytes) -> None:
+    """Its bytes say what it is, and not the name of the whole part."""
+    raw = base64.b64encode(b"abcd") + b"\r\n" + encoded(b"\x60\xea\x2a\x00\x22\x0b\x01\x0b\x10\x00\x02" + b"x" * 300)
+    assert "mime:unopened-archive" in inspect(mail(raw, kind=kind), Limits()).tags
+
+
+def test_a_page_that_builds_a_file_was_not_seen_in_another_decoding() -> None:
+    """A text without a name was only searched for links."""
+    page = b'<html><script>var l=document.createElement("a");l.href=URL.createObjectURL(new Blob([atob("%b")]));'
+    page = page % base64.b64encode(b"MZ" + bytes(200)) + b'l.download="x.exe";l.click()</script></html>'
+    raw = base64.b64encode(b"abcd") + b"\r\n" + encoded(page)
+    assert {"attachment:builds-file", "mime:executable"} <= inspect(mail(raw, kind=b"text/plain"), Limits()).tags
+
+
+def test_the_name_of_a_file_in_odd_base64_was_not_seen() -> None:
+    """Of a format that marks its own beginning, and names the file."""
+    script = bytes((byte + 42) & 0xFF for byte in b"WScript.Echo('hello')")
+    raw = b"=ybegin line=128 size=21 name=x.js\r\n" + script + b"\r\n=yend size=21"
+    assert "mime:executable" in inspect(mail(raw), Limits()).tags
+
+
+@pytest.mark.parametrize("encoding", [b"quoted-printable", b"x-quoted"])
+def test_a_program_behind_empty_lines_was_not_seen(encoding: bytes) -> None:
+    """Some programs skip them, so that the file begins with its first bytes."""
+    program = b"MZ\x90\0" + bytes(56) + b"\x80\0\0\0" + bytes(64) + b"PE\0\0L\x01" + b"x" * 60
+    raw = b"\r\n\r\n" + b"=\r\n".join(lines_of(b"".join(b"=%02x" % byte for byte in program), 60))
+    assert "mime:executable" in inspect(mail(raw, encoding), Limits()).tags
+
+
+def test_a_misspelt_encoding_after_a_list_of_fields_was_not_seen() -> None:
+    """It is a field of its own, although the line before ends like the list of a signature. ClamAV decodes it."""
+    head = b"X-List: h=a:\r\nContent-Transfer-Encoding: qotd-prntable\r\n"
+    assert readings.may_be_quoted(head + b"\r\na=b")
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("eicar.com", EICAR)
+    raw = b"=\r\n".join(lines_of(b"".join(b"=%02X" % byte for byte in file.getvalue()), 60))
+    ambiguous = HEAD.replace(b'boundary="b"', b'boundary="b"; boundary="c"')
+    whole = ambiguous + b"Content-Type: application/octet-stream\r\n" + head + b"\r\n" + raw + END
+    assert "malware:eicar" in inspect(whole, Limits()).tags

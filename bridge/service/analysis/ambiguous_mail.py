@@ -60,35 +60,56 @@ class AmbiguityInspector(FileInspector):
                     self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
 
     def decodings(self, raw: bytes, part: Part, nesting: int) -> None:
-        """A part that programs decode to different contents. Each of the others is inspected as the usual one is."""
+        """A part that programs decode to different contents. Each of the others is inspected as the usual one is.
+
+        And as a file without a name, because what says that it cannot be read would be left out otherwise.
+        """
+        self.names_in(raw)
+        self.as_sent(raw, part, nesting)
         is_text = part.content_type.startswith("text/")
         is_only_text = part.content_type in ("text/plain", "text/html") and not part.names
         usual = encodings.decode(raw, part.encoding)[0]
-        with self.guesses(may_be_pieces=True):
-            for content in readings.decodings(raw, part.encoding, self.reading, is_text=is_text):
-                if content == usual:
-                    continue
-                self.signatures(content)
-                self.show(content, part.names, part.content_type)
-                self.hidden(content, nesting, is_text=is_text)
+        for content in readings.decodings(raw, part.encoding, self.reading, is_text=is_text):
+            self.guessed_file(content, nesting)
+            if content == usual:
+                continue
+            self.signatures(content)
+            self.show(content, part.names, part.content_type)
+            self.hidden(content, nesting, is_text=is_text)
+            with self.guesses(may_be_pieces=True):
                 if is_only_text:
                     self.text(content, 0, len(content), part, nesting)
                 if not is_only_text or recognition.is_file(content):
                     self.attachment(content, part, nesting)
+
+    def as_sent(self, raw: bytes, part: Part, nesting: int) -> None:
+        """Some programs do not decode what they cannot decode, such as Base64 whose last group has one character."""
+        words_only = base64_text.without_base64(raw)
+        self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)
+        for content in readings.as_sent(raw):
+            self.reading.take_object(content)
+            self.signatures(content)
+            self.show(content, part.names, part.content_type)
+            self.guessed_file(content, nesting)
 
     def doubt(self, doubts: set[str]) -> None:
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
 
     def files_in_text(self, text: bytes, names: Collection[str], nesting: int) -> None:
         """Encoded files that no field declares. All programs agree on the rest of the mail."""
-        try:
-            embedded = file_names.embedded(text)
-        except file_names.TooManyNames:
-            raise TooMuch("names") from None
-        self.reading.take(NAME_WORK * len(embedded))
-        self.named(embedded)
+        embedded = self.names_in(text)
         found = readings.files_in_text(text, self.reading)
         self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
+
+    def names_in(self, text: bytes) -> set[str]:
+        """The names of files that are encoded in it."""
+        try:
+            found = file_names.embedded(text)
+        except file_names.TooManyNames:
+            raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(found))
+        self.named(found)
+        return found
 
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
         """Programs may disagree on this mail: look at everything that any of them finds."""
