@@ -58,7 +58,7 @@ _BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # r
 # In lower case: the names of fields that a signature covers. They say nothing about the encoding, unless one follows.
 # A line that does not continue another is a field, whatever stands before it.
 _FOLD = rb"[ \t]{0,9}(?:\r?\n[ \t]{1,9})?"
-_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:%b:%b[a-z0-9-]{1,99}){2,}+" % (_FOLD, _FOLD))
+_SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:%b:%b[a-z0-9-]{1,99}){2,}" % (_FOLD, _FOLD))
 _ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
 # An encoding that is unknown or misspelt: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
@@ -195,48 +195,6 @@ def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
         if content not in seen:
             seen.add(content)
             yield content
-
-
-def as_sent(raw: bytes) -> list[bytes]:
-    """The content of a part for programs that do not decode it, with each line end if that matters to a file."""
-    text = raw.lstrip(_BLANKS)
-    return list(dict.fromkeys((raw, text, *(line_ends.with_each(text) if line_ends.matter(text) else ()))))
-
-
-def decodings(raw: bytes, encoding: str, budget: Budget, *, is_text: bool) -> Iterator[bytes]:
-    """What programs make of one part that they decode in different ways, each content once.
-
-    Some skip empty lines before it. `is_text`: whether they may change line ends after decoding. An unknown `encoding`
-    may be any.
-    """
-    seen: set[bytes] = set()
-    in_base64 = _from_base64(raw, budget, is_text=is_text) if encoding != "quoted-printable" else ()
-    for content in chain(in_base64, _from_quoted(raw, budget) if encoding != "base64" else ()):
-        for form in (content, content.lstrip(_BLANKS)) if raw[:1] in _BLANKS else (content,):
-            budget.take_object(form)
-            if form and (key := line_ends.digest(form)) not in seen:
-                seen.add(key)
-                yield form
-
-
-def _from_base64(raw: bytes, budget: Budget, *, is_text: bool) -> Iterator[bytes]:
-    budget.take_text(raw)
-    for content in encodings.readings(raw):
-        yield content
-        if is_text and line_ends.matter(content):
-            yield from line_ends.in_decoded(content)
-    yield from files_in_text(raw, budget)  # those who decode each run of such lines on its own
-
-
-def _from_quoted(raw: bytes, budget: Budget) -> Iterator[bytes]:
-    budget.take_text(raw)
-    do_line_ends_matter = False
-    for content in encodings.quoted_readings(raw):
-        do_line_ends_matter = do_line_ends_matter or line_ends.matter(content)
-        yield content
-    if do_line_ends_matter:
-        budget.take_text(raw)
-        yield from line_ends.in_quoted(raw)
 
 
 def _decoded_by(decoder: Callable[[bytes], Iterable[bytes]], runs: Iterable[bytes], budget: Budget) -> Iterator[bytes]:

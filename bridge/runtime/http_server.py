@@ -315,7 +315,10 @@ class HttpConnection(HttpToolsProtocol):
             while (rest := self._parse(data)) is not None:
                 data = rest
         except httptools.HttpParserError:
-            self.refuse(*self._excess or (400, "bad_request", "Invalid HTTP request received."))
+            if self._excess is None:
+                self.refuse(400, "bad_request", "Invalid HTTP request received.")
+            else:
+                self.refuse(*self._excess)
 
     def _parse(self, data: memoryview) -> memoryview | None:
         """What is left after a head that has to be read again; None when everything is parsed."""

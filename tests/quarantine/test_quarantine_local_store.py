@@ -63,7 +63,7 @@ async def test_a_mail_is_stored_with_its_metadata(tmp_path: Path) -> None:
         "recipient_parameters": [["NOTIFY=NEVER"], []],
         "remote_address": "192.0.2.1",
         "helo": "<script>\udcff",
-        "client_named": False,
+        "client_named": True,
         "listener": "mx",
         "session": "s1",
         "size": len(CONTENT),

@@ -1,7 +1,8 @@
 """Ambiguous mail: what programs find that read it in another way than the standards say.
 
-If they may disagree on its structure, everything that any of them finds is inspected. If they can only disagree on the
-content of single parts, because all find the same parts, only these are read in every way.
+Everything that any of them finds is inspected. If they can only disagree on encoded files in the text of a part, only
+these files are decoded in every way. If a part's encoding is in doubt, the whole mail is read: programs that take it
+for plain text, or for another encoding, find other links, names and parts in it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may belong
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
-# Doubts that leave the structure of a mail as it is: all programs find this part, from its first to its last byte.
-_WITHIN_PARTS = frozenset({"content-encoding", "encoding", "undeclared-parts"})
-
 ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "latin-1"})
 
@@ -44,53 +42,17 @@ class AmbiguityInspector(FileInspector):
         """Search for links; whether browsers may find files there, too."""
 
     def doubtful(self, data: Buffer, parts: list[Part], nesting: int) -> None:
-        """Programs may disagree on these parts, and therefore on the whole mail, or only on what is in these parts."""
+        """Programs may disagree on these parts, and therefore on the whole mail, or only on files in their texts."""
         doubts = set().union(*(part.doubts for part in parts))
-        if not doubts <= _WITHIN_PARTS or not all(_has_only_content(data, part) for part in parts):
+        if doubts != {"undeclared-parts"} or not all(_has_only_files(data, part) for part in parts):
             self.readings(data, doubts, nesting)
             return
         self.doubt(doubts)
         for part in parts:
             raw = data[part.body : part.end]
-            if "content-encoding" in part.doubts:
-                self.decodings(raw, part, nesting)
-            if "undeclared-parts" in part.doubts:
-                self.files_in_text(raw, part.names, nesting)
-                if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
-                    self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
-
-    def decodings(self, raw: bytes, part: Part, nesting: int) -> None:
-        """A part that programs decode to different contents. Each of the others is inspected as the usual one is.
-
-        And as a file without a name, because what says that it cannot be read would be left out otherwise.
-        """
-        self.names_in(raw)
-        self.as_sent(raw, part, nesting)
-        is_text = part.content_type.startswith("text/")
-        is_only_text = part.content_type in ("text/plain", "text/html") and not part.names
-        usual = encodings.decode(raw, part.encoding)[0]
-        for content in readings.decodings(raw, part.encoding, self.reading, is_text=is_text):
-            self.guessed_file(content, nesting)
-            if content == usual:
-                continue
-            self.signatures(content)
-            self.show(content, part.names, part.content_type)
-            self.hidden(content, nesting, is_text=is_text)
-            with self.guesses(may_be_pieces=True):
-                if is_only_text:
-                    self.text(content, 0, len(content), part, nesting)
-                if not is_only_text or recognition.is_file(content):
-                    self.attachment(content, part, nesting)
-
-    def as_sent(self, raw: bytes, part: Part, nesting: int) -> None:
-        """Some programs do not decode what they cannot decode, such as Base64 whose last group has one character."""
-        words_only = base64_text.without_base64(raw)
-        self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)
-        for content in readings.as_sent(raw):
-            self.reading.take_object(content)
-            self.signatures(content)
-            self.show(content, part.names, part.content_type)
-            self.guessed_file(content, nesting)
+            self.files_in_text(raw, part.names, nesting)
+            if part.encoding not in encodings.PLAIN and not part.content_type.startswith("text/"):
+                self.files_in_text(encodings.decode(raw, part.encoding)[0], part.names, nesting)  # others: `hidden`
 
     def doubt(self, doubts: set[str]) -> None:
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
@@ -195,8 +157,8 @@ class AmbiguityInspector(FileInspector):
             self.file(content, (), nesting)
 
 
-def _has_only_content(data: Buffer, part: Part) -> bool:
-    """Whether nothing but the content of the part is in doubt, and not its end or whether it has parts of its own."""
+def _has_only_files(data: Buffer, part: Part) -> bool:
+    """Of a part that may have encoded files in its text, or parts that it does not declare."""
     if part.content_type.startswith("multipart/") or is_message(part.content_type):
         return False
-    return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding == "quoted-printable")
+    return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding not in encodings.PLAIN)

@@ -60,7 +60,7 @@ def test_every_error_in_the_code_is_documented() -> None:
     for path in (ROOT / "bridge" / "daemon" / "http_api").glob("*.py"):
         used |= set(re.findall(r"ApiError\(\s*\"(\w+)\"", path.read_text()))
     server = (ROOT / "bridge" / "runtime" / "http_server.py").read_text()
-    used |= set(re.findall(r"\.refuse\(\d+, \"(\w+)\"", server))
+    used |= set(re.findall(r"(?:\.refuse\(|_excess = \()\d+, \"(\w+)\"", server))
     assert used == set(ERRORS)
 
 
