@@ -19,7 +19,7 @@ class Sender(Protocol):
     """The connection of a client that sends a mail."""
 
     def end_stop(self) -> bool:
-        """The client may go on; it is not to blame for the time. False if it is to stay stopped for another reason."""
+        """The client may go on; the pause does not count against it. False if it must stay stopped for another reason."""
 
 
 def brake(message: Message, transport: asyncio.Transport, sender: Sender) -> None:

@@ -96,7 +96,7 @@ class Spool:
     async def wait_for_disk(self, until: float) -> None:
         """Until a client may send a block, or until this time of the event loop."""
         clock = asyncio.get_running_loop().time
-        while clock() < until and not self.may_go_on():  # noqa: ASYNC110 - the disk tells nobody
+        while clock() < until and not self.may_go_on():  # noqa: ASYNC110 - the disk gives no notice
             await asyncio.sleep(LOOK_S)
 
     def make_file(self) -> SpoolFile:

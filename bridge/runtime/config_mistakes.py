@@ -58,6 +58,7 @@ _WORDS = {
     "int_from_float": "expected a whole number",
     "float_type": "expected a number",
     "float_parsing": "expected a number",
+    "finite_number": "expected a finite number",
     "greater_than": "expected a number above {gt}",
     "greater_than_equal": "expected at least {ge}",
     "less_than": "expected a number below {lt}",

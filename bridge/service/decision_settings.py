@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from bridge.api.scanning import Decision
 from bridge.service.section import Section
@@ -19,7 +19,7 @@ class DecisionRule(Section):
     """One row of the decision table: all given conditions must hold."""
 
     tags: list[str] = Field([], description="At least one tag matches one of these patterns (`*` is a wildcard).")
-    score: float | None = Field(None, description="The sum of all scores is at least this.")
+    score: FiniteFloat | None = Field(None, description="The sum of all scores is at least this.")
     verdict: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="The verdict to report.")
     decision: Decision
 
@@ -47,7 +47,7 @@ DEFAULT_RULES = [
 
 class Decisions(Section):
     rules: list[DecisionRule] = Field(DEFAULT_RULES, description="The first rule that matches applies.")
-    scores: dict[str, float] = Field({}, description="Scores of tags, where they differ from the default.")
+    scores: dict[str, FiniteFloat] = Field({}, description="Scores of tags, where they differ from the default.")
     otherwise: Decision = Field(Decision.DELIVER, description="Decision when no rule matches (verdict `clean`).")
 
     def allowing(self, lists: Iterable[str]) -> frozenset[str]:

@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 class LyingServer:
     """Reads a little, sends `reply`, then `endless` again and again until the client closes.
 
-    With `is_patient`, it reads the whole request first; with `is_hasty`, nothing after it has sent `reply`.
+    With `is_patient`, it reads the whole request first; with `is_hasty`, nothing after it has sent `reply`; and with
+    `is_stuck`, it does not close the connection either.
     """
 
     def __init__(self) -> None:
         self.reply = self.endless = b""
-        self.is_patient = self.is_hasty = False
+        self.is_patient = self.is_hasty = self.is_stuck = False
         self.requests: list[bytes] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -41,6 +42,8 @@ class LyingServer:
                 self.requests.append(request)
                 reply = self.answer_to(request)
                 client.sendall(reply)
+                if self.is_stuck:
+                    threading.Event().wait(60)
                 if self.is_hasty:
                     client.shutdown(socket.SHUT_RDWR)
                     return
@@ -56,10 +59,10 @@ class LyingServer:
 
 
 @contextmanager
-def hasty(reply: bytes, kind: type[LyingServer] = LyingServer) -> Iterator[LyingServer]:
+def hasty(reply: bytes, kind: type[LyingServer] = LyingServer, *, is_stuck: bool = False) -> Iterator[LyingServer]:
     """A server that reads a little of a large mail, answers, and reads no more."""
     server = kind()
-    server.reply, server.is_hasty = reply, True
+    server.reply, server.is_hasty, server.is_stuck = reply, True, is_stuck
     try:
         yield server
     finally:

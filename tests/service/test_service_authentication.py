@@ -32,7 +32,9 @@ from bridge.service.analysis.authentication import (  # noqa: E402
     find_record,
     judge,
 )
+from bridge.service.analysis.decision import DecisionTable  # noqa: E402
 from bridge.service.analyzer_settings import Authentication  # noqa: E402
+from bridge.service.decision_settings import Decisions  # noqa: E402
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 PEM = KEY.private_bytes(
@@ -262,6 +264,14 @@ def test_a_sender_switched_dmarc_off(running, sender, content):
     answer = running.submit(content, sender=sender, remoteAddress="192.0.2.9")
     assert "auth:dmarc-reject" in _auth(answer), answer.json
     assert answer.json["decision"] == "quarantine"
+
+
+def test_a_doubt_about_dmarc_returned_honest_mail() -> None:
+    """Its points were added to those of other findings, and the mail was bounced for a lookup without an answer."""
+    found = {"auth:dmarc-temperror", "auth:spf-fail", "office:macro", "header:duplicate"}
+    table = DecisionTable(Decisions())
+    assert table.decide(found).decision == "quarantine"
+    assert table.decide(found - {"auth:dmarc-temperror"} | {"auth:dmarc-reject"}).decision == "bounce"
 
 
 def _unanswered(selector: bytes = b"broken", domain: bytes = b"good.example") -> bytes:

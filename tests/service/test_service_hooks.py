@@ -142,7 +142,7 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
         (b'{"verdict": "malware"}', "quarantine", ["malware:invoices"]),
         (b'{"verdict": "spam"}', "bounce", ["invoices:spam"]),
         (b'{"score": 9, "verdict": "clean"}', "quarantine", []),
-        (b'{"tags": ["invoice:program"]}', "deliver", ["invoice:program"]),
+        (b'{"tags": ["invoice:program"]}', "deliver", ["failed:invoices"]),
         (b"{}", "deliver", ["failed:invoices"]),
         (b'{"verdict": "clean"}', "deliver", ["failed:invoices"]),
         (b'{"tags": ["invoice:seen"], "verdict": "clean"}', "deliver", ["failed:invoices"]),
@@ -153,6 +153,26 @@ def test_what_a_hook_found_in_the_beginning_of_a_mail_was_lost(tmp_path, answer,
     with hasty(http(answer)) as server, service(tmp_path, config(server.port, required="false")) as running:
         found = running.submit(attached(bytes(8 * MIB))).json
         assert (found["decision"], found["tags"]) == (decision, tags)
+
+
+def test_what_a_hook_found_that_then_did_nothing_was_lost(tmp_path):
+    """It neither read on nor closed the connection: we waited until the time was over."""
+    with (
+        hasty(http(b'{"verdict": "malware"}'), is_stuck=True) as server,
+        service(tmp_path, config(server.port, required="false")) as running,
+    ):
+        found = running.submit(attached(bytes(8 * MIB))).json
+        assert (found["decision"], found["tags"]) == ("quarantine", ["malware:invoices"])
+
+
+def test_a_hook_that_reads_on_after_its_answer_called_a_mail_clean(tmp_path):
+    """It had answered before it had the mail."""
+    server = LyingServer()
+    server.reply = http(b"{}")
+    with service(tmp_path, config(server.port, required="false")) as running:
+        found = running.submit(attached(bytes(8 * MIB))).json
+    server.close()
+    assert (found["decision"], found["tags"]) == ("deliver", ["failed:invoices"])
 
 
 async def test_a_hook_over_tls(tmp_path):

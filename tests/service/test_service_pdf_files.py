@@ -258,6 +258,14 @@ def test_every_stream_and_string_counts_as_work(repeated: bytes) -> None:
         list(pdf_members(b"%PDF-1.4\n" + repeated * 600_000, budget))
 
 
+@pytest.mark.parametrize(("pairs", "firsts"), [(100_000, 1), (20_000, 20)])
+def test_names_in_an_object_stream_took_quadratic_time(pairs: int, firsts: int) -> None:
+    """A file of 547 bytes kept a process busy for seconds: each place copied the rest of the stream."""
+    about = b"/Type/ObjStm/Filter/FlateDecode" + b"".join(b"/First %d" % number for number in range(firsts))
+    content = pdf(b"<</F 7 0 R>>\n" + stream(about, zlib.compress(b"7 0 " * pairs)))
+    assert fair_cpu_s(lambda: tags(content, "a.pdf")) < 1
+
+
 def test_fields_of_empty_lines_are_read_in_linear_time() -> None:
     assert is_linear(tag_of_field, "\n" * 50_000, "\n" * 200_000)
     assert tag_of_field('\n\n \t"DDEAUTO cmd /c calc') == "office:dde"

@@ -95,6 +95,7 @@ class AuthenticationAnalyzer:
             self._resolver.nameservers = [address.host for address in settings.nameservers]
             self._resolver.port = settings.nameservers[0].port
         self._timeout_s = settings.timeout
+        self._is_required = settings.required
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
         self._large = threading.Semaphore(MAX_LARGE)
 
@@ -131,6 +132,8 @@ class AuthenticationAnalyzer:
             self._verify(signature, dns, proofs)
         dkim = "pass" if proofs.passed["adkim"] else "fail" if signatures.any else "none"
         result = worst(judge(author, proofs, record) for author, record in records.items())
+        if result == TEMPERROR and self._is_required:
+            raise DnsUnavailable("dmarc")
         if len(records) < len(authors) and result not in (TEMPERROR, "quarantine", "reject"):
             raise DnsUnavailable("dmarc")
         return Results(spf, dkim, result)

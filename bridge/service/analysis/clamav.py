@@ -15,6 +15,7 @@ from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.engine_settings import ClamAv
 
 MAX_ANSWER = 4096
+ENCRYPTED = Findings(frozenset({"clamav:encrypted"}))
 
 
 class ClamdError(Exception):
@@ -40,7 +41,7 @@ class ClamAvAnalyzer:
             found = read_answer(await connection.answer(_send(connection, mail), connection.until(b"\0")))
             if not found.tags and connection.has_more:
                 raise ClamdError("several answers")
-            return counted(found, connection.has_sent_all, is_bad=bool(found.tags))
+            return counted(found, connection.has_sent_all, is_bad=bool(found.tags) and found != ENCRYPTED)
         finally:
             connection.close()
 
@@ -65,7 +66,7 @@ def read_answer(answer: bytes) -> Findings:
         if "Limits.Exceeded" in name:
             raise LimitReached("exceeded")
         if name.startswith("Heuristics.Encrypted"):
-            return Findings(frozenset({"clamav:encrypted"}))
+            return ENCRYPTED
         return Findings(frozenset({f"malware:{as_tag(name)}"}))
     if "size limit exceeded" in text:
         raise LimitReached("size")

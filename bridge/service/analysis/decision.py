@@ -23,6 +23,7 @@ from bridge.service.decision_settings import DecisionRule, Decisions
 INCOMPLETE = "incomplete"
 ENGINES, MODEL = "engines", "phishing model"  # what has a score beside tags
 _FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
+_DOUBTS = frozenset({"auth:dmarc-temperror"})  # a reason to hold a mail, but never to return or drop it
 
 # The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
 TAG_SCORES: dict[str, float] = {
@@ -110,8 +111,9 @@ class DecisionTable:
         ]
 
     def decide(self, tags: set[str], extra_score: float = 0.0, model_points: float = 0.0) -> Assessment:
-        certain = max(0.0, extra_score) + sum(self._scores.get(tag, 0.0) for tag in tags)
-        score = round(certain + model_points, 2)
+        certain = max(0.0, extra_score) + sum(self._scores.get(tag, 0.0) for tag in tags - _DOUBTS)
+        doubts = sum(self._scores.get(tag, 0.0) for tag in tags & _DOUBTS)
+        score = round(certain + doubts + model_points, 2)
         for pattern, rule, words in self._rules:
             if pattern is not None and not any(map(pattern.match, tags)):
                 continue

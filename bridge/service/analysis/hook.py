@@ -130,8 +130,7 @@ def read_answer(name: str, body: bytes, has_sent_all: bool = True) -> Findings:
     if any(map(_RESERVED.fullmatch, found.tags)):
         raise PluginFailed("a tag that only the service may set")
     found = _with_verdict(name, found, verdict)
-    # Only the operator knows what a tag means, so an early one counts, unless the hook itself calls the mail clean.
-    return counted(found, has_sent_all, is_bad=found.score > 0 or (bool(found.tags) and verdict != "clean"))
+    return counted(found, has_sent_all, is_bad=found.score > 0 or verdict == "malware")  # only a tag may mean anything
 
 
 def _with_verdict(name: str, found: Findings, verdict: Any) -> Findings:

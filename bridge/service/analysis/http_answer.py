@@ -24,25 +24,43 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class _Stream:
-    """A connection as the HTTP library wants it."""
+    """A connection as the HTTP library wants it, which reads only after it has sent everything.
+
+    We read all the time. Once an answer has begun, nothing more is sent: the engine may not read it any more.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._reading: asyncio.Task[bytes] | None = None
         self.has_sent_all = True
 
     async def read(self, _max_bytes: int, timeout: float | None = None) -> bytes:
         await asyncio.sleep(0)  # other tasks run in between, even if the engine is faster than we are
         async with asyncio.timeout(timeout):
-            return await self._connection.receive()
+            reading, self._reading = self._reading, None
+            return await (reading or self._connection.receive())
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """If the engine has closed the connection, the library goes on as if it had not, and reads the answer."""
+        """If the engine has answered or closed the connection, the library goes on as if everything was sent."""
+        if not buffer:
+            return
+        self._reading = self._reading or asyncio.create_task(self._connection.receive())
+        if self._reading.done():
+            self.has_sent_all = False
+            return
+        sending = asyncio.create_task(self._connection.send(buffer))
         try:
             async with asyncio.timeout(timeout):
-                await self._connection.send(buffer)
+                await asyncio.wait({sending, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    await sending
+                else:
+                    self.has_sent_all = False
         except ConnectionError:
             self.has_sent_all = False
-        await asyncio.sleep(0)  # as above
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str, timeout: float | None) -> _Stream:
         try:
@@ -53,6 +71,9 @@ class _Stream:
             raise
 
     async def aclose(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         self._connection.close()
 
     def get_extra_info(self, _name: str) -> None:
@@ -73,6 +94,8 @@ def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=0)
     transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
     pool: Any = transport._pool  # httpx2 has no parameter for this; httpcore2, below it, has
+    if not hasattr(pool, "_network_backend"):
+        raise RuntimeError("this version of httpx2 is not supported: connections to engines would lose early answers")
     pool._network_backend = _Network()
     return httpx2.AsyncClient(trust_env=False, timeout=timeout_s, transport=transport)
 

@@ -159,8 +159,9 @@ class _Document:
         for data, about in self._objects:
             self._budget.take_work(len(data))
             places, end = _places(data)
-            for first in {end, *map(int, _FIRST.findall(about))}:
-                found += [b"/F " + data[first + at :][:_LONGEST_NAME] for number, at in places if number in numbers]
+            starts = {first + at for first in (end, *_firsts(about)) for number, at in places if number in numbers}
+            self._budget.take_work(_LONGEST_NAME * len(starts))
+            found += [b"/F " + data[start : start + _LONGEST_NAME] for start in starts if start < len(data)]
         return found
 
     def _numbers(self, pattern: re.Pattern[bytes]) -> set[bytes]:
@@ -168,6 +169,12 @@ class _Document:
             match for text in self._texts for match in pattern.findall(text) + pattern.findall(without_comments(text))
         )
         return {number for match in found for number in (_REFERENCE.findall(match) or [match])}
+
+
+def _firsts(about: bytes) -> list[int]:
+    """Where the objects of a stream begin; the first and the last one, if several are named."""
+    found = [int(match) for match in _FIRST.findall(about)]
+    return found[:1] + found[1:][-1:]
 
 
 def _places(data: bytes) -> tuple[list[tuple[bytes, int]], int]:

@@ -144,6 +144,7 @@ class Decoder:
         self._budget.take_work(4 * len(self._text))
         for match in _OBJECT.finditer(self._text):
             if match[1] in numbers:
+                self._budget.take_work(_LOOKED_UP_SIZE)
                 yield self._text[match.end() : match.end() + _LOOKED_UP_SIZE].partition(b"endobj")[0]
 
     def _object(self, number: bytes) -> bytes:
