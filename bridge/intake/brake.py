@@ -19,7 +19,7 @@ class Sender(Protocol):
     """The connection of a client that sends a mail."""
 
     def end_stop(self) -> bool:
-        """The client may go on; the pause does not count against it. False if it must stay stopped for another reason."""
+        """The client may go on; the pause does not count against it. False if another reason keeps it stopped."""
 
 
 def brake(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
