@@ -352,13 +352,18 @@ def test_running_out_of_descriptors_neither_spins_nor_floods_the_log(tmp_path: P
             clients = [stack.enter_context(bridge.client()) for _ in range(60)]
             assert clients[0].open().startswith(b"250-")
             assert receives(clients[59], 1.0) == b""
-            used = cpu_seconds(bridge.pid)
-            assert receives(clients[0], 1.0) == b""
-            assert cpu_seconds(bridge.pid) - used < 0.5, "busy loop"
+            until(lambda: rests(bridge, clients[0]), "its work at the start to be done: it is in a busy loop")
             assert clients[0].mail()[:4] in (b"250 ", b"451 ")
         lines = bridge.log.read_text().count("\n") - before
         assert lines <= time.monotonic() - began + 2, bridge.log.read_text()[-2000:]
         until(lambda: takes_mail(bridge), "the bridge to recover")
+
+
+def rests(bridge: Process, client: SmtpClient) -> bool:
+    """Whether it used little CPU time for a second."""
+    used = cpu_seconds(bridge.pid)
+    assert receives(client, 1.0) == b""
+    return cpu_seconds(bridge.pid) - used < 0.5
 
 
 def takes_mail(bridge: Process) -> bool:
