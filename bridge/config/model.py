@@ -46,7 +46,7 @@ from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.listener import Listener
 from bridge.config.lists import Lists
-from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
+from bridge.config.own_listeners import hop_places, refuse_own_listeners, relay_places
 from bridge.config.personal import PersonalLists
 from bridge.config.policy import Policy
 from bridge.config.profiles import PROFILES

@@ -30,7 +30,7 @@ from bridge.filter.outcome import Record
 from bridge.history.recorder import Recorder
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
-from bridge.mail.trace import Trace
+from bridge.mail.trace_context import Trace
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.mail_log import MailLog
 from bridge.observe.metric_types import Counter

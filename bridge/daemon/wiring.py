@@ -37,7 +37,7 @@ from bridge.history.store import HistoryStore
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
 from bridge.intake.smtp.server import Kinds, SmtpSettings
-from bridge.intake.smtp.session_rules import SessionLimits
+from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import Redaction

@@ -13,7 +13,7 @@ from bridge.filter.late.decisions import LateStatus
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListMatch
 from bridge.mail.reply import Reply
-from bridge.mail.trace import Trace
+from bridge.mail.trace_context import Trace
 from bridge.mail.transaction import Transaction
 from bridge.runtime.value import value
 

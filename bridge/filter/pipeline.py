@@ -59,7 +59,7 @@ from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
-from bridge.mail.trace import Trace
+from bridge.mail.trace_context import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
 from bridge.quarantine.quarantine import Quarantine

@@ -1,27 +1,20 @@
-"""Which clients a listener trusts, and how many connections each may have.
+"""How many connections a listener has, and how many each client may have.
 
 The same rules for every protocol: the protocol's server asks here, and answers its client in its own words. Knows
-addresses and counts; knows no sockets. If this is wrong, an unknown client is trusted, or one client takes all
-connections.
+addresses and counts; knows no sockets. If this is wrong, one client takes all connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from bridge.mail.session import canonical_ip
+from bridge.intake.trusted_clients import LOOPBACK, Network, TrustedClients
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-LOOPBACK: tuple[Network, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
-
-UNKNOWN = "unknown"  # in place of an address
 _UNTRUSTED_SHARE = 20  # clients that are not trusted get at most a twentieth of the connections,
 _UNTRUSTED_MIN = 5  # but never fewer than this
-_MAX_REMEMBERED = 10_000
 
 C = TypeVar("C")  # the protocol's class of connections
 
@@ -42,34 +35,6 @@ class ListenerSettings:
     trusted: tuple[Network, ...] = LOOPBACK
     max_connections: int = 2000
     max_connections_per_client: int | None = None  # None: only `max_connections` limits a client
-
-
-class TrustedClients:
-    """The clients in `trusted_clients`, by address.
-
-    Each answer is remembered: a mail server connects again and again.
-    """
-
-    def __init__(self, networks: tuple[Network, ...]) -> None:
-        self._networks = networks
-        self._remembered: dict[str, bool] = {}
-
-    def __contains__(self, address: str | None) -> bool:
-        if address is None:  # a unix socket: its permissions decide
-            return True
-        answer = self._remembered.get(address)
-        if answer is None:
-            if len(self._remembered) >= _MAX_REMEMBERED:
-                self._remembered.clear()
-            answer = self._remembered[address] = self._look_up(address)
-        return answer
-
-    def _look_up(self, address: str) -> bool:
-        try:
-            ip = ipaddress.ip_address(address)
-        except ValueError:  # UNKNOWN
-            return False
-        return any(ip in network for network in self._networks)
 
 
 class ConnectionLimits(Generic[C]):
@@ -129,17 +94,3 @@ class ConnectionLimits(Generic[C]):
                 del self.per_client[client]
         if not self.open:
             self._empty.set()
-
-
-def peer_address(peername: Any) -> str | None:
-    """The bare address of a socket's other end; None for a unix socket. A mapped IPv4 address is IPv4.
-
-    A client that resets its connection before we accept it has no peer name, but its data still arrives: such a
-    client is UNKNOWN, and never trusted.
-    """
-    if peername is None:
-        return UNKNOWN
-    if not isinstance(peername, tuple):
-        return None
-    address = str(peername[0])
-    return canonical_ip(address) if ":" in address else address

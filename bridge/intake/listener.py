@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.intake.acceptor import Acceptor
-from bridge.intake.connection_limits import C, ConnectionLimits, ListenerSettings, Refusal, peer_address
+from bridge.intake.connection_limits import C, ConnectionLimits, ListenerSettings, Refusal
+from bridge.intake.trusted_clients import peer_address
 from bridge.runtime.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """OpenTelemetry: one span per mail, with child spans for waiting, scanning and relaying.
 
-The filter knows only the ids (`bridge.mail.trace`) and notes when each step began. Spans are created here, when
+The filter knows only the ids (`bridge.mail.trace_context`) and notes when each step began. Spans are created here, when
 the mail is finished, and sent by a thread from a bounded queue: a slow or unreachable collector costs spans,
 never mail. This module is imported only if tracing is configured.
 """
@@ -26,7 +26,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from bridge import __version__
 from bridge.filter.outcome import Record
-from bridge.mail.trace import Trace, new_trace
+from bridge.mail.trace_context import Trace, new_trace
 from bridge.observe.metrics import reason_of
 from bridge.runtime.shown_url import without_queries
 

@@ -72,11 +72,11 @@ class Swapped(SmtpConnection):
 
     @property
     def local_part_limit(self):
-        return self.session.rules.local_part_limit
+        return self.session.settings.local_part_limit
 
     @local_part_limit.setter
     def local_part_limit(self, limit):
-        self.session.rules = replace(self.session.rules, local_part_limit=limit)
+        self.session.settings = replace(self.session.settings, local_part_limit=limit)
 
     def connection_made(self, transport):
         self._writer = Writer(transport)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.intake.connection_limits import ListenerSettings, Refusal, TrustedClients, peer_address
+from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
+from bridge.intake.trusted_clients import TrustedClients, peer_address
 from bridge.testing import SmtpClient, free_port, running_bridge
 from tests.requirements import need_ipv6
 

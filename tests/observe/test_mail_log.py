@@ -29,7 +29,7 @@ from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
-from bridge.mail.trace import new_trace
+from bridge.mail.trace_context import new_trace
 from bridge.mail.transaction import Transaction
 from bridge.observe import log_format, log_writer, mail_log
 

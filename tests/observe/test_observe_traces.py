@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from bridge.config.model import Config
 from bridge.errors import ConfigError
-from bridge.mail.trace import new_trace
+from bridge.mail.trace_context import new_trace
 from bridge.runtime import yaml_file
 from bridge.testing import answer, free_port, running_bridge, until
 from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import create_engine, text
 
-from bridge.service.cluster import storage
+from bridge.service.cluster import jetstream
 from bridge.service.cluster.queue import WANTED
 from bridge.service.cluster.wire import JobHead
 from tests.nats_kit import nats_cluster, nats_server
@@ -115,13 +115,13 @@ def test_content_whose_upload_failed_is_removed_with_the_next_one(nats, tmp_path
             raise ConnectionResetError
 
         with pytest.raises(ConnectionResetError):
-            await storage.put(session, queue._names, name, cut_off())
+            await jetstream.put(session, queue._names, name, cut_off())
         assert (await session.stream.stream_info(f"OBJ_{queue._names.bucket}")).state.messages == 4
-        await storage.put(session, queue._names, name, [b"x" * MIB, b"end"])
-        content = b"".join([chunk async for chunk in storage.get(session, queue._names, name)])
+        await jetstream.put(session, queue._names, name, [b"x" * MIB, b"end"])
+        content = b"".join([chunk async for chunk in jetstream.get(session, queue._names, name)])
         by_library = await (await session.stream.object_store(queue._names.bucket)).get(name)
         assert by_library.data == content
-        await storage.remove(session, queue._names, name)
+        await jetstream.remove(session, queue._names, name)
         return content
 
     with service(tmp_path, plain) as front:
@@ -135,7 +135,7 @@ def test_content_that_no_one_removes_expires(nats, tmp_path):
     short = configuration([nats.url], core=", longRequestTimeout: 2000")
 
     async def leave(queue) -> None:
-        await storage.put(queue._link.session, queue._names, str(uuid4()), [b"x" * MIB])
+        await jetstream.put(queue._link.session, queue._names, str(uuid4()), [b"x" * MIB])
 
     with service(tmp_path, short) as front:
         wait_for(lambda: in_queue(front) == (0, 0))

@@ -22,7 +22,6 @@ from typing import Any
 
 from bridge.errors import Saturated, ScanTimeout
 from bridge.filter.policy import LOSSY, NO_STORAGE, SATURATED, UNCERTAIN_DOMAIN, reply_to_error, with_id
-from bridge.intake.connection_limits import peer_address
 from bridge.intake.hooks import draft, stalwart
 from bridge.intake.hooks.body import Body, ClientGone, TooSlow
 from bridge.intake.hooks.context import HooksContext
@@ -33,6 +32,7 @@ from bridge.intake.hooks.registrations import MAX_REGISTRATIONS, PROPERTIES, STA
 from bridge.intake.hooks.replays import Answer, OtherBody
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS
 from bridge.intake.refused_client import RefusedClient, too_many
+from bridge.intake.trusted_clients import peer_address
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id

@@ -14,12 +14,13 @@ from pathlib import Path
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter import rule_names
 from bridge.filter.pipeline import Filter
-from bridge.intake.connection_limits import LOOPBACK, ListenerSettings, Network, Refusal
+from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.hooks.json_body import MAX_KEPT
 from bridge.intake.hooks.registrations import Registrations
 from bridge.intake.hooks.replays import Replays
 from bridge.intake.milter.mail import Limits
 from bridge.intake.refused_client import RefusedClient, rule_of
+from bridge.intake.trusted_clients import LOOPBACK, Network
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 

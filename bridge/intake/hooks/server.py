@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.filter.pipeline import Filter
-from bridge.intake.connection_limits import Refusal, peer_address
+from bridge.intake.connection_limits import Refusal
 from bridge.intake.hooks.app import HooksApp, error_body
 from bridge.intake.hooks.context import HooksContext, HooksSettings
 from bridge.intake.listener import Listener
 from bridge.intake.refused_client import RefusedClient
+from bridge.intake.trusted_clients import peer_address
 from bridge.mail.message import Spool
 from bridge.runtime.http_server import HttpApplication, HttpConnection, HttpLimits
 from bridge.runtime.tls import use_reloaded_certificate

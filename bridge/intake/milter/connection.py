@@ -24,13 +24,13 @@ from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
 from bridge.intake.brake import brake
-from bridge.intake.connection_limits import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
 from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS, Mail, declared_size
 from bridge.intake.milter.protocol import State
 from bridge.intake.refused_client import RefusedClient, too_many
+from bridge.intake.trusted_clients import UNKNOWN, peer_address
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id

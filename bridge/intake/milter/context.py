@@ -14,11 +14,12 @@ from typing import Protocol
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.pipeline import Filter
-from bridge.intake.connection_limits import LOOPBACK, ListenerSettings, Network, Refusal
+from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
 from bridge.intake.refused_client import RefusedClient, rule_of
+from bridge.intake.trusted_clients import LOOPBACK, Network
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer

@@ -1,6 +1,6 @@
 """The commands of SMTP and LMTP: one table, and the dispatcher that finds each line's command in it.
 
-What is wrong with a line whatever it means (bytes, length, TLS) is refused first, then a command out of order, then
+What is wrong with a line whatever it means (`command_line_checks`) is refused first, then a command out of order, then
 arguments that do not parse; only then does the session (`session`) execute the command. The table is at the end of this
 file. If this is wrong, a line means something else to us than to its sender.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.intake.smtp import replies, xforward
+from bridge.intake.smtp.command_line_checks import refuse_line
 from bridge.intake.smtp.effects import Close, Effect
 from bridge.intake.smtp.fast_path import recognise
 from bridge.intake.smtp.paths import Path, parse_path
@@ -21,31 +22,29 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import UNKNOWN_CLIENT, Client
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
-_BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
-_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see `bare_line_ends`)
 _PARAMETERS = " [SP <mail-parameters>]"
 
 
 def receive_line(session: SmtpSession, line: bytes) -> Effect | None:
     """Execute one command line, without its CRLF."""
-    rules = session.rules
-    commands = _LMTP_COMMANDS if rules.is_lmtp else _SMTP_COMMANDS
+    settings = session.settings
+    commands = _LMTP_COMMANDS if settings.is_lmtp else _SMTP_COMMANDS
     arguments: tuple[Any, ...] | None = None
-    ordinary = recognise(line) if rules.uses_fast_path else None
-    if ordinary is not None and (not ordinary[2] or (session.extended_smtp and rules.fast_path_takes_parameters)):
+    ordinary = recognise(line) if settings.uses_fast_path else None
+    if ordinary is not None and (not ordinary[2] or (session.extended_smtp and settings.fast_path_takes_parameters)):
         verb, arguments, _ = ordinary
         command = commands[verb]
     else:
         verb, _, argument = line.partition(b" ")
         command = commands.get(verb) or commands.get(verb.upper(), _UNKNOWN)
-        refusal = _refuse_line(session, command, verb, line)
+        refusal = refuse_line(session, command.name, verb, line, may_have_any_byte=command.parses_any_byte)
         if refusal is not None:
             return session.refuse(refusal)
         if session.calls_left is not None and not _is_within_call_limit(session, verb):
             session.answer(b"421 4.7.0 %b sent too many times" % verb.upper())
             return CLOSE
-    if session.mails >= rules.limits.max_mails and command.name != "QUIT":
-        rules.on_limit("max_mails_per_connection")
+    if session.mails >= settings.limits.max_mails and command.name != "QUIT":
+        settings.on_limit("max_mails_per_connection")
         session.answer(replies.TOO_MANY_MAILS)
         return CLOSE
     if command is _UNKNOWN:
@@ -61,28 +60,10 @@ def receive_line(session: SmtpSession, line: bytes) -> Effect | None:
     return command.execute(session, *arguments)
 
 
-def _refuse_line(session: SmtpSession, command: Command, word: bytes, line: bytes) -> Reply | None:
-    """What is wrong with the line, whatever the command means."""
-    if not line.isascii() and not session.rules.takes_utf8:
-        return replies.STRICT_ASCII if word.isascii() else replies.BAD_SYNTAX
-    if not line or not word.isascii():
-        return replies.BAD_SYNTAX
-    if (_NUL in line or _CR in line or _LF in line) and not command.parses_any_byte:
-        return replies.BARE_BYTE
-    if len(line) > session.rules.max_line(command.name, is_extended=session.extended_smtp):
-        session.rules.on_limit("command")
-        return replies.LINE_TOO_LONG
-    if not session.is_tls_accepted and command.name != "QUIT":
-        return replies.INSECURE
-    if session.rules.requires_tls and session.ssl is None and command.name not in _BEFORE_TLS:
-        return replies.STARTTLS_FIRST
-    return None
-
-
 def _is_within_call_limit(session: SmtpSession, word: bytes) -> bool:
     assert session.calls_left is not None
     verb = word.upper().decode("ascii")
-    left = session.calls_left.get(verb, session.rules.default_call_limit)
+    left = session.calls_left.get(verb, session.settings.default_call_limit)
     session.calls_left[verb] = left - 1
     return left >= 1
 
@@ -117,7 +98,7 @@ def _path(session: SmtpSession, keyword: bytes, argument: bytes, form: str) -> t
         return path
     if path.params and not session.extended_smtp:
         return Reply(501, "5.5.4", form)
-    limit = session.rules.local_part_limit
+    limit = session.settings.local_part_limit
     if limit and len(path.address.rpartition("@")[0]) > limit:
         return replies.MALFORMED_ADDRESS
     return path.address, list(path.as_sent), path
@@ -149,7 +130,7 @@ def _verified_address(_: SmtpSession, argument: bytes) -> tuple[str] | Reply:
 
 
 def _help(session: SmtpSession, verb: str | None) -> None:
-    commands = _LMTP_COMMANDS if session.rules.is_lmtp else _SMTP_COMMANDS
+    commands = _LMTP_COMMANDS if session.settings.is_lmtp else _SMTP_COMMANDS
     listed = {command.name: command for command in commands.values() if command.syntax and command.is_listed(session)}
     command = listed.get((verb or "").upper())
     if command is not None:
@@ -210,7 +191,7 @@ _BOTH = (
     Command(
         *("STARTTLS", SmtpSession.starttls, _no_argument("STARTTLS")),
         syntax="STARTTLS",
-        is_listed=lambda session: session.rules.offers_tls,
+        is_listed=lambda session: session.settings.offers_tls,
     ),
     Command(
         *("XFORWARD", SmtpSession.xforward, _forwarded_client, SmtpSession.may_name_client),

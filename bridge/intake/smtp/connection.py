@@ -27,8 +27,9 @@ from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, PAUSE_AT, LineBuffer, LineTooLong
+from bridge.intake.smtp.proxy_header import read_proxy_header
 from bridge.intake.smtp.session import SmtpSession
-from bridge.intake.smtp.tls_and_proxy import read_proxy_header, start_tls
+from bridge.intake.smtp.start_tls import start_tls
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply
 from bridge.runtime.write_batch import FEW
@@ -57,7 +58,7 @@ class SmtpConnection(StockSurface):
     def __init__(self, context: SmtpContext) -> None:
         # aiosmtpd's constructor is not called: the context called it once for all connections.
         self._context = context
-        self.session = SmtpSession(context.rules)
+        self.session = SmtpSession(context.settings)
         self._transport: Any = None
         self.transport: Any = None  # None before the connection is made and once we have closed it
         self._buffer = LineBuffer(context.loop, self._before_wait)
@@ -378,8 +379,8 @@ class SmtpConnection(StockSurface):
             return self._hang_up()
         self._flush()
         self._begin_phase()
-        rules = self._context.rules
-        self._content = DataReader(Message(self._context.spool), rules.max_message_size, rules.limits.keeps_bare)
+        settings = self._context.settings
+        self._content = DataReader(Message(self._context.spool), settings.max_message_size, settings.limits.keeps_bare)
         self._content.began = self._phase_began
         if self._is_reading_paused:
             self._resume_reading()  # before the content, which may stop it again
@@ -450,10 +451,10 @@ class SmtpConnection(StockSurface):
         limit = "command_timeout"
         if self._content is not None:
             is_half_full, is_stopped = self._context.spool.is_half_full, not self._transport.is_reading()
-            limit = self._content.exceeded_limit(self._context.rules.limits, now, waited_s, is_half_full, is_stopped)
+            limit = self._content.exceeded_limit(self._context.settings.limits, now, waited_s, is_half_full, is_stopped)
             if not limit:
                 return self._begin_phase()
-        self._context.rules.on_limit(limit)
+        self._context.settings.on_limit(limit)
         return self.goodbye(_TIMEOUT)
 
     # Writing: replies are collected, and written when nothing more can be answered

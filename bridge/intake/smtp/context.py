@@ -15,7 +15,7 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
-from bridge.intake.smtp.session_rules import SessionLimits, SessionRules
+from bridge.intake.smtp.session_settings import SessionLimits, SessionSettings
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.write_batch import WriteBatch
@@ -46,9 +46,9 @@ class SmtpContext:
         self.spool = spool or Spool(1 << 30)
         self.tls_context: ssl.SSLContext | None = stock.tls_context
         self.proxy_timeout_s: float | None = stock._proxy_timeout
-        self.rules = _rules(stock, limits or SessionLimits(), is_lmtp, hidden, options)
-        self.command_timeout_s = self.rules.limits.command_timeout_s or float(stock._timeout_duration)
-        limits = self.rules.limits
+        self.settings = _settings(stock, limits or SessionLimits(), is_lmtp, hidden, options)
+        self.command_timeout_s = self.settings.limits.command_timeout_s or float(stock._timeout_duration)
+        limits = self.settings.limits
         self.data_timeout_s = min(RATE_WINDOW_S, limits.data_timeout_s, limits.mail_timeout_s)
         shortest_s = min(self.command_timeout_s, self.data_timeout_s)
         self.timer = ConnectionTimer(self.loop, min(shortest_s / _CHECKS_PER_TIMEOUT, _CHECK_INTERVAL_S))
@@ -59,13 +59,13 @@ class SmtpContext:
         )
 
 
-def _rules(
+def _settings(
     stock: Any, limits: SessionLimits, is_lmtp: bool, hidden: frozenset[str], options: dict[str, Any]
-) -> SessionRules:
-    """What aiosmtpd's constructor made of its options, as our rules."""
+) -> SessionSettings:
+    """What aiosmtpd's constructor made of its options, as our settings."""
     has_authenticator = options.get("authenticator") is not None or options.get("auth_callback") is not None
     has_auth = stock._auth_required or not stock._auth_require_tls or has_authenticator
-    return SessionRules(
+    return SessionSettings(
         hostname=stock.hostname,
         ident=stock.__ident__,
         is_lmtp=is_lmtp,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from bridge.errors import Saturated
-from bridge.intake.smtp.session_rules import SessionLimits
+from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.mail.bare_line_ends import LineEnds
 from bridge.mail.leading_dot import find_leading_dot
 from bridge.mail.message import Message

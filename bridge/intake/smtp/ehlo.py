@@ -7,33 +7,33 @@ this is wrong, a client is offered an extension that we then refuse, or does not
 from __future__ import annotations
 
 from bridge.intake.smtp import xforward
-from bridge.intake.smtp.session_rules import SessionRules
+from bridge.intake.smtp.session_settings import SessionSettings
 
 
-def ehlo_reply(rules: SessionRules, *, is_secure: bool, is_trusted: bool) -> bytes:
+def ehlo_reply(settings: SessionSettings, *, is_secure: bool, is_trusted: bool) -> bytes:
     """Made once for each combination."""
-    reply = rules.ehlo_replies.get((is_secure, is_trusted))
+    reply = settings.ehlo_replies.get((is_secure, is_trusted))
     if reply is None:
-        lines = [*extensions(rules, is_secure=is_secure, is_trusted=is_trusted), "250 HELP"]
-        reply = rules.ehlo_replies[is_secure, is_trusted] = "".join(f"{line}\r\n" for line in lines).encode()
+        lines = [*extensions(settings, is_secure=is_secure, is_trusted=is_trusted), "250 HELP"]
+        reply = settings.ehlo_replies[is_secure, is_trusted] = "".join(f"{line}\r\n" for line in lines).encode()
     return reply
 
 
-def extensions(rules: SessionRules, *, is_secure: bool, is_trusted: bool) -> list[str]:
+def extensions(settings: SessionSettings, *, is_secure: bool, is_trusted: bool) -> list[str]:
     """The lines of the reply to EHLO, except the last."""
-    lines = [rules.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
-    if rules.max_message_size:
-        lines.append(f"SIZE {rules.max_message_size}")
-    if not rules.decodes_content:
+    lines = [settings.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
+    if settings.max_message_size:
+        lines.append(f"SIZE {settings.max_message_size}")
+    if not settings.decodes_content:
         lines.append("8BITMIME")
-    if rules.takes_utf8:
+    if settings.takes_utf8:
         lines.append("SMTPUTF8")
     lines.append("PRDR")
-    if rules.offers_tls and not is_secure:
+    if settings.offers_tls and not is_secure:
         lines.append("STARTTLS")
-    if rules.auth_mechanisms is not None and (is_secure or not rules.auth_requires_tls):
-        lines.append("AUTH " + " ".join(rules.auth_mechanisms))
+    if settings.auth_mechanisms is not None and (is_secure or not settings.auth_requires_tls):
+        lines.append("AUTH " + " ".join(settings.auth_mechanisms))
     if is_trusted:
         lines.append("XFORWARD " + " ".join(xforward.XFORWARD_NAMES))
         lines.append("XCLIENT " + " ".join(xforward.XCLIENT_NAMES))
-    return ["250-" + line for line in lines if line not in rules.hidden]
+    return ["250-" + line for line in lines if line not in settings.hidden]

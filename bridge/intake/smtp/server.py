@@ -22,7 +22,7 @@ from bridge.filter import rule_names
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
-from bridge.intake.connection_limits import ListenerSettings, Network, Refusal, peer_address
+from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.refused_client import RefusedClient, rule_of, too_many
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
@@ -30,9 +30,10 @@ from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE
+from bridge.intake.smtp.proxy_header import is_stream, named_client
 from bridge.intake.smtp.session import SmtpSession
-from bridge.intake.smtp.session_rules import SessionLimits
-from bridge.intake.smtp.tls_and_proxy import is_stream, named_client
+from bridge.intake.smtp.session_settings import SessionLimits
+from bridge.intake.trusted_clients import Network, peer_address
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool

@@ -36,7 +36,7 @@ from bridge.intake.smtp.ehlo import ehlo_reply, extensions
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path
-from bridge.intake.smtp.session_rules import SessionRules
+from bridge.intake.smtp.session_settings import SessionSettings
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import new_id
@@ -62,7 +62,7 @@ class SmtpSession(StockSession):
     __slots__ = (
         *("_excused", "_id", "calls_left", "client", "described", "envelope", "errors"),
         *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_tls_accepted", "mails"),
-        *("peer", "peer_address", "replies", "rules", "trusted"),
+        *("peer", "peer_address", "replies", "settings", "trusted"),
     )
 
     # aiosmtpd sets these on each session, but few sessions need them.
@@ -73,14 +73,14 @@ class SmtpSession(StockSession):
     _login_data: Any = None
     _own_client: Client | None = None  # before XCLIENT
 
-    def __init__(self, rules: SessionRules, peer: Any = None) -> None:
-        self.rules = rules
+    def __init__(self, settings: SessionSettings, peer: Any = None) -> None:
+        self.settings = settings
         self.peer = peer  # as the transport names it
         self.peer_address: str | None = None  # its bare address; None on a unix socket
         self.replies: list[bytes] = []  # not yet written
         self.host_name: str | None = None  # from HELO; None until then
         self.extended_smtp = False
-        self.envelope = SmtpEnvelope(rules.content_encoding)
+        self.envelope = SmtpEnvelope(settings.content_encoding)
         self.is_tls_accepted = True  # False: the handler refuses the client's certificate
         self.trusted = False  # may name its own clients; the handler sets this when a client connects
         self.client = UNKNOWN_CLIENT  # the client behind this connection, as far as we trust what we were told
@@ -91,7 +91,7 @@ class SmtpSession(StockSession):
         self.idle_commands = 0  # in a row
         self.mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
-        self.calls_left = None if rules.call_limits is None else dict(rules.call_limits)
+        self.calls_left = None if settings.call_limits is None else dict(settings.call_limits)
         self._id = ""
 
     @property
@@ -104,7 +104,7 @@ class SmtpSession(StockSession):
     @property
     def answers_each(self) -> bool:
         """Whether the final dot of the current mail is answered with one reply for each recipient."""
-        return self.rules.is_lmtp or self.envelope.prdr
+        return self.settings.is_lmtp or self.envelope.prdr
 
     # Replies
 
@@ -145,7 +145,7 @@ class SmtpSession(StockSession):
     def greet(self, status: Any) -> Effect | None:
         """The client has connected, and the handler said this about it."""
         if status is MISSING:
-            self.replies.append(self.rules.banner)
+            self.replies.append(self.settings.banner)
             return None
         self.answer(status)
         return CLOSE
@@ -164,25 +164,25 @@ class SmtpSession(StockSession):
     def reset(self) -> None:
         """A new envelope if the last one was used; what XFORWARD said was for the last mail only."""
         if self.envelope.mail_from is not None:
-            self.envelope = SmtpEnvelope(self.rules.content_encoding)
+            self.envelope = SmtpEnvelope(self.settings.content_encoding)
         self.forwarded = None
 
     def check_patience(self) -> Effect | None:
         """After each command: has the client made too many mistakes, or too many commands without a mail?"""
-        limits = self.rules.limits
+        limits = self.settings.limits
         if self.errors >= limits.max_errors:
             limit = "max_errors"
         elif self.idle_commands > limits.max_idle_commands:
             limit = "idle_commands"
         else:
             return None
-        self.rules.on_limit(limit)
+        self.settings.on_limit(limit)
         self.answer(replies.EXHAUSTED)
         return CLOSE
 
     def receive_long_line(self) -> None:
         """A line was so long that it was not kept."""
-        self.rules.on_limit("line")
+        self.settings.on_limit("line")
         self.answer(replies.LINE_TOO_LONG)
 
     # What must come before a command: these refuse it themselves
@@ -190,12 +190,12 @@ class SmtpSession(StockSession):
     def is_greeted(self) -> bool:
         """Has the client said HELO, and authenticated itself if it must?"""
         if self.host_name:
-            return not self.rules.requires_auth or self.is_authenticated()
-        self.answer(Reply(503, "5.5.1", f"Error: send {'LHLO' if self.rules.is_lmtp else 'HELO'} first"))
+            return not self.settings.requires_auth or self.is_authenticated()
+        self.answer(Reply(503, "5.5.1", f"Error: send {'LHLO' if self.settings.is_lmtp else 'HELO'} first"))
         return False
 
     def is_authenticated(self) -> bool:
-        if not self.rules.requires_auth or self.authenticated:
+        if not self.settings.requires_auth or self.authenticated:
             return True
         self.answer(replies.AUTH_FIRST)
         return False
@@ -235,21 +235,21 @@ class SmtpSession(StockSession):
     def _greet_back(self, status: Any, hostname: str) -> None:
         if status is MISSING:
             self.host_name = hostname
-            status = f"250 {self.rules.hostname}"
+            status = f"250 {self.settings.hostname}"
         self.answer(status)
 
     def ehlo(self, hostname: str | None) -> Effect | None:
-        rules, is_secure = self.rules, self.ssl is not None
+        settings, is_secure = self.settings, self.ssl is not None
         if not hostname:
-            return self.refuse(Reply(501, "5.5.4", f"Syntax: {'LHLO' if rules.is_lmtp else 'EHLO'} hostname"))
+            return self.refuse(Reply(501, "5.5.4", f"Syntax: {'LHLO' if settings.is_lmtp else 'EHLO'} hostname"))
         self.reset()
         self.extended_smtp = True
-        if rules.ehlo_hook is None:
+        if settings.ehlo_hook is None:
             self.host_name = hostname
-            self.replies.append(ehlo_reply(rules, is_secure=is_secure, is_trusted=self.trusted))
+            self.replies.append(ehlo_reply(settings, is_secure=is_secure, is_trusted=self.trusted))
             return None
-        lines = extensions(rules, is_secure=is_secure, is_trusted=self.trusted)
-        if rules.ehlo_hook == "new":
+        lines = extensions(settings, is_secure=is_secure, is_trusted=self.trusted)
+        if settings.ehlo_hook == "new":
             return Ask("EHLO", self._announce, (hostname, [*lines, "250 HELP"]))
         self._announce(lines)
         return Ask("EHLO", lambda line, _: self.answer(line), (hostname,))
@@ -274,7 +274,7 @@ class SmtpSession(StockSession):
         self.host_name = client.helo
         self.extended_smtp = client.protocol != "SMTP"
         self.reset()
-        self.replies.append(self.rules.banner)
+        self.replies.append(self.settings.banner)
 
     # The mail. `unchecked` is None if the fast path recognised the line: its parameters are correct
 
@@ -291,12 +291,12 @@ class SmtpSession(StockSession):
         return Ask("MAIL", self._begin_mail, (address, options))
 
     def _refuse_mail(self, path: Path) -> Reply | None:
-        rules, names = self.rules, [name for name, _ in path.params]
+        settings, names = self.settings, [name for name, _ in path.params]
         self.envelope.smtp_utf8 = "SMTPUTF8" in names
         self.envelope.prdr = "PRDR" in names
-        refusal = refuse_of_mail(path, rules.hidden, rules.max_message_size, rules.takes_utf8)
+        refusal = refuse_of_mail(path, settings.hidden, settings.max_message_size, settings.takes_utf8)
         if refusal is TOO_LARGE:
-            rules.on_limit("max_message_size")
+            settings.on_limit("max_message_size")
         return refusal or self._refuse_utf8(path)
 
     def _refuse_oversize(self, status: Any, *_: Any) -> None:
@@ -314,7 +314,7 @@ class SmtpSession(StockSession):
             envelope.mail_options = options
             return self.replies.append(b"250 2.1.0 OK\r\n")
         if isinstance(status, Reply) and status.is_temporary:
-            self._excused = self.rules.limits.max_recipients + 1  # its RCPTs and DATA may be on their way
+            self._excused = self.settings.limits.max_recipients + 1  # its RCPTs and DATA may be on their way
         return self.answer(status)
 
     def rcpt(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
@@ -327,10 +327,10 @@ class SmtpSession(StockSession):
         if unchecked is not None:
             if not unchecked.address:
                 return replies.EMPTY_RECIPIENT
-            if unchecked.params and (refusal := refuse_of_rcpt(unchecked, self.rules.hidden)) is not None:
+            if unchecked.params and (refusal := refuse_of_rcpt(unchecked, self.settings.hidden)) is not None:
                 return refusal
-        if len(self.envelope.rcpt_tos) >= self.rules.limits.max_recipients:
-            self.rules.on_limit("max_recipients")
+        if len(self.envelope.rcpt_tos) >= self.settings.limits.max_recipients:
+            self.settings.on_limit("max_recipients")
             log.info("session %s: recipient <%s> refused: max_recipients", self.id, address)
             return replies.TOO_MANY_RECIPIENTS
         return None if unchecked is None else self._refuse_utf8(unchecked)
@@ -358,10 +358,10 @@ class SmtpSession(StockSession):
         self.envelope.message = content.message
         if content.fault is not None:
             if (limit := _LIMITS.get(content.fault)) is not None:
-                self.rules.on_limit(limit)
+                self.settings.on_limit(limit)
             refusal = _FAULTS[content.fault]
             return Ask("REFUSED", self.answer_mail, (refusal, content.total))
-        if self.rules.content_encoding == "ascii" and not (self.envelope.original_content or b"").isascii():
+        if self.settings.content_encoding == "ascii" and not (self.envelope.original_content or b"").isascii():
             return replies.STRICT_ASCII_CONTENT
         self.errors = 0  # a client that brings mail may make a mistake now and then
         return Ask("DATA", self.answer_mail)
@@ -376,7 +376,7 @@ class SmtpSession(StockSession):
             status = default
         if is_prdr:
             self._answer_prdr(status, recipients)
-        elif self.rules.is_lmtp:
+        elif self.settings.is_lmtp:
             self._announce(status if isinstance(status, tuple) else (status,) * recipients)
         else:
             assert not isinstance(status, tuple)
@@ -424,10 +424,10 @@ class SmtpSession(StockSession):
         return self.refuse(replies.NO_EXPN)
 
     def auth(self, argument: str | None) -> Effect | None:
-        return Authenticate(argument) if self.rules.auth_mechanisms is not None else self.refuse(replies.NO_AUTH)
+        return Authenticate(argument) if self.settings.auth_mechanisms is not None else self.refuse(replies.NO_AUTH)
 
     def starttls(self) -> Effect | None:
-        if not self.rules.offers_tls or self.ssl is not None:
+        if not self.settings.offers_tls or self.ssl is not None:
             return self.refuse(replies.NO_TLS)
         self.answer(replies.READY_FOR_TLS)
         return _START_TLS

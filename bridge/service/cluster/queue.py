@@ -28,7 +28,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.runtime.lasting import lasting
 from bridge.service.analysis.job import AnalysisJob
-from bridge.service.cluster import storage
+from bridge.service.cluster import jetstream
 from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, Link, Session
 from bridge.service.cluster.members import SIGN_INTERVAL_S, Members
 from bridge.service.cluster.wire import JobHead, Malformed, Names, NodeSign, WorkerSign
@@ -198,7 +198,7 @@ class NatsQueue:
         """The stream may be without a leader, or gone with a server that kept it in memory."""
         with suppress(*NATS_ERRORS):
             async with asyncio.timeout(REQUEST_S):
-                await storage.prepare(session, self._settings, self._names, self._timeout_s)
+                await jetstream.prepare(session, self._settings, self._names, self._timeout_s)
 
     async def _put(self, session: Session, waiting: _Waiting) -> None:
         job = waiting.job
@@ -209,7 +209,7 @@ class NatsQueue:
             body = b"".join((whole, *job.mail.chunks()))
         else:
             waiting.by_reference = True
-            await storage.put(session, self._names, job.ggrid, _whole(whole, job))
+            await jetstream.put(session, self._names, job.ggrid, _whole(whole, job))
             body = JobHead(job.ggrid, self._id, job.created, job.mail.size, None).to_bytes()
         headers = {"Nats-Msg-Id": f"{job.ggrid}.{waiting.times}"}
         placed = await session.stream.publish(self._names.jobs, body, stream=self._names.stream, headers=headers)
@@ -236,7 +236,7 @@ class NatsQueue:
                 with suppress(BadRequestError, NotFoundError):  # it is already gone
                     await session.stream.delete_msg(self._names.stream, waiting.sequence)
         if waiting.by_reference:
-            await storage.remove(session, self._names, waiting.job.ggrid)
+            await jetstream.remove(session, self._names, waiting.job.ggrid)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

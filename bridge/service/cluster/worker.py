@@ -30,7 +30,7 @@ from bridge.runtime.lasting import lasting
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail
 from bridge.service.analysis.pipeline import Pipeline
-from bridge.service.cluster import storage
+from bridge.service.cluster import jetstream
 from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, RETRY_S, Link, Session
 from bridge.service.cluster.members import SIGN_INTERVAL_S
 from bridge.service.cluster.pull import HAND_BACK, Pulls
@@ -193,7 +193,7 @@ class NatsWorker:
         async def prepare() -> None:
             with suppress(*NATS_ERRORS):
                 async with asyncio.timeout(REQUEST_S):
-                    await storage.prepare(session, self._settings, self._names, self._timeout_s)
+                    await jetstream.prepare(session, self._settings, self._names, self._timeout_s)
 
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(prepare())
@@ -260,7 +260,7 @@ class NatsWorker:
         session = self._link.session
         if head.parameters is None and session is not None:
             with suppress(*NATS_ERRORS):
-                await storage.remove(session, self._names, head.ggrid)
+                await jetstream.remove(session, self._names, head.ggrid)
 
     async def _result(self, head: JobHead, rest: memoryview, message: Msg) -> AnalysisResult | None:
         """None if no one is waiting for it."""
@@ -289,7 +289,7 @@ class NatsWorker:
         if session is None:
             raise NoRespondersError
         beginning, found = b"", None
-        async for chunk in storage.get(session, self._names, head.ggrid):
+        async for chunk in jetstream.get(session, self._names, head.ggrid):
             if mail.is_behind:
                 await self._spool.wait_for_disk(asyncio.get_running_loop().time() + DISK_S)
             if found is not None:
@@ -347,7 +347,7 @@ class NatsWorker:
 
     async def _say_in_progress(self, message: Msg) -> None:
         while True:
-            await asyncio.sleep(storage.ACK_WAIT_S / 4)
+            await asyncio.sleep(jetstream.ACK_WAIT_S / 4)
             await self._say(message, IN_PROGRESS)
 
     async def _say(self, message: Msg, word: bytes) -> None:

@@ -116,10 +116,10 @@ async def play(blocks: list[bytes], handler: Handler, *, uses_fast_path: bool) -
     transport = RecordingTransport()
     loop = asyncio.get_running_loop()
     context = SmtpContext(handler, hostname="bridge.example", enable_SMTPUTF8=True, loop=loop)
-    assert context.rules.uses_fast_path
+    assert context.settings.uses_fast_path
     if not uses_fast_path:  # only the full parser checks this limit, which nothing here exceeds
-        context.rules = replace(context.rules, local_part_limit=1000)
-    assert context.rules.uses_fast_path == uses_fast_path
+        context.settings = replace(context.settings, local_part_limit=1000)
+    assert context.settings.uses_fast_path == uses_fast_path
     connection = SmtpConnection(context)
     connection.connection_made(transport)
     for block in blocks:

@@ -13,13 +13,13 @@ from bridge.intake.smtp.data import DataReader
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.parameters import TOO_LARGE
 from bridge.intake.smtp.session import SmtpSession
-from bridge.intake.smtp.session_rules import SessionLimits, SessionRules
+from bridge.intake.smtp.session_settings import SessionLimits, SessionSettings
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 
-RULES = SessionRules("bridge.example", "ESMTP test", max_message_size=50_000_000)
-LMTP = replace(RULES, is_lmtp=True)
+SETTINGS = SessionSettings("bridge.example", "ESMTP test", max_message_size=50_000_000)
+LMTP = replace(SETTINGS, is_lmtp=True)
 FULL = Reply(451, "4.3.2", "Full")
 GREETED = [b"EHLO client.example"]
 MAIL = [*GREETED, b"MAIL FROM:<a@b.example>"]
@@ -69,7 +69,7 @@ def content(data: bytes = b"x\r\n.\r\n") -> DataReader:
 )
 def test_handler_is_asked(before: list[bytes], line: bytes, hook: str, arguments: tuple[Any, ...]) -> None:
     """A correct command becomes a question to the handler, and nothing is replied before its answer."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     play(session, before)
     taken(session)
     effect = receive_line(session, line)
@@ -125,7 +125,7 @@ def test_each_command_has_its_reply_and_its_effect(
     before: list[bytes], line: bytes, reply: bytes, effect: Effect | None
 ) -> None:
     """With a handler that leaves every answer to us."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     play(session, before)
     taken(session)
     assert play(session, [line]) == effect
@@ -143,7 +143,7 @@ def test_each_command_has_its_reply_and_its_effect(
 )
 def test_reply_of_a_handler_that_refuses_is_sent(before: list[bytes], line: bytes, hook: str) -> None:
     """The command has no other effect."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     play(session, before)
     taken(session)
     assert play(session, [line], {hook: FULL}) is None
@@ -152,7 +152,7 @@ def test_reply_of_a_handler_that_refuses_is_sent(before: list[bytes], line: byte
 
 def test_commands_pipelined_after_a_refusal_are_not_errors() -> None:
     """A pipelining client has sent RCPT and DATA before it reads the refusal of MAIL."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     play(session, [*MAIL, b"RCPT TO:<c@d.example>", b"DATA"], {"MAIL": FULL})
     assert taken(session)[-2:] == [b"503 5.5.1 Error: need MAIL command", b"503 5.5.1 Error: need RCPT command"]
     assert session.errors == 0
@@ -160,12 +160,12 @@ def test_commands_pipelined_after_a_refusal_are_not_errors() -> None:
 
 def test_http_client_is_cut_off_without_a_reply() -> None:
     """A browser that was tricked into speaking to us must not see its commands answered."""
-    assert play(SmtpSession(RULES), [b"GET / HTTP/1.1"]) == Close(discards_replies=True)
+    assert play(SmtpSession(SETTINGS), [b"GET / HTTP/1.1"]) == Close(discards_replies=True)
 
 
 def test_tls_resets_the_session() -> None:
     """RFC 3207 4.2: everything received in plain text is forgotten, and STARTTLS is not offered again."""
-    session = SmtpSession(replace(RULES, offers_tls=True))
+    session = SmtpSession(replace(SETTINGS, offers_tls=True))
     play(session, RCPT)
     assert any(b"STARTTLS" in line for line in taken(session))
     assert play(session, [b"STARTTLS"]) == StartTls()
@@ -179,7 +179,7 @@ def test_tls_resets_the_session() -> None:
 
 def test_required_tls_comes_first() -> None:
     """Before STARTTLS only a few commands are allowed; a refused certificate leaves only QUIT."""
-    session = SmtpSession(replace(RULES, offers_tls=True, requires_tls=True))
+    session = SmtpSession(replace(SETTINGS, offers_tls=True, requires_tls=True))
     play(session, MAIL)
     assert taken(session)[-1] == b"530 5.7.0 Must issue a STARTTLS command first"
     session.secured(object())
@@ -191,14 +191,14 @@ def test_required_tls_comes_first() -> None:
 
 def test_auth_is_left_to_aiosmtpd() -> None:
     """If it is offered at all."""
-    session = SmtpSession(replace(RULES, auth_mechanisms=("PLAIN",), auth_requires_tls=False))
+    session = SmtpSession(replace(SETTINGS, auth_mechanisms=("PLAIN",), auth_requires_tls=False))
     assert play(session, [*GREETED, b"AUTH PLAIN x"]) == Authenticate("PLAIN x")
     assert b"250-AUTH PLAIN" in taken(session)
 
 
 def test_trusted_client_names_its_own_clients() -> None:
     """XFORWARD applies to one mail, XCLIENT to the rest of the session; neither is allowed within a mail."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     session.trusted = True
     play(session, [*GREETED, b"XFORWARD ADDR=192.0.2.1"])
     assert session.forwarded == Client(address="192.0.2.1")
@@ -221,7 +221,7 @@ def test_too_many_errors_or_idle_commands_end_the_session(
 ) -> None:
     """The last of these lines ends it, not an earlier one; the limit is reported."""
     hit: list[str] = []
-    session = SmtpSession(replace(RULES, limits=limits, on_limit=hit.append))
+    session = SmtpSession(replace(SETTINGS, limits=limits, on_limit=hit.append))
     for number, line in enumerate(lines, 1):
         play(session, [line])
         assert session.check_patience() == (Close() if number == len(lines) else None)
@@ -232,7 +232,7 @@ def test_too_many_errors_or_idle_commands_end_the_session(
 def test_recipients_and_mails_over_the_limit_are_refused() -> None:
     """Recipients per mail and mails per connection, with and without the fast path."""
     hit: list[str] = []
-    session = SmtpSession(replace(RULES, limits=SessionLimits(max_recipients=1, max_mails=1), on_limit=hit.append))
+    session = SmtpSession(replace(SETTINGS, limits=SessionLimits(max_recipients=1, max_mails=1), on_limit=hit.append))
     play(session, [*RCPT, b"RCPT TO:<e@f.example>", b"rcpt to:<e@f.example>"])
     assert taken(session)[-2:] == [b"452 4.5.3 Error: too many recipients"] * 2
     ask = session.receive_content(content())
@@ -248,24 +248,24 @@ OK, NO = Reply(250, "2.0.0", "Ok"), Reply(550, "5.1.1", "Nobody")
 
 
 @pytest.mark.parametrize(
-    ("rules", "parameter", "status", "replies"),
+    ("settings", "parameter", "status", "replies"),
     [
-        (RULES, b"", OK, [b"250 2.0.0 Ok"]),
-        (RULES, b"", "250 own text", [b"250 own text"]),
-        (RULES, b"", MISSING, [b"250 2.0.0 OK"]),
+        (SETTINGS, b"", OK, [b"250 2.0.0 Ok"]),
+        (SETTINGS, b"", "250 own text", [b"250 own text"]),
+        (SETTINGS, b"", MISSING, [b"250 2.0.0 OK"]),
         (LMTP, b"", OK, [b"250 2.0.0 Ok"] * 2),
         (LMTP, b"", (OK, NO), [b"250 2.0.0 Ok", b"550 5.1.1 Nobody"]),
-        (RULES, b" PRDR", NO, [b"353 One reply for each recipient follows", *[b"550 5.1.1 Nobody"] * 3]),
-        (RULES, b" PRDR", (OK, NO), [b"353 One reply for each recipient follows", b"250 2.0.0 Ok", b"550 5.1.1 Nobody",
-                                     b"250 2.0.0 Ok: accepted for 1 of 2 recipients"]),
+        (SETTINGS, b" PRDR", NO, [b"353 One reply for each recipient follows", *[b"550 5.1.1 Nobody"] * 3]),
+        (SETTINGS, b" PRDR", (OK, NO), [b"353 One reply for each recipient follows", b"250 2.0.0 Ok",
+                                        b"550 5.1.1 Nobody", b"250 2.0.0 Ok: accepted for 1 of 2 recipients"]),
     ],
 )  # fmt: skip
 def test_final_dot_has_one_reply_or_one_for_each_recipient(
-    rules: SessionRules, parameter: bytes, status: Any, replies: list[bytes]
+    settings: SessionSettings, parameter: bytes, status: Any, replies: list[bytes]
 ) -> None:
     """LMTP and PRDR: one for each recipient. Afterwards the envelope is empty."""
-    session = SmtpSession(rules)
-    greeting = b"LHLO x" if rules.is_lmtp else b"EHLO x"
+    session = SmtpSession(settings)
+    greeting = b"LHLO x" if settings.is_lmtp else b"EHLO x"
     play(session, [greeting, b"MAIL FROM:<a@b>" + parameter, b"RCPT TO:<c@d>", b"RCPT TO:<e@f>", b"DATA"])
     assert session.answers_each == (len(replies) > 1)
     assert "PRDR" not in session.envelope.mail_options
@@ -279,7 +279,7 @@ def test_final_dot_has_one_reply_or_one_for_each_recipient(
 
 def test_content_with_a_bare_line_end_is_refused() -> None:
     """The handler is called, and can give another reply."""
-    session = SmtpSession(RULES)
+    session = SmtpSession(SETTINGS)
     play(session, [*RCPT, b"DATA"])
     taken(session)
     ask = session.receive_content(content(b"a\nb\r\n.\r\n"))

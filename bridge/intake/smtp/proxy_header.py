@@ -1,26 +1,19 @@
-"""What surrounds an SMTP session: the PROXY header in front of it, and TLS.
+"""The PROXY header in front of an SMTP session, in which a proxy names the client.
 
-Knows streams and handshakes, but neither commands nor mail. If this is wrong, an untrusted client chooses the address
-it is judged by, or a connection continues in plain text after a failed handshake.
+Knows the header and the buffer that it is read from, but neither commands nor mail. If this is wrong, an untrusted
+client chooses the address it is judged by.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any
 
 from aiosmtpd.proxy_protocol import AF, PROTO, V2_CMD, V2_SIGNATURE, ProxyData, get_proxy
-from aiosmtpd.smtp import TLSSetupException
 
 from bridge.intake.smtp.line_buffer import LineBuffer
 from bridge.mail.session import canonical_ip
 
-log = logging.getLogger(__name__)
-
-_TLS_HANDSHAKE_S = 30.0
 _LOCAL = V2_SIGNATURE + b"\x20"  # version 2, command LOCAL
 
 
@@ -63,20 +56,3 @@ def named_client(proxy: ProxyData) -> str | None:
     """The address of the client; None if the header names none: LOCAL, UNKNOWN, or a unix socket of the proxy."""
     source = proxy.src_addr
     return canonical_ip(str(source)) if isinstance(source, IPv4Address | IPv6Address) else None
-
-
-async def start_tls(
-    transport: Any, protocol: asyncio.Protocol, context: ssl.SSLContext, timeout_s: float, session_id: str
-) -> Any:
-    """The encrypted transport. Raises TLSSetupException when the handshake fails: the connection is then unusable.
-
-    `timeout_s` is how long the client may be silent: the handshake ends earlier, because the 421 that
-    follows a timeout would be sent in plain text.
-    """
-    try:
-        return await asyncio.get_running_loop().start_tls(
-            transport, protocol, context, server_side=True, ssl_handshake_timeout=min(_TLS_HANDSHAKE_S, timeout_s / 2)
-        )
-    except (OSError, ssl.SSLError) as error:
-        log.info("session %s: TLS handshake failed: %s", session_id, type(error).__name__)
-        raise TLSSetupException from error

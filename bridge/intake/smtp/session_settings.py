@@ -1,4 +1,4 @@
-"""The rules that every SMTP session of a listener follows: its limits, and what it may offer and accept.
+"""The settings that every SMTP session of a listener follows: its limits, and what it may offer and accept.
 
 Plain values, made when a listener starts or reloads; a session points to them and never changes them.
 """
@@ -35,7 +35,7 @@ class SessionLimits:
 
 
 @dataclass(frozen=True)
-class SessionRules:
+class SessionSettings:
     """Made once for a listener. The fields that only aiosmtpd's options set are off in the bridge itself."""
 
     hostname: str

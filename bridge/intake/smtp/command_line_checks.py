@@ -1,0 +1,31 @@
+"""What is wrong with a command line, whatever the command means: its bytes, its length, and missing TLS.
+
+Pure. If this is wrong, a line means something else to us than to the mail server that relays it.
+"""
+
+from __future__ import annotations
+
+from bridge.intake.smtp import replies
+from bridge.intake.smtp.session import SmtpSession
+from bridge.mail.reply import Reply
+
+_BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
+_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see `bare_line_ends`)
+
+
+def refuse_line(session: SmtpSession, name: str, word: bytes, line: bytes, *, may_have_any_byte: bool) -> Reply | None:
+    """`name` is the command's, `word` the line's first word."""
+    if not line.isascii() and not session.settings.takes_utf8:
+        return replies.STRICT_ASCII if word.isascii() else replies.BAD_SYNTAX
+    if not line or not word.isascii():
+        return replies.BAD_SYNTAX
+    if (_NUL in line or _CR in line or _LF in line) and not may_have_any_byte:
+        return replies.BARE_BYTE
+    if len(line) > session.settings.max_line(name, is_extended=session.extended_smtp):
+        session.settings.on_limit("command")
+        return replies.LINE_TOO_LONG
+    if not session.is_tls_accepted and name != "QUIT":
+        return replies.INSECURE
+    if session.settings.requires_tls and session.ssl is None and name not in _BEFORE_TLS:
+        return replies.STARTTLS_FIRST
+    return None
