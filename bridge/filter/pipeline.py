@@ -147,7 +147,10 @@ class Filter:
 
     def refused_by_rate(self, client: str | None) -> Reply | None:
         """Counts a mail of this client; the 451 if it has sent too many in the last minute, else None."""
-        return None if self._rates is None or self._rates.lets_in(client) else TOO_MUCH_MAIL
+        if self._rates is None or self._rates.lets_in(client):
+            return None
+        self._slots.note_arrival()
+        return TOO_MUCH_MAIL
 
     def _reply_if_full(self) -> Reply | None:
         """The reply to saturation at MAIL; None if the policy would not refuse all mail of this listener."""

@@ -32,13 +32,18 @@ class Slots:
         limit = self._admission.settings.max_in_processing
         if self._limit is not None:
             limit = min(limit, self._limit.current)
-        return self._admission.lets_in(limit, monotonic()) and not self._scanner.is_saturated()
+        # The scanner first: a mail that is refused must not count as one that was let in.
+        return not self._scanner.is_saturated() and self._admission.lets_in(limit, monotonic())
 
     def is_open_before_content(self) -> bool:
         if not self._is_full() and not self._scanner.is_saturated():
             return True
-        self._admission.note_arrival(monotonic())
+        self.note_arrival()
         return False
+
+    def note_arrival(self) -> None:
+        """A mail that was let in at MAIL has arrived, or was refused before its content was sent."""
+        self._admission.note_arrival(monotonic())
 
     def _is_full(self) -> bool:
         admission = self._admission

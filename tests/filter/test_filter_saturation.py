@@ -40,6 +40,30 @@ def test_saturation_is_reported_at_mail_before_354_and_at_the_dot(tmp_path: Path
         assert bridge.scanner.max_in_flight == 1
 
 
+def test_mail_that_is_refused_by_the_rate_takes_no_other_mails_place(tmp_path: Path) -> None:
+    """After saturation, two mails are let in for each free slot. Those over their client's rate are not among them."""
+    with running_bridge(tmp_path, {**ONE_SLOT, "limits": {"max_mails_per_client_per_minute": 1}}) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        first, busy, honest = (Client(bridge) for _ in range(3))
+        for client, address in ((busy, "192.0.2.1"), (honest, "192.0.2.2")):
+            client.say("EHLO x")
+            assert client.say(f"XFORWARD ADDR={address}").startswith("250 ")
+        assert busy.say("MAIL FROM:<a@b>").startswith("250 ")
+        assert busy.say("RSET").startswith("250 ")
+        first.begin()
+        assert first.say("DATA").startswith("354")
+        first.content()
+        gate.arrived()
+        assert honest.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
+        gate.open()
+        assert first.read().startswith("250 ")
+        for _ in range(5):
+            assert busy.say("MAIL FROM:<a@b>").startswith("451 4.7.1 ")
+        assert honest.say("MAIL FROM:<a@b>").startswith("250 ")
+        for client in (first, busy, honest):
+            client.close()
+
+
 def test_a_red_scanner_refuses_mail(tmp_path: Path) -> None:
     """RED refuses the next client, and GREEN accepts mail again."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
