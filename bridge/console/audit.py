@@ -78,21 +78,25 @@ class Audit:
             return int(done.scalar_one())
 
     def write_stranger(
-        self, address: str, action: str, *, name: str = "", detail: str = "", result: str = REFUSED
+        self, address: str, action: str, *, name: str = "", detail: str = "", result: str = REFUSED, pages: str = ""
     ) -> None:
-        """Record what a person did without signing in; too many are only counted. `name`: the name that was typed."""
-        if self._is_one_of_few():
+        """Record what a person did without signing in; too many are only counted. `name`: the name that was typed.
+
+        `pages`: which pages, other than the console's. Each has its own limit: strangers there must not be able to hide
+        that somebody guesses passwords here.
+        """
+        if self._is_one_of_few(f"{_STRANGER} {pages}".rstrip()):
             self.write(None, address, action, name=name, detail=detail, result=result)
 
-    def _is_one_of_few(self) -> bool:
+    def _is_one_of_few(self, about: str) -> bool:
         """Whether it gets its own entry; otherwise it is counted in one for all others of this window."""
         now = time.time()
         since = now - STRANGERS_S
-        counted = select(func.count()).where(_t.about == _STRANGER, _t.at >= since)
+        counted = select(func.count()).where(_t.about == about, _t.at >= since)
         with self._store.writing(_LOCK) as connection:
-            connection.execute(delete(database.attempts).where(_t.about == _STRANGER, _t.at < since))
+            connection.execute(delete(database.attempts).where(_t.about == about, _t.at < since))
             if connection.execute(counted).scalar_one() < MAX_STRANGERS:
-                connection.execute(insert(database.attempts).values(about=_STRANGER, at=now))
+                connection.execute(insert(database.attempts).values(about=about, at=now))
                 return True
             last = select(_a.seq, _a.detail).where(_a.at >= since, _a.action == OTHERS).order_by(_a.seq.desc())
             row = connection.execute(last.limit(1)).first()

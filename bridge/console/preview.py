@@ -12,11 +12,12 @@ import re
 from base64 import b64encode
 from collections import Counter
 from hashlib import sha256
-from html import escape, unescape
+from html import escape
 
 import nh3
 
 from bridge.mime.mail_text import html_as_text
+from bridge.mime.references import unescaped
 from bridge.runtime.visible_text import visible, visible_lines
 
 MAX_HTML = 256 * 1024  # characters that are read
@@ -167,7 +168,7 @@ def _is_certain(piece: str) -> bool:
 
 
 def _address_first(found: re.Match[str]) -> str:
-    address = escape(visible(unescape(found[1]))[:_MAX_ADDRESS])
+    address = escape(visible(unescaped(found[1]))[:_MAX_ADDRESS])
     return f'<span class="address">[{address}]</span> <span class="link">'
 
 

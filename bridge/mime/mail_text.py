@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from html import unescape
 
 from bridge.mime.encodings import decode
+from bridge.mime.references import unescaped
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.mime.words import as_text
 
@@ -142,7 +142,7 @@ class _HtmlText:
             begin = self._html.find("<", self._at)
             if begin < 0:
                 begin = len(self._html)
-            yield re.sub(r"\s+", " ", unescape(self._html[self._at : begin]))
+            yield re.sub(r"\s+", " ", unescaped(self._html[self._at : begin]))
             self._at = begin + 1
             if self._html.startswith("<!--", begin):
                 self._skip_past("-->")
@@ -164,11 +164,11 @@ class _HtmlText:
             self._skip_past(">")
         elif tag == "a":
             href = _HREF.search(inside[:_MAX_TAG])
-            self._links.append(unescape(href[1].strip("\"'")) if href else "")
+            self._links.append(unescaped(href[1].strip("\"'")) if href else "")
         elif tag == "/a" and self._links and (address := self._links.pop()):
             return f" <{address[:MAX_LINE]}>"
         elif tag == "img" and (alt := _ALT.search(inside[:_MAX_TAG])):
-            return f"[{unescape(alt[1])}]"
+            return f"[{unescaped(alt[1])}]"
         return "\n" if tag.removeprefix("/") in _BREAKING else " " if tag == "td" else ""
 
     def _skip_past(self, mark: str) -> None:

@@ -64,9 +64,9 @@ async def send_json(send: Send, status: int, value: Any, headers: list[tuple[byt
 async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
     """Answer a request whose body may not have arrived completely."""
     body = json.dumps(refused.failure.to_dict()).encode()
-    length = header(scope, b"content-length")
-    small = length.isdigit() and int(length) <= KEEP_ALIVE_BYTES
-    if (small or (not length and not header(scope, b"transfer-encoding"))) and refused.status != 408:
+    length = declared_length(scope)
+    has_no_body = length is None and not header(scope, b"transfer-encoding")
+    if (has_no_body or (length is not None and length <= KEEP_ALIVE_BYTES)) and refused.status != 408:
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
@@ -74,6 +74,15 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
     if refused.status != 408 and not (refused.before_body and waits_for_continue(scope)):
         await _drain(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def declared_length(scope: Scope) -> int | None:
+    """Content-Length, as far as it matters: a longer number is cut. None if there is none.
+
+    Zeros may precede it without end, and Python refuses to read a number of more than 4,300 digits.
+    """
+    length = header(scope, b"content-length")
+    return int(length.lstrip(b"0")[:20] or b"0") if length.isdigit() else None
 
 
 async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]], *, more: bool) -> None:

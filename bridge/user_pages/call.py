@@ -33,6 +33,7 @@ __all__ = ["Call", "Handler", "Pages", "Refused"]
 
 log = logging.getLogger(__name__)
 
+PAGES = "users"  # attempts and strangers are counted apart from the console's
 _LATELY_S = 3600.0
 _FEW = 3  # entries in the audit log about one link, and reports of one mail by one person, in that time
 _MAX_KNOWN = 10_000
@@ -218,7 +219,7 @@ class Call:
         """By somebody who has not signed in and has no valid link. `name`: the one that was typed."""
         self.has_audited = True
         write = self.sources.audit.write_stranger
-        await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}")
+        await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}", pages=PAGES)
 
     async def audit_opened(self, link: str, *, mail: str = "", detail: str = "", name: str) -> None:
         """The first times that a link is opened: link scanners open each link again and again."""

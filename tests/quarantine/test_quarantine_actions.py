@@ -430,6 +430,13 @@ def test_html_is_shown_as_text(html: str, text: str) -> None:
     assert html_as_text(html) == text
 
 
+@pytest.mark.parametrize("number", ["&#" + "9" * 4400 + ";", "&#" + "0" * 4400 + "65;", "&#x" + "f" * 4400 + ";"])
+def test_a_number_that_python_refuses_to_read_kept_a_mail_from_being_shown(number: str) -> None:
+    """In a text, in the address of a link and in the name of a picture."""
+    html = f'<p>a{number}b</p><a href="http://x/{number}">c</a><img alt="{number[:150]}">'
+    assert html_as_text(html).startswith(("a\ufffdb", "aAb"))
+
+
 @pytest.mark.parametrize(
     "piece", ["<!--", "<a ", "<!", "</", "<?", "&", "<div>", "<script>", "<a href=", "<", "&#x", "<![CDATA["]
 )

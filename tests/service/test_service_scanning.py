@@ -255,6 +255,15 @@ def test_conflicting_lengths_are_refused(running, extra):
         assert json.loads(body)["error"] == "bad_request"
 
 
+@pytest.mark.parametrize("path", [b"messageQueue/submitEmail", b"admin/status", b"lists/getLists"])
+@pytest.mark.parametrize("length", [b"0" * 4400, b"0" * 4400 + b"5"])
+def test_a_length_that_python_refuses_to_read_was_an_error_of_ours(running, path, length):
+    """Without a token, each such request left a traceback in the log."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\n\r\nhello" % (path, length))
+        assert client.recv(100).split(b"\r\n")[0] in (b"HTTP/1.1 401 Unauthorized", b"HTTP/1.1 404 Not Found")
+
+
 def test_an_endless_request_head_is_refused(running):
     """A head over 64 KiB gets 431, so memory stays flat."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:

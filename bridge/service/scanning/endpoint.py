@@ -26,7 +26,7 @@ from bridge.service.auth import StaticTokens
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
-from bridge.service.responses import Refused, check_plain, refuse, send_json
+from bridge.service.responses import Refused, check_plain, declared_length, refuse, send_json
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
@@ -164,8 +164,7 @@ async def queue_status(admission: Admission, backend: AnalysisBackend, *, enable
 
 def check_length(scope: Scope) -> None:
     """Refuse an oversized body with 413 before its first byte is read."""
-    length = header(scope, b"content-length")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+    if (declared_length(scope) or 0) > MAX_BODY_BYTES:
         raise body_too_large()
 
 

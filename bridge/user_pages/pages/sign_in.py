@@ -15,17 +15,17 @@ from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
+from bridge.console.tokens import hash_of
 from bridge.errors import BridgeError
 from bridge.mail.address import comparable_address
 from bridge.runtime.marked_text import N_
-from bridge.user_pages.call import Call
+from bridge.user_pages.call import PAGES, Call
 from bridge.user_pages.cookies import FORM_COOKIE, PROVIDER_COOKIE, SESSION_COOKIE
 from bridge.user_pages.sign_in_codes import CODE_S
 
 log = logging.getLogger(__name__)
 
 _MAX_ADDRESS = 254
-_PAGES = "users"  # counted apart from the console
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
 _NO_ADDRESS = N_("The provider did not tell us your mail address.")
@@ -67,7 +67,8 @@ async def ask_code(call: Call) -> Response:
 
 async def use_code(call: Call) -> Response:
     address, code = call.form.get("address", "").strip()[:_MAX_ADDRESS], call.form.get("code", "")
-    attempt = await _attempt(call, "code", address)
+    # By browser, not by person: a code belongs to one and has few tries, and strangers must not lock anybody out.
+    attempt = f"code {hash_of(call.session)}"
     await _admit(call, attempt)
     person = await call.run(call.sources.people.person_of, address)
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
@@ -75,7 +76,7 @@ async def use_code(call: Call) -> Response:
         await call.audit_stranger("signed in by a code", detail="wrong code", name=address)
         problem = call.speak("The code is wrong or has expired.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
-    await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=_PAGES)
+    await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=PAGES)
     return await begin(call, person, "signed in by a code")
 
 
@@ -97,6 +98,7 @@ async def from_provider(call: Call) -> Response:
         claims = await _provider(call).claims(call.request.cookies.get(PROVIDER_COOKIE, ""), call.request.query_params)
         person = await _person_of(call, claims)
     except SignInRefused as exc:
+        await _admit(call, None)
         await call.audit_stranger("signed in by the provider", detail=str(exc), name="unknown")
         why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
         response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
@@ -137,9 +139,9 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
     return person
 
 
-async def _admit(call: Call, attempt: str) -> None:
+async def _admit(call: Call, attempt: str | None) -> None:
     admit, limit = call.sources.attempts.admit, _MAX_PER_ADDRESS
-    wait_s = await call.run(admit, attempt, call.address, pages=_PAGES, max_per_address=limit)
+    wait_s = await call.run(admit, attempt, call.address, pages=PAGES, max_per_address=limit)
     if wait_s:
         text = call.speak("There were too many attempts. Wait a few minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
