@@ -2,12 +2,16 @@
 
 A part is a folder or a module directly below `bridge/`. Imports point down the floors only, and no two
 files import each other, whether at run time or for type checking.
+
+Also, what tests do without: they change settings, not constants.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -191,3 +195,107 @@ def test_only_daemon_and_cli_import_the_service() -> None:
 def test_nothing_imports_the_test_kit() -> None:
     """bridge.testing is for tests alone."""
     assert not [path for path in FILES if part_of(path) != "testing" and "testing" in parts_imported(path)]
+
+
+# Constants
+
+TESTS = Path(__file__).parent
+PATCHING = {"setattr", "delattr", "patch", "object"}  # of monkeypatch, of unittest.mock, or built in
+CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]+")
+MAY_PATCH = re.compile(r"setattr|delattr|patch|\.[A-Z0-9_]+\b[^=\n]*=")  # reading every file as code takes seconds
+
+
+def patched_constants(text: str) -> list[str]:
+    """Lines that change a constant of ours, or of an object that may be ours."""
+    nodes = list(ast.walk(ast.parse(text)))
+    ours, libraries = set[str](), set[str]()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in node.names:
+                origin = (getattr(node, "module", None) or name.name).partition(".")[0]
+                known = name.asname or name.name.partition(".")[0]
+                if origin == "bridge":
+                    ours.add(known)
+                elif origin in sys.stdlib_module_names:
+                    libraries.add(known)
+    found = [(node, name) for node in nodes for name in (*_patched(node, libraries), *_assigned(node, ours))]
+    return [f"{getattr(node, 'lineno', 0)}: {name}" for node, name in found]
+
+
+def _patched(node: ast.AST, libraries: set[str]) -> Iterator[str]:
+    """By a call. The target may be a name of any kind, such as that of a loop over our modules."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return
+    called, target = node.func, node.args[0]
+    if getattr(called, "attr", getattr(called, "id", "")) not in PATCHING:
+        return
+    if isinstance(target, ast.Name) and target.id in libraries:
+        return
+    texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    name = texts[0].rpartition(".")[2] if texts else ""
+    if CONSTANT.fullmatch(name):
+        yield name
+
+
+def _assigned(node: ast.AST, ours: set[str]) -> Iterator[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    for target in targets:
+        if isinstance(target, ast.Attribute) and CONSTANT.fullmatch(target.attr) and _root(target) in ours:
+            yield target.attr
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_test_patches_a_constant() -> None:
+    """What a test must change is a setting: a parameter with a default, or a field of a frozen dataclass.
+
+    With `raising=False`, a constant that was renamed would be patched in vain.
+    """
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
+    wrong = {
+        f"{path.relative_to(TESTS)}:{line}"
+        for path, text in texts.items()
+        if path != Path(__file__) and MAY_PATCH.search(text)
+        for line in patched_constants(text)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'monkeypatch.setattr(index, "_FEW", 4)',
+        'monkeypatch.setattr("bridge.quarantine.index._FEW", 4)',
+        'monkeypatch.setattr(Index, "MAX_2", 4, raising=False)',
+        'monkeypatch.setattr(index.os, "O_TMPFILE", 4)',
+        'for module in (index, os): setattr(module, "_FEW", 4)',
+        'monkeypatch.delattr(index, "_FEW")',
+        'mock.patch("bridge.quarantine.index._FEW", 4)',
+        'mock.patch.object(index, "_FEW", 4)',
+        "index._FEW = 4",
+        "index._FEW += 4",
+        "bridge.quarantine.index._FEW = 4",
+        "Index.MAX_2: int = 4",
+    ],
+)
+def test_a_patched_constant_is_noticed(line: str) -> None:
+    """The check above can fail, whatever the form."""
+    imports = "import os, bridge.quarantine.index\nfrom bridge.quarantine import index\nfrom bridge.x import Index\n"
+    assert len(patched_constants(imports + line)) == 1
+
+
+def test_other_patches_are_none_of_constants() -> None:
+    """Functions of the operating system, settings, and constants of the test's own."""
+    lines = (
+        'monkeypatch.setattr(os, "fsync", slow)',
+        'monkeypatch.delattr(os, "RWF_NOWAIT")',
+        'monkeypatch.setattr(index, "settings", other)',
+        "index.limits = Limits(MAX=3)",
+        "own.MAX = 3",
+        "assert index._FEW == 4",
+    )
+    assert not patched_constants("import os\nfrom bridge.quarantine import index\n" + "\n".join(lines))

@@ -25,6 +25,7 @@ _MAX_OF_PERSON = 30
 _MAX_MAILS_OF_PERSON = 20_000  # in jobs that are not over: each takes a few kilobytes of memory
 _MAX_OVER = 30  # finished ones of a person
 MAX_PROBLEMS = 20  # kept of one job
+_PAUSES_S = (0.5, 2.0, 5.0)
 
 
 class State(StrEnum):
@@ -97,8 +98,9 @@ class TooManyJobs(Exception):
 
 
 class Jobs:
-    def __init__(self, undo_s: float) -> None:
+    def __init__(self, undo_s: float, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
         self.undo_s = undo_s
+        self.pauses_s = pauses_s  # of a job whose database is locked, or starts again
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_stopping = False

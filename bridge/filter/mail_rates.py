@@ -49,10 +49,18 @@ class _Minute:
 class MailRates:
     """The counts of this process, and what is known of the others'."""
 
-    def __init__(self, limit: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        max_clients: int = MAX_CLIENTS,
+        max_reported: int = MAX_REPORTED,
+    ) -> None:
         self.limit = limit  # per minute; None: no limit
         self.is_asked = False  # since the last exchange; if not, nobody needs the others' counts
         self._clock = clock
+        self._max_clients = max_clients
+        self._max_reported = max_reported
         self._offset_s = time.time() - clock()  # of the clock that all bridges share
         self._current, self._previous = _Minute(), _Minute()
         self._networks: dict[str, str] = {}
@@ -71,7 +79,7 @@ class MailRates:
         if current.of(client) + self._previous.of(client) * share + 1 > self.limit:
             return False
         own = current.own.get(client, 0) + 1
-        if own > 1 or len(current.own) < MAX_CLIENTS:
+        if own > 1 or len(current.own) < self._max_clients:
             current.own[client] = own
             if own >= self.least:
                 current.news.add(client)
@@ -90,7 +98,7 @@ class MailRates:
         if (now := self._clock()) >= self._end:
             self._turn(now)
         found = [Count(minute, *item) for minute, counts in self._minutes() for item in _untold(counts)]
-        return heapq.nlargest(MAX_REPORTED, found, key=lambda count: count.mails)
+        return heapq.nlargest(self._max_reported, found, key=lambda count: count.mails)
 
     def told(self, counts: Iterable[Count]) -> None:
         """The database has these."""
@@ -142,7 +150,7 @@ class MailRates:
         client = self._networks.get(address)
         if client is None:
             client = client_of(address)
-            if len(self._networks) < MAX_CLIENTS:
+            if len(self._networks) < self._max_clients:
                 self._networks[address] = client
         return client
 

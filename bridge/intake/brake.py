@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from bridge.mail.message import Message
-from bridge.mail.spool_file import LOOK_S
+from bridge.mail.spool import LOOK_S
 
 
 class Sender(Protocol):

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from bridge.errors import Saturated
-from bridge.mail.spool_file import BLOCK, LOOK_S, DirectFile, QueuedFile, SpoolDisk, SpoolFile
+from bridge.mail.spool import BLOCK, LOOK_S, SpoolDisk
+from bridge.mail.spool_file import DirectFile, QueuedFile, SpoolFile
 
 _SMALL = 4096
 _SPILL_EARLY = 0.75  # of the memory limit, while more content is to come

@@ -1,10 +1,7 @@
 """The file of a mail that is too large for memory. It has no name, so a crash leaves nothing behind.
 
-`DirectFile` is written by its caller. The bridge uses `QueuedFile`: on a disk that hangs, a write, and even a close,
-does not return for minutes, and the event loop would stop with it. So the event loop only hands blocks over, and the
-threads of a `SpoolDisk` write them. What they have not written yet stays in memory and is read from there: no mail
-waits for the disk. A disk that hangs thus costs memory, at most MAX_UNWRITTEN for all mail of a process; beyond that,
-large mail is deferred. Mail that fits in memory is not affected.
+`DirectFile` is written by its caller. The bridge uses `QueuedFile`, which the threads of a `SpoolDisk` write. What they
+have not written yet stays in memory and is read from there: no mail waits for the disk.
 
 A mail is accepted only if its file could be written (`is_kept`), unless the disk hangs.
 
@@ -20,24 +17,15 @@ import asyncio
 import errno
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from bridge.runtime.threads import Threads
+from bridge.mail.spool import BLOCK, SpoolDisk, write_all
 
-BLOCK = 256 * 1024
 _SMALL = 4096
 _TOO_SLOW = "the disk of the spool does not keep up"
-MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it, or earlier (`is_behind`)
-_HANGS_AFTER_S = 3.0  # for one block: the slowest disks take tenths of a second
-_MAX_WAIT_S = 20.0  # for a disk that is slow, or threads that cannot be started; the mail is then deferred
-_ARRIVED_S = 0.02  # by then the bridge has read what a client had sent while it was stopped
-_THREADS = 4
-LOOK_S = 0.02  # how often a client that was stopped is looked at
-_IN_MEMORY = frozenset({"tmpfs", "ramfs"})  # file systems
 
 
 class SpoolFile(Protocol):
@@ -74,7 +62,7 @@ class DirectFile:
         self.descriptor: int | None = open_unlinked(directory)
 
     def write(self, chunk: bytes) -> None:
-        _write_all(self._open(), chunk)
+        write_all(self._open(), chunk)
 
     def read(self, offset: int) -> Iterator[bytes]:
         while block := os.pread(self._open(), BLOCK, offset):
@@ -96,94 +84,6 @@ class DirectFile:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-
-
-class SpoolDisk:
-    """The threads that write the queued files of a process. Its lock guards the state of all of them."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.unwritten = 0  # bytes
-        self.growing = 0  # files for which a block may arrive at any moment
-        self._threads = Threads("spool", _THREADS)
-        self._jobs = 0
-        self._waiting: dict[QueuedFile, None] = {}  # in this order
-        self._in_hand: dict[QueuedFile, float] = {}  # files that a thread works on, and since when
-        self._let_go, self._let_go_at = 0, 0.0  # bytes expected from clients that were stopped, and since when
-
-    def hangs_s(self) -> float:
-        """For how long the disk has not answered; 0 if it does."""
-        with self.lock:
-            oldest = min(self._in_hand.values(), default=None)
-        waited_s = 0.0 if oldest is None else time.monotonic() - oldest
-        return waited_s if waited_s >= _HANGS_AFTER_S else 0.0
-
-    def is_behind(self) -> bool:
-        """Whether half of the room is taken, or the rest is needed for a block of each mail. Not while the disk hangs.
-
-        All clients that are not stopped may send a block in the same turn of the event loop.
-        """
-        return self.unwritten > self._room() and not self.hangs_s()
-
-    def _room(self) -> int:
-        """Not less than an eighth, which keeps the threads busy."""
-        return max(min(MAX_UNWRITTEN - self.growing * BLOCK, MAX_UNWRITTEN // 2), MAX_UNWRITTEN // 8)
-
-    def may_go_on(self) -> bool:
-        """Whether a client that was stopped may send a block. It is counted now, because it arrives later."""
-        if self.hangs_s():
-            return True
-        now = time.monotonic()
-        if now - self._let_go_at >= _ARRIVED_S:
-            self._let_go, self._let_go_at = 0, now
-        if self.unwritten + self._let_go > self._room():
-            return False
-        self._let_go += 2 * BLOCK  # while the disk is not behind yet, a client may send another one
-        return True
-
-    # The following are called with the lock.
-
-    def put(self, file: QueuedFile) -> None:
-        """There is something to do for this file. A thread that is working on it will notice by itself."""
-        if file not in self._in_hand:
-            self._waiting[file] = None
-            if self._jobs < _THREADS:
-                self._jobs += 1
-                self._start()
-
-    def _start(self) -> None:
-        try:
-            self._threads.submit(self._work)
-        except (RuntimeError, OSError):  # no thread available: it is tried again with the next block of any mail
-            self._jobs -= 1
-
-    def take_out(self, file: QueuedFile) -> None:
-        """There is nothing to do for this file any more."""
-        self._waiting.pop(file, None)
-
-    # In a thread.
-
-    def _work(self) -> None:
-        """One step of one file after another, so that none of them has to wait for all of another."""
-        while True:
-            with self.lock:
-                file = next(iter(self._waiting), None)
-                if file is None:
-                    self._jobs = max(self._jobs - 1, 0)
-                    return
-                del self._waiting[file]
-                self._in_hand[file] = time.monotonic()
-            try:
-                file.work()
-            finally:
-                with self.lock:
-                    del self._in_hand[file]
-                    if file.has_work:
-                        self._waiting[file] = None
-
-    def write(self, descriptor: int, chunk: bytes) -> None:
-        """May take forever."""
-        _write_all(descriptor, chunk)
 
 
 class QueuedFile:
@@ -216,7 +116,7 @@ class QueuedFile:
         with disk.lock:
             if self._error is not None:
                 raise OSError(self._error.errno, self._error.strerror)
-            if disk.unwritten + len(chunk) > MAX_UNWRITTEN:
+            if disk.unwritten + len(chunk) > disk.limits.max_unwritten:
                 raise OSError(errno.EAGAIN, _TOO_SLOW)
             disk.unwritten += len(chunk)
             waiting = self._unwritten
@@ -259,7 +159,7 @@ class QueuedFile:
 
     async def is_kept(self) -> bool:
         self.expect(more=False)
-        until, pause_s = time.monotonic() + _MAX_WAIT_S, 0.0
+        until, pause_s = time.monotonic() + self._disk.limits.max_wait_s, 0.0
         while self._unwritten and self._error is None and not self._disk.hangs_s():
             if time.monotonic() >= until:
                 self._error = OSError(errno.EAGAIN, _TOO_SLOW)  # no thread begins another block
@@ -306,7 +206,7 @@ class QueuedFile:
                 return
             if self._fd is None:
                 self._fd = open_unlinked(self._directory)
-                self._is_in_memory = _is_in_memory(self._fd)
+                self._is_in_memory = _is_on(self._fd, disk.limits.in_memory)
             disk.write(self._fd, chunk)
         except OSError as exc:
             self._error = exc
@@ -335,21 +235,15 @@ def open_unlinked(directory: str | None) -> int:
         return fd
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _is_in_memory(fd: int) -> bool:
-    """Call it in a thread: a file system that hangs may not answer this either."""
+def _is_on(fd: int, file_systems: frozenset[str]) -> bool:
+    """Whether it is on one of these. Call it in a thread: a file system that hangs may not answer this either."""
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return False
-    return any(line.split()[2] == number and line.partition(" - ")[2].split()[0] in _IN_MEMORY for line in mounts)
+    return any(line.split()[2] == number and line.partition(" - ")[2].split()[0] in file_systems for line in mounts)
 
 
 def _read_cached(fd: int, count: int, offset: int) -> bytes:

@@ -158,7 +158,9 @@ class Index:
                 found += [record.read(StoredRecord(*row)) for row in rows]
         return found
 
-    def arrivals(self, after: tuple[float, str], limit: int) -> list[Arrival]:
+    def arrivals(
+        self, after: tuple[float, str], limit: int, max_addresses: int = _MAX_ADDRESSES, few: int = _FEW_ARRIVALS
+    ) -> list[Arrival]:
         """The mails that follow this time and id, the oldest first; fewer if they have many recipients.
 
         Raises IndexFailed.
@@ -171,8 +173,8 @@ class Index:
             rows = connection.execute(sql.order_by(mails.c.kept_at, mails.c.id).limit(limit)).all()
             found: dict[str, Arrival] = {}
             number = 0  # of addresses
-            while len(found) < len(rows) and number < _MAX_ADDRESSES:
-                some = rows[len(found) : len(found) + _FEW_ARRIVALS]
+            while len(found) < len(rows) and number < max_addresses:
+                some = rows[len(found) : len(found) + few]
                 found |= {row.id: Arrival(row.id, row.kept_at, []) for row in some}
                 chosen = recipients.c.id.in_([row.id for row in some])
                 wanted = select(recipients.c.id, recipients.c.address).where(recipients.c.place == self._place, chosen)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.errors import StoreError, StoreFull
-from bridge.mail.spool_file import BLOCK
+from bridge.mail.spool import BLOCK
 from bridge.quarantine.record import StoredRecord
 from bridge.quarantine.store import Content, HeldLock, ListedMail, MailLocked, MailNotFound, is_id, leftovers
 from bridge.quarantine.usage import Usage, measure

@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import StoreError, StoreFull
-from bridge.mail.spool_file import BLOCK
+from bridge.mail.spool import BLOCK
 from bridge.quarantine.locks import Locks
 from bridge.quarantine.record import StoredRecord
 from bridge.quarantine.store import Content, HeldLock, ListedMail, MailNotFound, RecordChanged, is_id, leftovers

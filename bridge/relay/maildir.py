@@ -34,14 +34,15 @@ _threads = Threads("maildir")
 class Maildir:
     """See `relay.Relay`."""
 
-    def __init__(self, path: Path, hostname: str) -> None:
+    def __init__(self, path: Path, hostname: str, threads: Threads | None = None) -> None:
         self._path = path
+        self._threads = threads or _threads  # those of all Maildirs
         self._hostname = hostname.replace("/", r"\057").replace(":", r"\072")
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         top = _trace_fields(tx.envelope) + head
         try:
-            await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline, _threads)
+            await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline, self._threads)
         except durable_files.Stopped as exc:
             raise NextHopError(LATE, "maildir: deadline passed") from exc
         except OSError as exc:
@@ -52,7 +53,7 @@ class Maildir:
     async def probe(self) -> tuple[str, ...]:
         """Check that mail can be written. Raises NextHopError."""
         try:
-            await durable_files.in_thread(self._probe, math.inf, _threads)
+            await durable_files.in_thread(self._probe, math.inf, self._threads)
         except OSError as exc:
             raise NextHopError(FULL if exc.errno in durable_files.FULL else FAILED, f"maildir: {exc}") from exc
         return ("MAILDIR",)

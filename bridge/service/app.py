@@ -27,7 +27,7 @@ from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.errors import ConfigError
 from bridge.mail.message import Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import SpoolDisk
 from bridge.runtime.shared_call import SharedCall
 from bridge.service import openapi
 from bridge.service.abby_settings import Permission
@@ -66,8 +66,8 @@ class Lasting:
     disk: SpoolDisk
 
     @classmethod
-    def new(cls, timings: Timings) -> Lasting:
-        return cls(Admission(1, 1, timings.throttle_max_s), ServiceMetrics(), SpoolDisk())
+    def new(cls, timings: Timings, disk: SpoolDisk | None = None) -> Lasting:
+        return cls(Admission(1, 1, timings.throttle_max_s), ServiceMetrics(), disk or SpoolDisk())
 
 
 class Site:

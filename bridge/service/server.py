@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError
+from bridge.mail.spool import SpoolDisk
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 class ServiceServer:
     """The scanning service, from `start` to `stop`."""
 
-    def __init__(self, timings: Timings | None = None) -> None:
+    def __init__(self, timings: Timings | None = None, disk: SpoolDisk | None = None) -> None:
         self._timings = timings or Timings()
+        self._disk = disk
         self._http: HttpServer | None = None
         self._site: Site | None = None
         self._lasting: Lasting | None = None
@@ -56,7 +58,7 @@ class ServiceServer:
         bound = list(sockets) if sockets is not None else [bind(config.listen, "listen")]
         try:
             self._tls = tls_context(config.tls, config.directory)
-            self._lasting = Lasting.new(self._timings)
+            self._lasting = Lasting.new(self._timings, self._disk)
             self._site = Site(config, self._timings, self._lasting)
             await self._site.start()
         except BaseException:

@@ -11,6 +11,7 @@ from bridge.api.lists import ListEntry
 from bridge.console.list_copies import Copy, ListCopies
 from bridge.console.pages.lists import PER_PAGE
 from bridge.errors import BridgeError
+from bridge.lists.client import ListSettings
 from tests.processor_time import cpu_s
 
 
@@ -84,19 +85,18 @@ def test_the_console_goes_on_while_it_looks_added_entries_up() -> None:
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left"), BridgeError("the service does not answer")])
 def test_a_list_that_cannot_be_copied_is_not_said_to_be_read(
-    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    problem: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was being read for ever, nothing was logged, and each view of the page began the download again."""
     attempts, go_on = [], threading.Event()
 
-    def failing(copies: ListCopies, key: object, reading: object) -> Copy:
-        attempts.append(key)
+    def failing() -> ListSettings:
+        attempts.append("notes")
         go_on.wait()
         raise problem
 
     async def work() -> None:
-        monkeypatch.setattr(ListCopies, "_copied", failing)
-        copies = ListCopies(lambda: pytest.fail("nothing is read"))
+        copies = ListCopies(failing)
         assert not (await copies.get("notes", None)).is_complete
         running = copies._running["notes", None]
         go_on.set()

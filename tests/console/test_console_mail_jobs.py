@@ -20,13 +20,12 @@ from bridge.console.call import Call
 from bridge.console.database import ConsoleStore, ConsoleStoreError
 from bridge.console.guard import Guard
 from bridge.console.mail_actions import NOT_USABLE, Result
-from bridge.console.pages import pending
 from bridge.console.pages.lists import NO_LISTS, why_not
 from bridge.console.pages.mail_jobs import MailJob
 from bridge.console.queues import Queues
 from bridge.console.roles import Person, Role
 from bridge.console.route import Route
-from bridge.console.undoable_jobs import Action, Job
+from bridge.console.undoable_jobs import Action, Job, Jobs
 from bridge.errors import BridgeError, ConfigError, StoreError
 from bridge.lists.errors import EntryRefused, ListFull, ListsUnreachable
 from bridge.mail.next_hop import NextHopError
@@ -53,14 +52,13 @@ class SometimesLocked(Audit):
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleStore]:
-    monkeypatch.setattr(pending, "_PAUSES_S", (0.0, 0.0))
+def store(tmp_path: Path) -> Iterator[ConsoleStore]:
     with closing(ConsoleStore(Database.file(tmp_path / "console.sqlite"))) as made:
         yield made
 
 
 def made_call(audit: Audit, tenants: frozenset[str] | None = None) -> Any:
-    console: Any = SimpleNamespace(jobs=SimpleNamespace(is_stopping=False), queues=Queues())
+    console: Any = SimpleNamespace(jobs=Jobs(undo_s=0.0, pauses_s=(0.0, 0.0)), queues=Queues())
     sources = SimpleNamespace(audit=audit, users=SimpleNamespace(has=lambda person: True))
     console.sources = sources
     request: Any = None

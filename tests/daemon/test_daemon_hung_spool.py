@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from bridge.mail import spool_file
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import DiskLimits, SpoolDisk
 from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
 from tests.daemon.process_kit import get
 from tests.intake.hooks.hooks_kit import MailServer, facts, hooks_bridge
 from tests.mail.test_spool_file import HangingDisk
 
 KiB = 1024
+SLOW = DiskLimits(max_unwritten=1024 * KiB, hangs_after_s=60.0)
+STUCK = DiskLimits(hangs_after_s=60.0, max_wait_s=60.0)
 LARGE = b"Subject: large\r\n\r\n" + (b"x" * 998 + b"\r\n") * 600
 
 
@@ -27,10 +28,9 @@ def problems(bridge: RunningBridge) -> list[str]:
     return list(json.loads(get(bridge.admin_port, "/status")[1])["problems"])
 
 
-def test_a_disk_that_hangs_stopped_all_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_stopped_all_mail(tmp_path: Path) -> None:
     """The event loop itself wrote to it, so nobody was answered: no client, no admin page, no watchdog."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 2 * len(LARGE) + 100 * KiB)
-    disk = HangingDisk()
+    disk = HangingDisk(DiskLimits(max_unwritten=2 * len(LARGE) + 100 * KiB))
     with running_bridge(tmp_path, {"spool": {"memory_per_mail": "64KiB"}}) as bridge, ExitStack() as stack:
         stack.callback(disk.goes_on.set)
         bridge.daemon.spool.disk = disk
@@ -81,13 +81,9 @@ class SlowDisk(HangingDisk):
 
 
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
-def test_a_client_that_is_faster_than_the_disk_is_slowed_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
-) -> None:
+def test_a_client_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path, protocol: str) -> None:
     """Its mail is not deferred for want of room, and small mail does not wait for it."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk = SlowDisk()
+    disk = SlowDisk(SLOW)
     content = LARGE * 20
     with running_bridge(tmp_path, {"spool": {"memory_per_mail": "64KiB"}}, protocol=protocol) as bridge:
         bridge.daemon.spool.disk = disk
@@ -133,8 +129,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return pread(descriptor, count, offset)
 
     monkeypatch.setattr(os, "pread", read)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 60.0, raising=False)
     return found
 
 
@@ -144,7 +138,7 @@ def test_a_mail_was_read_while_a_thread_wrote_it(tmp_path: Path, reads: list[int
     is_lmtp = reason == "tenants"
     config = SMALL_MEMORY | ({"tenants": TENANTS} if is_lmtp else {})
     listener = {"protocol": "lmtp"} if is_lmtp else {"client_header": "X-Client"}
-    disk = StuckDisk()
+    disk = StuckDisk(STUCK)
     with running_bridge(tmp_path, config, **listener) as bridge, ExitStack() as stack:
         stack.callback(disk.goes_on.set)
         bridge.daemon.spool.disk = disk
@@ -164,7 +158,7 @@ def test_a_mail_was_read_while_a_thread_wrote_it(tmp_path: Path, reads: list[int
 
 def test_a_mail_of_a_hook_was_read_while_a_thread_wrote_it(tmp_path: Path, reads: list[int]) -> None:
     """The same with MTA Hooks."""
-    disk = StuckDisk()
+    disk = StuckDisk(STUCK)
     with hooks_bridge(tmp_path, SMALL_MEMORY) as bridge, ThreadPoolExecutor(1) as thread:
         bridge.daemon.spool.disk = disk
         with MailServer(bridge.port) as server, MailServer(bridge.port) as other:
@@ -179,11 +173,9 @@ def test_a_mail_of_a_hook_was_read_while_a_thread_wrote_it(tmp_path: Path, reads
     assert reads
 
 
-def test_a_hook_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path) -> None:
     """Its mail was deferred for want of room: only SMTP and milter clients were stopped."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk = SlowDisk()
+    disk = SlowDisk(SLOW)
     with hooks_bridge(tmp_path, SMALL_MEMORY) as bridge, ThreadPoolExecutor(1) as thread:
         bridge.daemon.spool.disk = disk
         with MailServer(bridge.port) as server, MailServer(bridge.port) as other:
@@ -197,11 +189,9 @@ def test_a_hook_that_is_faster_than_the_disk_is_slowed_down(tmp_path: Path, monk
         assert disk.most <= 1024 * KiB
 
 
-def test_a_client_that_we_had_stopped_was_cut_off_as_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_we_had_stopped_was_cut_off_as_too_slow(tmp_path: Path) -> None:
     """The disk was behind for longer than a client may be silent, and the client was told that it was."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk = SlowDisk()
+    disk = SlowDisk(SLOW)
     limits = {"limits": {"data_timeout": "200ms"}}
     with running_bridge(tmp_path, SMALL_MEMORY | limits) as bridge, ThreadPoolExecutor(1) as thread:
         bridge.daemon.spool.disk = disk

@@ -211,14 +211,12 @@ def test_records_and_arrivals_of_the_index(tmp_path: Path) -> None:
         index.close()
 
 
-def test_a_page_of_arrivals_is_bounded_by_its_recipients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_arrivals_is_bounded_by_its_recipients(tmp_path: Path) -> None:
     """A thousand mails with a thousand recipients each took two gigabytes of memory."""
     fill(tmp_path, 50, 2)
-    monkeypatch.setattr("bridge.quarantine.index._FEW_ARRIVALS", 4)
-    monkeypatch.setattr("bridge.quarantine.index._MAX_ADDRESSES", 10)
     sizes, ids, after = [], [], (0.0, "")
     with closing(Index(Database.file(tmp_path / "state.sqlite"))) as index:
-        while found := index.arrivals(after, 1000):
+        while found := index.arrivals(after, 1000, max_addresses=10, few=4):
             sizes.append(sum(len(arrival.addresses) for arrival in found))
             ids += [arrival.id for arrival in found]
             after = (found[-1].kept_at, found[-1].id)

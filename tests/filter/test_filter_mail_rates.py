@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.filter import mail_rates
 from bridge.filter.mail_rates import Count, MailRates
 
 LIMIT = 100
@@ -20,9 +19,9 @@ class Clock:
         return self.now
 
 
-def of(clock: Clock, limit: int | None = LIMIT) -> MailRates:
+def of(clock: Clock, limit: int | None = LIMIT, **limits: int) -> MailRates:
     """A minute of the clock that all share begins with the clock."""
-    rates = MailRates(limit, clock)
+    rates = MailRates(limit, clock, **limits)
     rates.learn([], BEGIN)
     return rates
 
@@ -90,10 +89,9 @@ def test_the_addresses_of_an_ipv6_network_are_one_client() -> None:
     assert rates.lets_in("2001:db8:0:1::1")
 
 
-def test_the_number_of_clients_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_clients_in_memory_is_bounded() -> None:
     """Those beyond it are not limited: mail goes on."""
-    monkeypatch.setattr(mail_rates, "MAX_CLIENTS", 5)
-    rates = of(Clock(), 1)
+    rates = of(Clock(), 1, max_clients=5)
     assert accepted(rates, 10) == 1
     for number in range(100):
         rates.lets_in(f"198.51.100.{number}")
@@ -121,11 +119,10 @@ def test_several_processes_let_in_the_limit_together() -> None:
     assert LIMIT // 2 - 10 <= again <= LIMIT // 2 + 2 * len(processes)
 
 
-def test_only_busy_clients_are_told_and_the_busiest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_busy_clients_are_told_and_the_busiest_first() -> None:
     """A flood of addresses would fill the database otherwise; those that were left out come next."""
-    monkeypatch.setattr(mail_rates, "MAX_REPORTED", 3)
     clock = Clock()
-    rates, shared = of(clock), Shared()
+    rates, shared = of(clock, max_reported=3), Shared()
     for number in range(1, 11):
         accepted(rates, number, f"192.0.2.{number}")
     reported = rates.report()

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from bridge.intake.brake import brake
-from bridge.mail import spool_file
 from bridge.mail.message import Message, Spool
+from bridge.mail.spool import DiskLimits
 from bridge.testing import eventually
 from tests.mail.test_spool_file import HangingDisk
 
@@ -57,16 +57,12 @@ class Receiver(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("blocks", [9, 7], ids=["half of the room is taken", "less than half"])
-async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
-) -> None:
+async def test_clients_that_were_stopped_are_not_let_go_all_at_once(tmp_path: Path, blocks: int) -> None:
     """All of them sent a block at the same moment, for which there was no room, though the disk worked.
 
     While less than half of the room was taken, none of them was stopped, however many there were.
     """
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 4096 * KiB)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk = SlowDisk()
+    disk = SlowDisk(DiskLimits(max_unwritten=4096 * KiB, hangs_after_s=60.0))
     spool = Spool(1 << 28, memory_per_mail=10, directory=str(tmp_path), disk=disk)
     loop = asyncio.get_running_loop()
     first, receivers = Message(spool), [Receiver(spool) for _ in range(CLIENTS)]
@@ -96,13 +92,9 @@ async def test_clients_that_were_stopped_are_not_let_go_all_at_once(
         first.close()
 
 
-async def test_a_client_that_was_stopped_for_two_reasons_was_read_when_one_of_them_was_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_was_stopped_for_two_reasons_was_read_when_one_of_them_was_gone(tmp_path: Path) -> None:
     """It did not read our answers, or had sent too many commands; what it sent then was kept without a limit."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * KiB)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk = HangingDisk()
+    disk = HangingDisk(DiskLimits(max_unwritten=1024 * KiB, hangs_after_s=60.0))
     receiver = Receiver(Spool(1 << 28, memory_per_mail=10, directory=str(tmp_path), disk=disk))
     with ExitStack() as stack:
         stack.callback(disk.goes_on.set)

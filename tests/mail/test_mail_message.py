@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import Saturated
-from bridge.mail import spool_file
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import SpoolDisk
 
 
 def content(message: Message) -> bytes:
@@ -88,10 +88,18 @@ def test_mail_close_to_the_threshold_goes_to_a_file_early(tmp_path) -> None:
 
 def test_file_systems_without_unnamed_files_are_supported(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without O_TMPFILE, a named file is created and unlinked."""
-    monkeypatch.setattr(spool_file.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
+    real, refused = os.open, []
+
+    def without_unnamed_files(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            refused.append(path)
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", without_unnamed_files)
     message = filled(Spool(1 << 20, memory_per_mail=0, directory=str(tmp_path)), b"abc")
     assert content(message) == b"abc"
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and refused == [str(tmp_path)]
     message.close()
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import Saturated
-from bridge.mail import spool_file
 from bridge.mail.message import Message, Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import DiskLimits, SpoolDisk
 from bridge.testing import until
 from tests.quarantine.small_disk import small_disk
 
@@ -25,8 +24,8 @@ KiB = 1024
 class HangingDisk(SpoolDisk):
     """Writes nothing until it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, limits: DiskLimits | None = None) -> None:
+        super().__init__(limits)
         self.asked = threading.Event()
         self.goes_on = threading.Event()
 
@@ -37,8 +36,8 @@ class HangingDisk(SpoolDisk):
 
 
 @contextmanager
-def hanging(directory: Path) -> Iterator[tuple[HangingDisk, Spool]]:
-    disk = HangingDisk()
+def hanging(directory: Path, limits: DiskLimits | None = None) -> Iterator[tuple[HangingDisk, Spool]]:
+    disk = HangingDisk(limits)
     try:
         yield disk, Spool(1 << 24, memory_per_mail=10, directory=str(directory), disk=disk)
     finally:
@@ -103,9 +102,8 @@ def test_a_mail_that_ends_while_its_disk_hangs_leaves_nothing(tmp_path: Path) ->
         last.close()
 
 
-def test_what_a_hanging_disk_keeps_in_memory_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 64 * KiB)
-    with hanging(tmp_path) as (_, spool):
+def test_what_a_hanging_disk_keeps_in_memory_has_a_limit(tmp_path: Path) -> None:
+    with hanging(tmp_path, DiskLimits(max_unwritten=64 * KiB)) as (_, spool):
         first, second = Message(spool), Message(spool)
         for _ in range(6):
             first.write(b"x" * 10 * KiB)
@@ -119,9 +117,8 @@ def test_what_a_hanging_disk_keeps_in_memory_has_a_limit(tmp_path: Path, monkeyp
     assert spool.in_use == 0
 
 
-def test_a_disk_that_hangs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.05)
-    with hanging(tmp_path) as (disk, spool):
+def test_a_disk_that_hangs_is_noticed(tmp_path: Path) -> None:
+    with hanging(tmp_path, DiskLimits(hangs_after_s=0.05)) as (disk, spool):
         assert not disk.hangs_s()
         message = Message(spool)
         message.write(b"x" * KiB)
@@ -131,12 +128,9 @@ def test_a_disk_that_hangs_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
         message.close()
 
 
-def test_a_mail_is_read_from_the_page_cache_while_the_disk_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mail_is_read_from_the_page_cache_while_the_disk_hangs(tmp_path: Path) -> None:
     """Its file is complete; the disk hangs with another mail."""
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.0)
-    with hanging(tmp_path) as (disk, spool):
+    with hanging(tmp_path, DiskLimits(hangs_after_s=0.0)) as (disk, spool):
         complete, other = Message(spool), Message(spool)
         disk.goes_on.set()
         complete.write(b"x" * 600 * KiB)
@@ -181,11 +175,9 @@ def test_the_limit_of_all_mail_applies_first(tmp_path: Path) -> None:
     assert spool.in_use == 0
 
 
-async def test_a_slow_disk_is_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_disk_is_not_waited_for_forever(tmp_path: Path) -> None:
     """No single write took long enough to be called a hang, and the mail waited without a limit."""
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 600.0)
-    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 0.05, raising=False)
-    with hanging(tmp_path) as (disk, spool):
+    with hanging(tmp_path, DiskLimits(hangs_after_s=600.0, max_wait_s=0.05)) as (disk, spool):
         message = Message(spool)
         for _ in range(3):
             message.write(b"x" * 5000)
@@ -201,8 +193,7 @@ async def test_a_slow_disk_is_not_waited_for_forever(tmp_path: Path, monkeypatch
 
 async def test_a_mail_for_which_no_thread_starts_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its last block nothing started one again, and the mail waited for as long as its client did."""
-    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 0.05, raising=False)
-    disk = SpoolDisk()
+    disk = SpoolDisk(DiskLimits(max_wait_s=0.05))
     spool = Spool(1 << 24, memory_per_mail=10, directory=str(tmp_path), disk=disk)
     message = Message(spool)
     with monkeypatch.context() as patch:
@@ -216,7 +207,7 @@ async def test_a_mail_for_which_no_thread_starts_is_deferred(tmp_path: Path, mon
     message.close()
     other = Message(spool)
     other.write(b"y" * KiB)
-    monkeypatch.setattr(spool_file, "_MAX_WAIT_S", 60.0, raising=False)
+    disk.limits = DiskLimits(max_wait_s=60.0)
     assert await other.is_kept() and content(other) == b"y" * KiB
     other.close()
     assert disk.unwritten == spool.in_use == 0
@@ -227,13 +218,12 @@ def test_a_file_system_that_can_only_wait_is_not_read_while_it_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_flag: bool
 ) -> None:
     """NFS, which cannot read from the page cache alone, was taken for a file system in memory, and stopped all mail."""
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.0)
-    monkeypatch.setattr(spool_file, "_IN_MEMORY", frozenset(), raising=False)  # wherever the tests' directory is
+    limits = DiskLimits(hangs_after_s=0.0, in_memory=frozenset())  # wherever the tests' directory is
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, "as NFS says")
 
-    with hanging(tmp_path) as (disk, spool):
+    with hanging(tmp_path, limits) as (disk, spool):
         complete, other = Message(spool), Message(spool)
         disk.goes_on.set()
         complete.write(b"x" * KiB)
@@ -254,12 +244,10 @@ def test_a_file_system_that_can_only_wait_is_not_read_while_it_hangs(
         other.close()
 
 
-def test_a_spool_in_memory_is_read_while_its_disk_seems_to_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spool_in_memory_is_read_while_its_disk_seems_to_hang(tmp_path: Path) -> None:
     """Such a file system cannot read from the page cache alone either, but it has no disk."""
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 0.0)
-    with small_disk(tmp_path / "small", 1024 * KiB) as place, hanging(place) as (disk, spool):
+    limits = DiskLimits(hangs_after_s=0.0)
+    with small_disk(tmp_path / "small", 1024 * KiB) as place, hanging(place, limits) as (disk, spool):
         complete, other = Message(spool), Message(spool)
         disk.goes_on.set()
         complete.write(b"x" * KiB)

@@ -215,13 +215,10 @@ async def test_a_hung_disk_stopped_all_other_work_in_threads() -> None:
     assert await durable_files.in_thread(lambda stop: "works again", math.inf) == "works again"
 
 
-async def test_the_jobs_that_callers_of_a_hung_disk_gave_up_piled_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_jobs_that_callers_of_a_hung_disk_gave_up_piled_up(tmp_path: Path) -> None:
     """Each stayed in the queue until the disk answered. Now, mail beyond the limit gets 451 at once."""
     threads = Threads("maildir", 1, max_waiting=3)
-    monkeypatch.setattr(relay_maildir, "_threads", threads)
-    maildir, disk, begun = Maildir(tmp_path / "Maildir", "h"), HungDisk(), []
+    maildir, disk, begun = Maildir(tmp_path / "Maildir", "h", threads), HungDisk(), []
     hung = asyncio.create_task(durable_files.in_thread(disk, math.inf, threads))
     await eventually(disk.begun.is_set, "the disk to hang")
     for _ in range(3):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bridge.mail.spool import SpoolDisk
 from bridge.runtime import yaml_file
 from bridge.service.analysis.file_inspection import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.keys import KeyRing
@@ -98,10 +99,10 @@ class Service:
 class Running(Service):
     """A service in a thread that runs until `stop`."""
 
-    def __init__(self, config: ServiceConfig, timings: Timings | None = None) -> None:
+    def __init__(self, config: ServiceConfig, timings: Timings | None = None, disk: SpoolDisk | None = None) -> None:
         self.config = config
         self.loop = asyncio.new_event_loop()
-        self.server = ServiceServer(timings)
+        self.server = ServiceServer(timings, disk)
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
         try:
@@ -205,10 +206,16 @@ def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def service(tmp_path: Path, text: str = CONFIG, with_key: bool = False, timings: Timings | None = None):
+def service(
+    tmp_path: Path,
+    text: str = CONFIG,
+    with_key: bool = False,
+    timings: Timings | None = None,
+    disk: SpoolDisk | None = None,
+):
     config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, text)
     key = make_key(config) if with_key else ""
-    running = Running(config, timings)
+    running = Running(config, timings, disk)
     running.key = key
     try:
         yield running

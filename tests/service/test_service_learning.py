@@ -13,10 +13,9 @@ from bridge.service.analysis.authentication import _author_domains, worst
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.detection.model import model_at
-from bridge.service.learning import store as vote_store
 from bridge.service.learning.follow import Learned
 from bridge.service.learning.score_shift import MAX_OF_SENDER, MAX_OF_SIGNALS, MAX_SHIFT, combined, layer_of
-from bridge.service.learning.store import KEPT_S, MAX_OF_REPORTER, VoteStore
+from bridge.service.learning.store import KEPT_S, MAX_OF_REPORTER, TooManyScopes, VoteStore
 from bridge.service.learning.votes import BadVote, Vote, digest, digest_of_person, origin_of, senders_of
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
@@ -158,12 +157,17 @@ def test_an_author_whose_domain_cannot_be_spelled_borrowed_the_proof_of_another(
 
 
 @pytest.fixture
-def votes(tmp_path, database):
+def store(tmp_path, database):
     config = ServiceConfig(database=database.replace("lists.sqlite", str(tmp_path / "votes.sqlite")))
     store = Store(config.database_url)
     store.open()
-    yield VoteStore(store)
+    yield store
     store.close()
+
+
+@pytest.fixture
+def votes(store):
+    return VoteStore(store)
 
 
 def test_one_vote_for_each_mail_and_person(votes) -> None:
@@ -206,20 +210,20 @@ def test_scopes_of_tenants_that_are_gone_are_deleted(votes) -> None:
     assert follower.votes == 2
 
 
-def test_imported_votes_of_the_future_pushed_out_all_new_ones(votes, monkeypatch) -> None:
+def test_imported_votes_of_the_future_pushed_out_all_new_ones(store) -> None:
     """They never expired, either. They count as if they were made now."""
-    monkeypatch.setattr(vote_store, "MAX_VOTES", 3)
+    votes = VoteStore(store, max_votes=3)
     votes.replace("", [vote(number, at=9e10) for number in range(3)])
     assert all(one.at <= time.time() for one in votes.votes(""))
     assert votes.add("", vote(7, at=time.time() + 1))
     assert digest(b"7") in [one.mail for one in votes.votes("")] or len(votes.votes("")) == 3
 
 
-def test_the_number_of_scopes_is_limited(votes, monkeypatch) -> None:
+def test_the_number_of_scopes_is_limited(store) -> None:
     """Whoever may report can invent tenants."""
-    monkeypatch.setattr(vote_store, "MAX_SCOPES", 2)
+    votes = VoteStore(store, max_scopes=2)
     assert votes.add("", vote(1)) and votes.add(TENANT, vote(1))
-    with pytest.raises(vote_store.TooManyScopes):
+    with pytest.raises(TooManyScopes):
         votes.add(TENANT.replace("1", "2"), vote(1))
     assert votes.add(TENANT, vote(2)) and votes.reset(TENANT) == 2 and votes.expire() == 1
     assert votes.add(TENANT.replace("1", "2"), vote(1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -134,8 +135,8 @@ class ListNote:
     async def write(self, problem: str, done: str = "") -> None:
         call, result = self.call, audit_log.FAILED if problem else audit_log.DONE
         detail = ": ".join(filter(None, (problem, self.about, done)))
-        write = call.sources.audit.write
-        await pending.patiently(lambda: write(call.person, call.address, self.action, detail=detail, result=result))
+        write = partial(call.sources.audit.write, call.person, call.address, self.action)
+        await pending.patiently(call, lambda: write(detail=detail, result=result))
 
 
 # What a person may see

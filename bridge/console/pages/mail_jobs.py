@@ -70,7 +70,7 @@ class MailJob:
 
     async def _record(self, mail_id: str, detail: str, result: str) -> bool:
         try:
-            await pending.patiently(lambda: self._write(mail_id, detail, result))
+            await pending.patiently(self.call, lambda: self._write(mail_id, detail, result))
         except TablesFailed as exc:
             entry = f"{self.action} by {self.call.person.name}: {mail_id or '-'}: {result}: {detail}"
             log.error("console: the audit log cannot be written (%s); not recorded: %s", exc, entry)

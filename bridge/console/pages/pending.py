@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _LIST = "/lists/"
-_PAUSES_S = (0.5, 2.0, 5.0)  # a database that is locked, or that starts again
 STOPPED = "the console stopped"
 NO_DATABASE = "the console's database cannot be used"
 
@@ -56,12 +55,12 @@ def begin(call: Call, action: Action, work: Work, dropped: OnDropped) -> Job:
     return job
 
 
-async def patiently(ask: Callable[[], T]) -> T:
+async def patiently(call: Call, ask: Callable[[], T]) -> T:
     """Use the console's database in a thread, several times if need be: a job is not to end halfway.
 
     Raises TablesFailed.
     """
-    for pause_s in _PAUSES_S:
+    for pause_s in call.console.jobs.pauses_s:
         try:
             return await asyncio.to_thread(ask)
         except TablesFailed as exc:
@@ -72,7 +71,7 @@ async def patiently(ask: Callable[[], T]) -> T:
 
 async def hindrance(call: Call, job: Job) -> str:
     try:
-        return await patiently(lambda: hindered(call, job))
+        return await patiently(call, lambda: hindered(call, job))
     except TablesFailed:
         return NO_DATABASE
 

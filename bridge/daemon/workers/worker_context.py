@@ -20,7 +20,7 @@ from bridge.daemon.workers.aggregate import INTERVAL_S, Aggregate, SharedRow
 from bridge.daemon.workers.shared_counters import Column
 from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import SpoolDisk
 
 _AHEAD = 8  # connections more than a quarter above the fewest: connections come and go
 

@@ -25,7 +25,7 @@ from nats.js.errors import NotFoundError
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisResult
 from bridge.mail.message import Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import SpoolDisk
 from bridge.runtime.lasting import lasting
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from bridge.api.feedback import FeedbackRequest
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.mail.message import Spool
-from bridge.mail.spool_file import SpoolDisk
+from bridge.mail.spool import SpoolDisk
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspector import Inspector

@@ -40,8 +40,10 @@ class Analysed:
 
 
 class VoteStore:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, max_votes: int = MAX_VOTES, max_scopes: int = MAX_SCOPES) -> None:
         self._store = store
+        self._max_votes = max_votes
+        self._max_scopes = max_scopes
 
     def add(self, scope: str, vote: Vote) -> bool:
         """False if this person has already reported this mail the same way. The opposite vote replaces it.
@@ -54,10 +56,10 @@ class VoteStore:
             known = connection.execute(select(learning_vote.c.kind).where(same)).scalar()
             if known == vote.kind:
                 return False
-            _touch(connection, scope)
+            _touch(connection, scope, self._max_scopes)
             connection.execute(delete(learning_vote).where(same))
             connection.execute(insert(learning_vote).values(_row(scope, vote)))
-            _trim(connection, scope, vote.reporter)
+            _trim(connection, scope, vote.reporter, self._max_votes)
         return True
 
     def replace(self, scope: str, votes: Iterable[Vote]) -> int:
@@ -68,9 +70,9 @@ class VoteStore:
         now = time.time()
         past = [vote if vote.at <= now else replace(vote, at=now) for vote in votes]
         wanted = {(vote.mail, vote.reporter): vote for vote in sorted(past, key=lambda one: one.at)}
-        newest = list(wanted.values())[-MAX_VOTES:]
+        newest = list(wanted.values())[-self._max_votes :]
         with self._store.writing() as connection:
-            _touch(connection, scope)
+            _touch(connection, scope, self._max_scopes)
             connection.execute(delete(learning_vote).where(learning_vote.c.scope == scope))
             for start in range(0, len(newest), BATCH):
                 connection.execute(insert(learning_vote), [_row(scope, one) for one in newest[start : start + BATCH]])
@@ -79,7 +81,7 @@ class VoteStore:
     def reset(self, scope: str) -> int:
         """Forget everything that was learned in this scope; returns the number of votes deleted."""
         with self._store.writing() as connection:
-            _touch(connection, scope)
+            _touch(connection, scope, self._max_scopes)
             return connection.execute(delete(learning_vote).where(learning_vote.c.scope == scope)).rowcount
 
     def votes(self, scope: str) -> list[Vote]:
@@ -136,10 +138,10 @@ def _row(scope: str, vote: Vote) -> dict[str, object]:
     }
 
 
-def _touch(connection: Connection, scope: str) -> None:
+def _touch(connection: Connection, scope: str, max_scopes: int) -> None:
     """Take the lock of the scope, and tell other nodes. Raises TooManyScopes."""
     known = connection.execute(select(learning_scope.c.scope).where(learning_scope.c.scope == scope)).first()
-    if known is None and _number_of_scopes(connection) >= MAX_SCOPES:
+    if known is None and _number_of_scopes(connection) >= max_scopes:
         raise TooManyScopes
     # A scope that was deleted and exists again must not have a version that it had before.
     first = insert_into(connection, learning_scope).values(scope=scope, version=time.time_ns() // 1000)
@@ -151,10 +153,10 @@ def _number_of_scopes(connection: Connection) -> int:
     return int(connection.execute(select(func.count()).select_from(learning_scope)).scalar_one())
 
 
-def _trim(connection: Connection, scope: str, reporter: str) -> None:
+def _trim(connection: Connection, scope: str, reporter: str, max_votes: int) -> None:
     here = learning_vote.c.scope == scope
     connection.execute(delete(learning_vote).where(here, learning_vote.c.at < time.time() - KEPT_S))
-    for condition, most in ((here & (learning_vote.c.reporter == reporter), MAX_OF_REPORTER), (here, MAX_VOTES)):
+    for condition, most in ((here & (learning_vote.c.reporter == reporter), MAX_OF_REPORTER), (here, max_votes)):
         _keep_newest(connection, condition, most)
 
 

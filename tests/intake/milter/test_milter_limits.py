@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.mail import spool_file
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
+from bridge.mail.spool import DiskLimits
 from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
     ScriptedFilter,
@@ -354,13 +354,9 @@ async def test_a_connection_is_forgotten_even_if_its_end_cannot_be_reported():
             assert listener.spool.in_use == 0
 
 
-async def test_mail_server_that_we_had_stopped_was_cut_off_as_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mail_server_that_we_had_stopped_was_cut_off_as_silent(tmp_path: Path) -> None:
     """The disk of the spool was behind for longer than a mail server may be silent within a mail."""
-    monkeypatch.setattr(spool_file, "MAX_UNWRITTEN", 1024 * 1024)
-    monkeypatch.setattr(spool_file, "_HANGS_AFTER_S", 60.0)
-    disk, filter_ = HangingDisk(), ScriptedFilter()
+    disk, filter_ = HangingDisk(DiskLimits(max_unwritten=1024 * 1024, hangs_after_s=60.0)), ScriptedFilter()
     spool = Spool(1 << 30, 1024, str(tmp_path), disk=disk)
     async with listening(filter_, read_timeout_s=0.2, spool=spool) as listener:
         try:
