@@ -76,7 +76,8 @@ def no_daemon(address: Endpoint) -> str:
         )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
-        "or give the configuration of the running daemon with -c (after a change of admin.address, restart it)"
+        "or give the configuration of the running daemon with -c "
+        "(if you have changed admin.address, restart the daemon)"
     )
 
 

@@ -37,4 +37,4 @@ def nodes_of(conf: Config) -> Nodes:
 
 
 def _unasked(kind: str, key: str, exc: ConfigError) -> NodeView:
-    return NodeView(kind, f"in {key}", f"cannot be asked ({exc})", is_reached=False)
+    return NodeView(kind, f"in {key}", f"cannot be queried ({exc})", is_reached=False)

@@ -30,7 +30,7 @@ from bridge.runtime.threads import Threads
 
 BLOCK = 256 * 1024
 _SMALL = 4096
-_TOO_SLOW = "the disk of the spool does not keep up"
+_TOO_SLOW = "the spool's disk cannot keep up"
 MAX_UNWRITTEN = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it, or earlier (`is_behind`)
 _HANGS_AFTER_S = 3.0  # for one block: the slowest disks take tenths of a second
 _MAX_WAIT_S = 20.0  # for a disk that is slow, or threads that cannot be started; the mail is then deferred
@@ -364,5 +364,5 @@ def _read_cached(fd: int, count: int, offset: int) -> bytes:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         got = os.preadv(fd, [buffer], offset, flag)
     except OSError as exc:
-        raise OSError(errno.EIO, "the disk of the spool does not answer") from exc
+        raise OSError(errno.EIO, "the spool's disk does not respond") from exc
     return bytes(buffer[:got])

@@ -89,7 +89,7 @@ def postgresql(database: Database, timeout_s: float) -> NodeView:
     except BridgeError as exc:
         return unreached(POSTGRESQL, address, str(exc))
     if not role.is_primary:
-        return NodeView(POSTGRESQL, address, f"{role.version}, standby", problem="a standby, which takes no writes")
+        return NodeView(POSTGRESQL, address, f"{role.version}, standby", problem="a standby, which accepts no writes")
     return NodeView(POSTGRESQL, address, f"{role.version}, primary, {counted(role.standbys, 'standby', 'standbys')}")
 
 
