@@ -220,7 +220,7 @@ def _readable_matches(given: object) -> tuple[tuple[str, str], ...]:
 
 
 def readable_scoring(given: object) -> Scoring | None:
-    """At most a few numbers with short, printable names, whatever a service or a file contains; or None."""
+    """A few numbers with short, printable names, whatever a service or a file contains; or None."""
     if not isinstance(given, dict) or not isinstance(rule := given.get("rule"), str) or not rule:
         return None
     rows = given.get("scores")

@@ -56,7 +56,7 @@ class PersonTurns:
 
     @asynccontextmanager
     async def turn(self, person: str) -> AsyncIterator[bool]:
-        """Yields whether it had to wait: much may have happened since. Raises Refused."""
+        """Yields whether the request had to wait; much may have happened in the meantime. Raises Refused."""
         if self._requests[person] >= self.max_waiting:
             raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 5)
         turns = self._turns.setdefault(person, asyncio.Semaphore(self.most))

@@ -12,7 +12,7 @@ from bridge.runtime.database import Database
 
 
 def nodes_of(conf: Config) -> Nodes:
-    """Without the right to read a password, its server is not asked, and the view says so."""
+    """If a password cannot be read, its server is not queried, and the view says so."""
     unasked: list[NodeView] = []
     database: Database | None = None
     storage: S3Settings | None = None

@@ -51,5 +51,5 @@ class Session:
 
     @property
     def named_client(self) -> Client:
-        """Whom we may name to others as the sending host: never our own mail server."""
+        """The client that we may name to others as the sending host: never our own mail server."""
         return self.client if self.is_told else UNKNOWN_CLIENT

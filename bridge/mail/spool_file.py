@@ -1,17 +1,17 @@
 """The file of a mail that is too large for memory. It has no name, so a crash leaves nothing behind.
 
 `DirectFile` is written by its caller. The bridge uses `QueuedFile`: on a disk that hangs, a write, and even a close,
-does not return for minutes, and the event loop would stop with it. So the event loop only hands blocks over, and the
-threads of a `SpoolDisk` write them. What they have not written yet stays in memory and is read from there: no mail
-waits for the disk. A disk that hangs thus costs memory, at most MAX_UNWRITTEN for all mail of a process; beyond that,
-large mail is deferred. Mail that fits in memory is not affected.
+does not return for minutes, and would block the event loop. So the event loop only hands blocks over, and the threads
+of a `SpoolDisk` write them. What they have not written yet stays in memory and is read from there: no mail waits for
+the disk. A disk that hangs therefore costs memory, at most MAX_UNWRITTEN for all mail of a process; beyond that, large
+mail is deferred. Mail that fits in memory is not affected.
 
 A mail is accepted only if its file could be written (`is_kept`), unless the disk hangs.
 
-What was written is read from the page cache, by the event loop too. On some file systems (XFS, NFS) a read waits for
-the write of a thread, so nothing reads a mail before `is_kept` has returned. While the disk hangs, only what is in the
-page cache is read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or
-a mail has a gap.
+What was written is read from the page cache, even by the event loop. On some file systems (XFS, NFS), a read waits for
+a thread's write, so nothing reads a mail before `is_kept` has returned. While the disk hangs, only what is in the page
+cache is read, and a mail with missing parts is deferred. If this is wrong, one disk stops all mail, or a mail has a
+gap.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class SpoolDisk:
     # The following are called with the lock.
 
     def put(self, file: QueuedFile) -> None:
-        """There is something to do for this file. A thread that is working on it will notice by itself."""
+        """Announces work for this file. A thread that is already working on it will notice by itself."""
         if file not in self._in_hand:
             self._waiting[file] = None
             if self._jobs < _THREADS:

@@ -120,7 +120,7 @@ class Region(NamedTuple):
 def may_be_mail(content: bytes) -> bool:
     """Whether decoded content is worth reading as a mail: an encoded message or multipart.
 
-    Most that have the word are pages, in which it belongs to a `<meta>` or to the name of a style.
+    Most content that has the word is a page, in which it belongs to a `<meta>` or to the name of a style.
     """
     lower = content.lower()
     at = lower.find(b"content-")

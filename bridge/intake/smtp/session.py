@@ -157,7 +157,7 @@ class SmtpSession(StockSession):
         self.ssl = {"ssl_object": ssl_object}
         self.described = None
         self.reset()
-        if self._own_client is not None:  # anybody on the way could have said XCLIENT in plain text
+        if self._own_client is not None:  # an attacker on the path could have inserted a plain-text XCLIENT
             self.client, self.introduced, self._own_client = self._own_client, False, None
         self.client = replace(self.client, helo=None)
 
