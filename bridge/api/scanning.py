@@ -117,7 +117,7 @@ class AnalysisRequest:
 
 
 def form(parameters: bytes, boundary: bytes) -> tuple[bytes, bytes]:
-    """What stands before and after the mail in the body of a submitEmail request."""
+    """What precedes and follows the mail in the body of a submitEmail request."""
     before = (
         b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
         b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'

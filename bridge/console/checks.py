@@ -1,6 +1,6 @@
 """What a request must be like, whichever pages it is for: the host, the origin, the size of its form.
 
-Shared by the console and the pages for users. If this is wrong, other sites act in a reader's name.
+Shared by the console and the pages for users. If this is wrong, other sites can act in a user's name.
 """
 
 from __future__ import annotations

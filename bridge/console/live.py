@@ -1,6 +1,6 @@
 """The daemon's numbers as they are now, for the overview and everyone who watches it.
 
-The daemon is asked every two seconds while somebody watches, once for all of them, and not at all otherwise. The last
+The daemon is asked every two seconds while anyone watches, once for all of them, and not at all otherwise. The last
 minutes are kept for the small plot. Knows neither pages nor people.
 """
 

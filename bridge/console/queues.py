@@ -1,4 +1,4 @@
-"""Work that takes much memory or time: a little of each kind runs at once, and a few wait for it."""
+"""Work that takes a lot of memory or time: a little of each kind runs at a time, and a few requests wait for it."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def base64_runs(text: bytes) -> list[bytes]:
 
 
 def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
-    """These lines, and those from the first long one of each on: what stands before it may be words. Each once."""
+    """These lines, and those from the first long one of each on: what precedes it may be words. Each once."""
     found: dict[bytes, None] = {}
     for run in runs:
         line = _LONG_LINE.search(run)

@@ -125,7 +125,7 @@ class SmtpRelay:
         self.pool.close()
         try:
             await self._wait_until_finished()
-        finally:  # also if the time for closing is over
+        finally:  # even if the time for closing is over
             for conn in list(self._finishing):
                 conn.abort()
             await asyncio.gather(*self._orphaned)

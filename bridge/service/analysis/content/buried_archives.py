@@ -18,7 +18,7 @@ from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budg
 WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
 _MAX_FOUND = 20  # archives; programs open the first one
 _PLACE_WORK = 4096
-_MARK_WORK = 256  # for each mark, whatever stands around it
+_MARK_WORK = 256  # for each mark, whatever is around it
 _FEW = 100  # marks that are looked at without a budget
 _NO_FLAGS = 0xE0  # of gzip: these are reserved
 _LEVELS = (0, 2, 4)  # of gzip: 7-Zip opens no other

@@ -1,7 +1,7 @@
 """OpenPGP messages that are compressed or signed, but not encrypted: mail programs show them without a key.
 
 A message (RFC 4880) is a list of packets: compressed data contains packets itself, literal data is the file or the
-mail. Packets of all other types are passed over; what is encrypted cannot be read by anybody else either.
+mail. Packets of all other types are skipped; what is encrypted cannot be read by anyone else either.
 """
 
 from __future__ import annotations

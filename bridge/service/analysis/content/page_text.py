@@ -33,7 +33,7 @@ def readings(page: str) -> list[str]:
 
 def link_readings(page: str) -> list[str]:
     """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
-    if "[" in page and "<!ENTITY" in page:  # they stand in brackets
+    if "[" in page and "<!ENTITY" in page:  # they are in brackets
         return readings(page)
     plain = references.unescaped(page)
     *before, _ = page.split("@")
