@@ -186,7 +186,7 @@ class Message:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is in a file, and the disk has much to write."""
+        """Whether it is in a file, and a lot of data is waiting to be written."""
         return self._file is not None and self._spool.is_behind
 
     def stop(self) -> None:

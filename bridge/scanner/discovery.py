@@ -78,11 +78,11 @@ class Discovery:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last usable answer from the DNS; None if there was none."""
+        """Seconds since the last usable answer from DNS; None if there was none."""
         return None if self._found_at is None else time.monotonic() - self._found_at
 
     async def look(self) -> float:
-        """Query the DNS; returns the seconds until the next lookup. Never raises: `problem` says what went wrong."""
+        """Query DNS; returns the seconds until the next lookup. Never raises: `problem` says what went wrong."""
         settings = self._settings
         problems: list[str] = []
         ttls: list[float] = []

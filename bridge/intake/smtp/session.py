@@ -126,7 +126,7 @@ class SmtpSession(StockSession):
         return None
 
     def _refuse_out_of_order(self, reply: Reply) -> None:
-        """For a command that needs an earlier one: no mistake if that was refused with this already on its way."""
+        """For a command that needs an earlier one: not a mistake if that was refused while this was on its way."""
         self.answer(reply)
         if self._excused:
             self._excused -= 1
@@ -168,7 +168,7 @@ class SmtpSession(StockSession):
         self.forwarded = None
 
     def check_patience(self) -> Effect | None:
-        """After each command: has the client made too many mistakes, or too many commands without a mail?"""
+        """After each command: has the client made too many mistakes, or sent too many commands without a mail?"""
         limits = self.rules.limits
         if self.errors >= limits.max_errors:
             limit = "max_errors"

@@ -41,7 +41,7 @@ class TlsConnection(Connection):
         return made
 
     async def shake_hands(self) -> None:
-        """Raises OSError, of which ssl.SSLError is one."""
+        """Raises OSError (ssl.SSLError is one)."""
         while True:
             try:
                 self._tls.do_handshake()

@@ -74,7 +74,7 @@ def without_escapes(page: str) -> list[str]:
 
 
 def _character(match: re.Match[str]) -> str:
-    """The letters, digits and signs of which links consist."""
+    """The letters, digits and signs that links consist of."""
     character = match[3] or chr(int(match[1] or match[2], 16) % 0x110000)
     return character if " " < character < "\x7f" else match[0]
 

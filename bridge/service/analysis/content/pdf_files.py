@@ -152,7 +152,7 @@ class _Document:
         yield _summary(self._texts, self._budget)
 
     def _indirect(self, numbers: set[bytes]) -> list[bytes]:
-        """Names of files that are objects of their own, as if they stood where they are used."""
+        """Names of files that are separate objects, as if they were written where they are used."""
         if not numbers:
             return []
         found = [b"/F " + text for text in self._decoder.objects(numbers)]
