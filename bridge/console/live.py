@@ -61,7 +61,7 @@ class Live:
     async def nodes(self) -> ClusterView | None:
         """All nodes of the cluster, as of a few seconds ago; None if the configuration names none.
 
-        Nobody waits long for nodes that do not answer: the last view is shown in the meantime, and None before the first.
+        No one waits long for nodes that do not answer: until then, the last view is shown, or None before the first.
         """
         if not self.cluster.bridges:
             return None
