@@ -109,7 +109,7 @@ Limits: help and completion {HELP_MS} ms, `status` {STATUS_MS} ms more.
 A test counts the modules that each command imports (`tests/cli/test_cli_imports.py`, `tests/cli/test_cli_imports_of_each.py`): unlike these times, that number does not depend on the machine.
 
 This run: Python {platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} from other work at its start.
-A start only computes, so on an idle machine it takes its CPU time; the least CPU time is the one to compare with a limit.
+A start does nothing but compute, so on an idle machine it takes as long as its CPU time; compare the least CPU time with the limit.
 The time that elapsed also depends on the other work.
 
 {table(found)}

@@ -318,11 +318,12 @@ def lines(given: argparse.Namespace, found: Found, of_a_daemon: int) -> list[str
         "mails quarantined and released/s": (found.outcomes["released"] / found.seconds, ""),
     }
     return [
-        f"`make bench-connections`: all that {number} bridges have in PostgreSQL (late decisions, history, index and "
-        "locks of the quarantine, used release codes, personal lists, feedback, and events), each bridge with up to "
-        f"{given.mails_per_s:g} mails a second, a late scan every {given.late_every_s:g} s, and a mail that is "
-        f"quarantined and released every {given.held_every_s:g} s, for {given.seconds:g} s; "
-        f"{'every mail' if given.all_events else 'each quarantined mail'} is an event.",
+        f"`make bench-connections` runs everything that {number} bridges keep in PostgreSQL for {given.seconds:g} s: "
+        "late decisions, history, index and locks of the quarantine, used release codes, personal lists, feedback, "
+        "and events.",
+        f"Each bridge has up to {given.mails_per_s:g} mails a second, a late scan every {given.late_every_s:g} s, and "
+        f"a mail that is quarantined and released every {given.held_every_s:g} s; "
+        f"there is an event for {'every mail' if given.all_events else 'each quarantined mail'}.",
         "",
         "| | all bridges | each bridge | at most, each |",
         "|---|---|---|---|",

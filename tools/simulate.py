@@ -39,7 +39,7 @@ OPTIONS = {
     "worker_limit": (80, "mails that each worker processes at a time; more are refused"),
     "worker_memory": (1.0, "GiB of memory for each core of a worker"),
     "open_s": (2.0, "seconds that a client's connection stays open"),
-    "database_ms": (0.37, "CPU ms of PostgreSQL for each mail, each of which is an event; measured, see below"),
+    "database_ms": (0.37, "CPU ms of PostgreSQL for each mail, with an event for every mail; measured, see below"),
     "quarantined": (0.01, "share of mails that go into the quarantine"),
     "late": (0.001, "share of mails whose scan takes longer than their deadline"),
     "days": (30, "retention of the history and the quarantine"),

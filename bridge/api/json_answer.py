@@ -20,7 +20,7 @@ def read_json(body: bytes | str) -> Any:
 def read_decision(body: bytes, *keys: str) -> Any:
     """Like `read_json`, but refuses an object that has one of `keys` twice. Raises ValueError, RecursionError."""
     if b"\\u00" in body or any(body.count(b'"%b"' % key.encode("ascii")) != 1 for key in keys):
-        # Rare: it is elsewhere, too, or escaped.
+        # Rare: the key also occurs elsewhere, or is escaped.
         json.loads(body, object_pairs_hook=lambda pairs: _refuse_twice(pairs, keys))
     return from_json(body)
 

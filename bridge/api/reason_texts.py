@@ -1,7 +1,7 @@
 """The sentences in which the included service says why a mail looks like phishing.
 
-They are here, because others read them as well: a digest shows them in the language of its reader, and finds the
-sentence by its form. In English; the translations are those of the digests.
+They are defined here because others use them as well: a digest recognises a sentence by its form, and shows it in its
+reader's language. The sentences are in English; the digests have the translations.
 """
 
 from __future__ import annotations

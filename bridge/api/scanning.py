@@ -117,7 +117,7 @@ class AnalysisRequest:
 
 
 def form(parameters: bytes, boundary: bytes) -> tuple[bytes, bytes]:
-    """What stands before and after the mail in the body of a submitEmail request."""
+    """What precedes and follows the mail in the body of a submitEmail request."""
     before = (
         b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
         b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
@@ -220,7 +220,7 @@ def _readable_matches(given: object) -> tuple[tuple[str, str], ...]:
 
 
 def readable_scoring(given: object) -> Scoring | None:
-    """At most a few numbers with short, printable names, whatever a service or a file contains; or None."""
+    """A few numbers with short, printable names, whatever a service or a file contains; or None."""
     if not isinstance(given, dict) or not isinstance(rule := given.get("rule"), str) or not rule:
         return None
     rows = given.get("scores")

@@ -23,7 +23,7 @@ SYSTEM_CONFIG = Path("/etc/scanbridge/bridge.yml")  # the package's
 
 class _ConfigOption(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """What to correct: nobody who set the variable has used -c."""
+        """What to correct: whoever set the variable has not used -c."""
         if ctx is not None and ctx.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT:
             return f"the environment variable {self.envvar}"
         return super().get_error_hint(ctx)
@@ -76,7 +76,8 @@ def no_daemon(address: Endpoint) -> str:
         )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "
-        "or give the configuration of the running daemon with -c (after a change of admin.address, restart it)"
+        "or give the configuration of the running daemon with -c "
+        "(if you have changed admin.address, restart the daemon)"
     )
 
 

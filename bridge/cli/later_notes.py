@@ -1,7 +1,7 @@
-"""Notes in the history what was done about a mail later: released, deleted, reported, listed in a digest.
+"""Records in the history what was done with a mail later: released, deleted, reported, listed in a digest.
 
-What the operator wants is the release. A history that cannot be written to costs a warning, and no further attempts for
-a minute: a database that is unavailable would make each of a thousand mails wait.
+The operator wants the release. A history that cannot be written to causes only a warning, and no further attempts for a
+minute: otherwise, an unavailable database would delay each of a thousand mails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """One report with everything that follows from it: rspamd and the scanning service learn, an address gets the mail,
-the history and the event sinks are told, and it is counted.
+the history and the event sinks record it, and it is counted.
 
 Used by `scanbridge report`, by the console and by the users' pages. Everything blocks; pages use a thread. Learning
 comes first: if something after it fails, the person may report the mail again, and it is not learned twice.

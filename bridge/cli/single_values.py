@@ -1,7 +1,7 @@
 """Commands that refuse an option which is given twice but can have only one value.
 
 click keeps the last value and says nothing: `quarantine delete --tag a --tag b` would delete mail that lacks `a`.
-All our commands are of these classes.
+All our commands use these classes.
 """
 
 from __future__ import annotations

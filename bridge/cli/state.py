@@ -2,7 +2,7 @@
 
 The systemd units tell the daemon where its state is ($STATE_DIRECTORY). A shell of root does not have that variable,
 and would look in root's home directory and find nothing. So for root, the configuration of the packages means the
-state directory of the packages, also if it was written before it set `state_directory`.
+state directory of the packages, even if the file is older than its key `state_directory`.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def cluster_table(view: ClusterView) -> str:
 
 
 def table(state: dict[str, Any]) -> str:
-    """The status as text: one line for each fact, also for a reason of several lines."""
+    """The status as text: one line for each fact, even for a reason of several lines."""
     lines = [*state.get("problems", ()), *(f"WARNING: {text}" for text in state.get("warnings", ()))]
     build = f" ({state['build']})" if "build" in state else ""  # an older daemon does not say
     lines += [

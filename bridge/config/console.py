@@ -1,4 +1,4 @@
-"""The web console: where it answers, how people sign in, and how long they stay.
+"""The web console: where it answers, how people sign in, and how long their sessions last.
 
 Part of the configuration (`bridge.config.model`).
 """

@@ -69,10 +69,10 @@ class Limits(Section):
     max_mails_per_client_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Maximum mails per minute from one client address, or from one /64 network if it is an IPv6 "
-        "address; further ones get 451 4.7.1 at MAIL. All workers count together, and so do all bridges that share a "
-        "PostgreSQL database ([several bridges](../operate/cluster.md#limits-for-each-client)). The client is the one "
-        "that the mail server names; a mail server that names none, or only in a header field, is itself the client. "
+        description="Maximum mails per minute from one client: an IPv4 address, or an IPv6 /64 network. Further mails "
+        "get 451 4.7.1 at MAIL. All workers count together, as do all bridges that share a PostgreSQL database "
+        "([several bridges](../operate/cluster.md#limits-for-each-client)). The client is the one that the mail "
+        "server names; if it names none, or only in a header field, the mail server itself is the client. "
         "Default: no limit.",
     )
     max_mails_per_connection: int = Field(10_000, ge=1, description="Maximum mails on one SMTP connection; then 421.")

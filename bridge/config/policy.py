@@ -1,4 +1,4 @@
-"""The operator's policy: an action for each decision of the service, and for each way to get none.
+"""The operator's policy: an action for each decision of the service, and for each reason why there may be none.
 
 Part of the configuration (`bridge.config.model`); in its own file because three sections share it.
 """

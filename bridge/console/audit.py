@@ -3,8 +3,8 @@
 An action is recorded before it is carried out, and its result afterwards, so that no crash hides it; if it cannot be
 recorded, it is not carried out. Ids of mails are kept, never their content.
 
-What people do who have not signed in is recorded, too, but only so much of it in a quarter of an hour: the rest is
-counted. If this is wrong, a stranger fills the disk, or hides in the crowd.
+What people do without signing in is also recorded, but only up to a limit in each quarter of an hour; the rest is
+counted. If this is wrong, a stranger can fill the disk, or hide among many entries.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Call:
         return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
 
     async def run_among_few(self, queue: Queue, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Work that takes much memory or time, in threads that other pages do not wait for. Raises Refused."""
+        """Work that takes a lot of memory or time, in threads that other pages do not wait for. Raises Refused."""
         with queue.place():
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 

@@ -1,6 +1,6 @@
 """What a request must be like, whichever pages it is for: the host, the origin, the size of its form.
 
-Shared by the console and the pages for users. If this is wrong, other sites act in a reader's name.
+Shared by the console and the pages for users. If this is wrong, other sites can act in a user's name.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ async def read_form(request: Request, limit: int, limit_s: float, max_files: int
 
 
 def _kind_of_form(request: Request) -> str:
-    """Raises Refused for a form in parts with a charset, which no browser names.
+    """Raises Refused for a multipart form that names a charset, which no browser does.
 
-    The parser would look for the codec: the name stays in Python's memory, whatever it is, and some codecs take long.
-    For other forms it is ignored, and some mail programs name one there (RFC 8058).
+    The parser would look up the codec: Python keeps every name in memory, even an unknown one, and some codecs are
+    slow. In other forms, the charset is ignored, and some mail programs name one there (RFC 8058).
     """
     named = request.headers.get("content-type", "").lower()
     if "multipart" in named and _CHARSET.search(named):

@@ -1,6 +1,7 @@
 """Commands of ours that a page runs: `check` and `reload`, as an operator would type them, one at a time.
 
-They are the home of what they do; a second one here would differ some day. Nothing of a request becomes an argument.
+The commands themselves are run, because a second implementation would differ some day. Nothing from a request becomes
+an argument.
 """
 
 from __future__ import annotations

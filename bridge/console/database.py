@@ -117,7 +117,7 @@ def _add_column(connection: Connection, table: Table, name: str, length: int) ->
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-# An earlier program would write sessions that are known by name only.
+# An earlier program would write sessions that are identified by name only.
 MIGRATIONS: list[database.Step] = [_create, database.Incompatible(_add_subjects)]
 VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL

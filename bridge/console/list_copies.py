@@ -377,6 +377,6 @@ def _directory() -> Path | None:
 
 
 def _seen(task: asyncio.Task[Copy]) -> None:
-    """It is logged; the older copy is shown meanwhile."""
+    """It is logged; the older copy is shown in the meantime."""
     if not task.cancelled():
         task.exception()

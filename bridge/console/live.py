@@ -1,6 +1,6 @@
 """The daemon's numbers as they are now, for the overview and everyone who watches it.
 
-The daemon is asked every two seconds while somebody watches, once for all of them, and not at all otherwise. The last
+The daemon is asked every two seconds while anyone watches, once for all of them, and not at all otherwise. The last
 minutes are kept for the small plot. Knows neither pages nor people.
 """
 
@@ -61,7 +61,7 @@ class Live:
     async def nodes(self) -> ClusterView | None:
         """All nodes of the cluster, as of a few seconds ago; None if the configuration names none.
 
-        Nobody waits long for nodes that do not answer: the last view is shown meanwhile, and None before the first.
+        No one waits long for nodes that do not answer: until then, the last view is shown, or None before the first.
         """
         if not self.cluster.bridges:
             return None

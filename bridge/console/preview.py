@@ -62,7 +62,7 @@ _NAME = re.compile(r"(/?)([a-z][a-z0-9]*)")
 _PLAIN_TAG = re.compile(  # up to its ">", in which no quote could be read differently; possessive (`++`)
     r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`]++))?+)?+)*+"""
 )
-_SEPARATOR = re.compile(r"""[\s/]+|["']""")  # what may stand before an attribute
+_SEPARATOR = re.compile(r"""[\s/]+|["']""")  # what may precede an attribute
 _OPEN_VALUE = {sign: re.compile(rf"=\s*+{sign}[^{sign}]*+\Z") for sign in "\"'"}
 _CLASSES = ("link", "address")
 # Pictures keep the text that stands for them.
@@ -103,7 +103,7 @@ def document(html: str) -> str:
 def sanitised(html: str) -> str:
     """Safe to be the body of a document: the last step is always the one that removes everything else."""
     first = _cleaned(_FORMATTING_TAG.sub(r"<\1>", html.replace("\0", "")), _FIRST)
-    # What stands in an attribute may look like a link as well: whatever this makes of it is cleaned again.
+    # What is in an attribute may look like a link as well: whatever this makes of it is cleaned again.
     return _cleaned(_LINK.sub(_address_first, first).replace("</a>", "</span>"), _SECOND).translate(_DIRECTIONS)
 
 

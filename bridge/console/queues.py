@@ -1,4 +1,4 @@
-"""Work that takes much memory or time: a little of each kind runs at once, and a few wait for it."""
+"""Work that takes a lot of memory or time: a little of each kind runs at a time, and a few requests wait for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PersonTurns:
 
     @asynccontextmanager
     async def turn(self, person: str) -> AsyncIterator[bool]:
-        """Yields whether it had to wait: much may have happened since. Raises Refused."""
+        """Yields whether the request had to wait; much may have happened in the meantime. Raises Refused."""
         if self._requests[person] >= self.max_waiting:
             raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 5)
         turns = self._turns.setdefault(person, asyncio.Semaphore(self.most))

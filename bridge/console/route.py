@@ -1,4 +1,4 @@
-"""One row of the route table: what must be true before a page is asked."""
+"""One row of the route table: what must be true before a page is called."""
 
 from __future__ import annotations
 

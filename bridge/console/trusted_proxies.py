@@ -1,7 +1,7 @@
 """The address of the browser: its own, or the one that a trusted reverse proxy names.
 
-Shared by the console and the pages for users. If this is wrong, a client chooses the address by which its attempts are
-limited and recorded.
+Shared by the console and the pages for users. If this is wrong, clients can choose the address by which their attempts
+are limited and recorded.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Jobs:
                 del self._jobs[job.id]
 
     def signed_out(self, session: str) -> None:
-        """The session was ended by its owner: its jobs are carried out all the same."""
+        """The session was ended by its owner: its jobs are carried out anyway."""
         for job in self._jobs.values():
             if job.session == session:
                 job.session = ""

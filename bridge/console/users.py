@@ -104,9 +104,9 @@ class Users:
         return name
 
     def remove(self, name: str, *, keep_admin: bool = False) -> None:
-        """With all sessions and links. Raises UserMistake if there is no such user.
+        """Removes the user with all sessions and links. Raises UserMistake if there is no such user.
 
-        With `keep_admin`, also if no administrator would be left.
+        With `keep_admin`, also raises it if no administrator would be left.
         """
         with self._store.writing() as connection:
             if keep_admin:

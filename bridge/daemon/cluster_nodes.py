@@ -12,7 +12,7 @@ from bridge.runtime.database import Database
 
 
 def nodes_of(conf: Config) -> Nodes:
-    """Without the right to read a password, its server is not asked, and the view says so."""
+    """If a password cannot be read, its server is not queried, and the view says so."""
     unasked: list[NodeView] = []
     database: Database | None = None
     storage: S3Settings | None = None
@@ -37,4 +37,4 @@ def nodes_of(conf: Config) -> Nodes:
 
 
 def _unasked(kind: str, key: str, exc: ConfigError) -> NodeView:
-    return NodeView(kind, f"in {key}", f"cannot be asked ({exc})", is_reached=False)
+    return NodeView(kind, f"in {key}", f"cannot be queried ({exc})", is_reached=False)

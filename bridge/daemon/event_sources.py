@@ -1,4 +1,4 @@
-"""Events that are not about one mail: a list has changed, a scanner host has another state.
+"""Events that are not about one mail: a list or the state of a scanner host has changed.
 
 Looks once a second, in the first worker: neither the lists nor the scanner need to know about events, and a state that
 lasts less than a second is not worth a message.

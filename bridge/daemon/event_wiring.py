@@ -1,7 +1,7 @@
 """From the configuration to event sinks, as `wiring` does it for everything else.
 
-Also what commands with an event of their own need: `scanbridge quarantine release` is a different process from the
-daemon, and writes to the same outbox.
+Also contains what commands need that create events themselves: `scanbridge quarantine release` is a separate process,
+and writes to the same outbox as the daemon.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _discovery(names: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]) -> tuple[list[str], bool]:
-    """A problem for each group of next hops of which none is up, and whether no mail at all can be delivered."""
+    """A problem for each group of next hops in which none is up, and whether no mail at all can be delivered."""
     if conf.relay is None or not any(listener.hands_on for listener in conf.listeners):
         return [], False
     down = {hop["name"]: hop["problem"] or "it does not answer" for hop in hops if hop["up"] is False}

@@ -1,4 +1,4 @@
-"""How many mails were processed since the start, by what became of them: for people who sent a first mail.
+"""How many mails were processed since the start, by outcome: for people who have just sent their first mail.
 
 `status`, `top` and the page at / show the sentence. The numbers are those of the metric `scanbridge_mails_total`;
 rates and details are there.

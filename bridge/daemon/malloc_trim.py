@@ -71,7 +71,7 @@ class MallocTrim:
 
 
 def _heap() -> Heap:
-    """That of the GNU C library, 2.33 or later. Raises OSError for any other (musl), and whatever ctypes does."""
+    """The GNU C library's, 2.33 or later. Raises OSError for any other (musl), and whatever ctypes raises."""
     import ctypes  # here: it allocates executable memory, which a sandbox may forbid
 
     class Mallinfo2(ctypes.Structure):

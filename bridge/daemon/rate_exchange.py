@@ -1,6 +1,6 @@
 """Tells the other bridges and workers, about once a second, how much mail clients have sent here, and learns the sums.
 
-One thread of its own talks to the database. While that takes long or fails, mail is limited by the counts that this
+A separate thread talks to the database. While the database is slow or fails, mail is limited by the counts that this
 process has; nothing waits.
 """
 
@@ -22,7 +22,7 @@ from bridge.runtime.threads import Threads
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-_PATIENCE_S = 4.0  # then the log says so; a server that hangs may never answer, and gives no error either
+_PATIENCE_S = 4.0  # then it is logged: a server that hangs may never answer, and causes no error either
 _threads = Threads("mail rates", 1)
 
 
@@ -52,7 +52,7 @@ class RateExchange:
             if not (await asyncio.wait([exchange], timeout=_PATIENCE_S))[0]:
                 self._report_problem(f"the database has not answered for {_PATIENCE_S:g} s")
             sums, now = await exchange
-        except RatesFailed as exc:  # the counts are told again; twice, if only the answer to the commit was lost
+        except RatesFailed as exc:  # the counts are sent again; twice, if only the answer to the commit was lost
             self._report_problem(str(exc))
             return
         finally:
@@ -65,7 +65,7 @@ class RateExchange:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self._problem:
-            log.error("mail rates are not shared, each bridge limits clients by its own counts: %s", problem)
+            log.error("mail rates are not shared; each bridge uses only its own counts: %s", problem)
         self._problem = problem
 
 

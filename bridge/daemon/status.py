@@ -106,7 +106,7 @@ class Status:
     def _spool_problem(self) -> str:
         spool = self._running.core.spool
         hangs_s = 0.0 if spool.disk is None else spool.disk.hangs_s()
-        return f"the disk of the spool has not answered for {hangs_s:.0f} s" if hangs_s else ""
+        return f"the spool's disk has not responded for {hangs_s:.0f} s" if hangs_s else ""
 
     def _quarantine_problem(self) -> str:
         recent = self._running.core.recent

@@ -1,7 +1,7 @@
 """Items: which held mail belongs to whom, and whether they have been notified.
 
 The quarantine's index is read in order of time, from where the last run stopped, with an overlap for mail that was
-indexed late; and from its beginning once a day, and when the configuration says that addresses belong to other people
+indexed late. It is read from its beginning once a day, and when the configuration assigns addresses to other people
 than before. An item is claimed before its digest is sent and confirmed afterwards. A claim that was never confirmed
 belongs to a process that died: its digest may have arrived, so it is not repeated at once; its items are in the
 person's next digest, at the earliest a day later. A clock that was wrong and is set back delays nothing.

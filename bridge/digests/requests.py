@@ -1,7 +1,7 @@
 """What users ask for and may not do themselves: it waits here until a releaser decides.
 
-A crash loses no request. That releasers have to be told of it is stored together with it, until they are. One that is
-being granted is only taken: unless the grant is completed, the request waits again after a while.
+A crash loses no request. Whether releasers must still be notified is stored with it. A request that is being granted is
+only reserved: unless the grant is completed, it waits again after a while.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Events: what happened, told to other programs: a file, a webhook, syslog, NATS."""
+"""Events: what happened, reported to other programs through a file, a webhook, syslog or NATS."""

@@ -1,10 +1,10 @@
 """Delivery: takes events from the outbox to their sinks, from a thread with its own event loop.
 
-One task per sink. A sink that fails is left alone for a while, longer each time, and loses nothing meanwhile; its
+One task per sink. A sink that fails is left alone for a while, longer each time, and loses nothing in the meantime: its
 events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
-the others go on; it becomes a dead letter only after the receiver has taken others meanwhile, because a receiver that
-accepts nothing is broken itself. Of all processes that share the outbox, one delivers to a sink at a time (a lease).
-If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
+the others are delivered. It becomes a dead letter only if the receiver has accepted others since, because a receiver
+that accepts nothing is itself broken. Of all processes that share the outbox, one delivers to a sink at a time (a
+lease). If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Courier:
         delivered = [seq for seq, error in results.items() if error is None]
         errors = {seq: error for seq, error in results.items() if error is not None}
         pause_s = self._judge(delivered, errors)
-        self._unsettled = (delivered, [], str(next(iter(errors.values()), "")))  # also if the outbox fails now
+        self._unsettled = (delivered, [], str(next(iter(errors.values()), "")))  # even if the outbox fails now
         failed = self._failed(entries, errors, bool(delivered))
         # A dead letter holds nothing up.
         problem = next((failure.problem for failure in failed if not failure.is_dead), "")

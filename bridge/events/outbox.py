@@ -213,7 +213,7 @@ class Outbox:
             return taken.rowcount == 1
 
     def _is_held_by_another(self, sink: str, owner: str) -> bool:
-        """Asked without a lock: all bridges but one ask every second, and would keep the others' events waiting."""
+        """Queried without a lock: all bridges but one query this every second, and would delay the others' events."""
         with self._tables.reading() as connection:
             row = connection.execute(select(_s.owner, _s.lease_until).where(_s.name == sink)).first()
             now = database.now(connection)

@@ -1,6 +1,6 @@
-"""What the quarantine has of a mail, for its story.
+"""What the quarantine knows about a mail, for its story.
 
-Object storage is asked only about mail that was put into quarantine, because each question costs a request.
+Object storage is queried only for mail that was quarantined, because each query costs a request.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _WORKING = "working"
 
 
 class ReportsFailed(TablesFailed):
-    """The database cannot be used now."""
+    """The database cannot be used at the moment."""
 
 
 class TooManyWaiting(BridgeError):

@@ -191,7 +191,7 @@ def not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -
 
 
 def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | None, stamp: Fields) -> Outcome:
-    """The action agrees with the reply, also if some recipients have the mail and others do not."""
+    """The action agrees with the reply, even if some recipients have the mail and others do not."""
     record.error, record.rule = exc, rule_names.NEXT_HOP
     tx, ggrid = record.tx, _ggrid(result)
     replies: tuple[Reply, ...] = ()

@@ -1,6 +1,6 @@
 """Envelope lists: what the operator's lists say about a mail before its content is sent.
 
-Look-ups in local copies, no I/O, a few microseconds each. All of them are made at RCPT, also those about the
+Look-ups in local copies, no I/O, a few microseconds each. All of them are made at RCPT, including those about the
 sender: the tenant is known only then, and so is the recipient, by whom operators look for a refused mail in the
 log. A blocking match wins over an allowing one, unless the operator says otherwise. If this is wrong, wanted mail
 is refused permanently.

@@ -1,12 +1,12 @@
 """How much mail each client has sent within a minute, at this bridge and at those that share its database.
 
-The answer for a mail is a look-up in dictionaries. What the others have counted is learned about once a second
+Checking a mail is a look-up in dictionaries. The counts of the others arrive about once a second
 (`bridge.daemon.rate_exchange`), so all of them together may let in a little more than the limit. While the database is
-slow or gone, this process goes on with its own counts: mail never waits for it.
+slow or unavailable, this process continues with its own counts: mail never waits for it.
 
 The last minute is estimated from the current calendar minute and a part of the previous one, so that a client cannot
-send twice the limit around the turn of a minute. If this is wrong, one client's mail is deferred for no reason, or it
-takes the capacity of all others.
+send twice the limit around the turn of a minute. If this is wrong, a client's mail is deferred for no reason, or one
+client takes the capacity of all others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bridge.runtime.ip import client_of
 
 LIMIT = "max_mails_per_client_per_minute"  # in the configuration, the metrics and the log
 MAX_CLIENTS = 100_000  # counted in a minute; any further client is not limited
-MAX_REPORTED = 500  # clients told to the others at a time: those with the most mail
+MAX_REPORTED = 500  # clients reported to the others at a time: those with the most mail
 _MINUTE_S = 60.0
-_SHARE = 20  # a client with less than a twentieth of the limit is not told to the others
+_SHARE = 20  # a client with less than a twentieth of the limit is not reported to the others
 _SAME_CLOCK_S = 0.5  # a smaller difference does not matter
 
 
@@ -47,7 +47,7 @@ class _Minute:
 
 
 class MailRates:
-    """The counts of this process, and what is known of the others'."""
+    """The counts of this process, and what is known about those of the others."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MailRates:
         max_reported: int = MAX_REPORTED,
     ) -> None:
         self.limit = limit  # per minute; None: no limit
-        self.is_asked = False  # since the last exchange; if not, nobody needs the others' counts
+        self.is_asked = False  # since the last exchange; if not, no one needs the others' counts
         self._clock = clock
         self._max_clients = max_clients
         self._max_reported = max_reported
@@ -87,7 +87,7 @@ class MailRates:
 
     @property
     def least(self) -> int:
-        """A smaller count is not told to the others."""
+        """A smaller count is not reported to the others."""
         return max(1, (self.limit or 0) // _SHARE)
 
     # The exchange with the others
@@ -122,7 +122,7 @@ class MailRates:
             }
 
     def _use_clock(self, offset_s: float) -> None:
-        """Its minutes count. What was told of another minute is told again, of the right one."""
+        """Use the shared clock's minutes. Counts reported for another minute are reported again for the right one."""
         self._offset_s, before = offset_s, self._minute
         self._begin(self._clock())
         if self._minute != before:
@@ -134,7 +134,7 @@ class MailRates:
         return (self._minute - 1, self._previous), (self._minute, self._current)
 
     def _turn(self, now: float) -> None:
-        """A minute is over. After a pause, the one before is, too."""
+        """A minute is over. After a pause, the previous one is over as well."""
         is_next = now < self._end + _MINUTE_S
         self._previous = self._current if is_next else _Minute()
         self._current = _Minute()

@@ -116,7 +116,7 @@ def cause_of(refusal: Reply) -> BridgeError | None:
     if refusal == SATURATED:
         return Saturated("the limit on bytes being processed was reached during the transfer")
     if refusal == NO_STORAGE:
-        return SpoolFull("cannot write to the spool: its disk is full, or does not answer")
+        return SpoolFull("cannot write to the spool: its disk is full, or does not respond")
     return None
 
 

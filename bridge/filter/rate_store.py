@@ -40,7 +40,7 @@ MIGRATIONS: list[database.Step] = [_create]
 
 
 class RatesFailed(TablesFailed):
-    """The database cannot be used now."""
+    """The database cannot be used at the moment."""
 
 
 _SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, 0x2A7E11F1, RatesFailed, synchronous="NORMAL", connections=1)

@@ -36,8 +36,8 @@ class ReleasedMail:
     async def accept(self, tx: Transaction, head: bytes) -> Token | None:
         """The valid, unused token of this mail, from now on used; None if it has none.
 
-        A forged token costs no more than a look at the header section. Only for one that our key made, the mail is
-        read, in a thread and within its deadline.
+        A forged token costs no more than a look at the header section. The mail is read only for a token that our key
+        made, in a thread and within its deadline.
         """
         token = self._tokens.find(head, tx.envelope.sender, tx.envelope.addresses, time())
         if token is None:
@@ -78,7 +78,7 @@ class ReleasedMail:
             log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, why)
 
     def _take(self, token: Token, tx: Transaction, stop: durable_files.Stop, taken: list[Token]) -> bool:
-        """In a thread, so `taken` tells even a caller that was cancelled meanwhile."""
+        """In a thread, so `taken` informs even a caller that was cancelled in the meantime."""
         codes, now = token.codes.values(), time()
         if self._used.has(codes) or not token.is_for(tx.message, now, stop.check):
             return False

@@ -1,10 +1,10 @@
-"""From entries to mails: the attempts with one mail belong together, wherever the search found one of them.
+"""From entries to mails: all attempts to deliver one mail belong together, whichever of them the search found.
 
 Attempts carry the same key if the process that saw the later one knew of the deferral. If it did not (another machine,
 a restart, hidden addresses), the sender and the Message-ID join an attempt to an earlier one that was deferred or
 given up. A Message-ID is the sender's word, so a mail that was already decided is never joined to another by it.
 Mail servers send a message to many recipients in several transactions, which have the same content: only those that
-have a recipient in common are attempts with one mail.
+have a recipient in common are attempts to deliver one mail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which mails of a live segment have an address that is compared in another spelling than it was written.
+"""Which mails in a live segment have an address whose spelling for comparison differs from the one it was written in.
 
-Such a mail is found only by a function in Python, which every search would otherwise have to call for every mail. A
-live segment only grows, so each process remembers these mails, and looks at the newer ones only: finding them among
-38,000 mails takes 56 ms, and with one GLOB for all characters 124 (SQLite 3.40).
+Only a Python function finds such a mail, and every search would otherwise have to call it for every mail. A live
+segment only grows, so each process remembers these mails and looks only at newer ones. Finding them among 38,000 mails
+takes 56 ms, and 124 ms with one GLOB for all characters (SQLite 3.40).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stops reading from a client while the disk of the spool is behind.
+"""Stops reading from a client while the spool's disk cannot keep up.
 
 Otherwise a client that is faster than the disk would fill the room for what is not written yet, and its mail would be
 deferred. A disk that hangs is not waited for: the mail is then refused as soon as there is no room for it. Knows
@@ -19,7 +19,7 @@ class Sender(Protocol):
     """The connection of a client that sends a mail."""
 
     def end_stop(self) -> bool:
-        """The client may go on; the pause does not count against it. False if another reason keeps it stopped."""
+        """Read from the client again; the pause does not count against it. False if there is another reason to wait."""
 
 
 def brake(message: Message, transport: asyncio.Transport, sender: Sender) -> None:

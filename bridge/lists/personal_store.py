@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 class PersonalListsFailed(TablesFailed):
-    """The database cannot be used now."""
+    """The database cannot be used at the moment."""
 
 
 class PersonalListFull(BridgeError):

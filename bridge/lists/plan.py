@@ -133,7 +133,7 @@ async def make(
     prune: bool,
     progress: Progress | None = None,
 ) -> Plan:
-    """Raises ListsError, also if the list would exceed its maximum size."""
+    """Raises ListsError, including if the list would exceed its maximum size."""
     change = await difference(client, target.name, wanted, target.tenant, progress)
     change.check_fits(max_size, prune=prune)
     return Plan(target, wanted, change, prune)

@@ -101,7 +101,7 @@ class OwnResults:
 
 
 def _before_results(value: bytes) -> tuple[bytes | None, int]:
-    """What stands before the first result, without comments and quotes, and where it ends; None if it is too odd.
+    """What precedes the first result, without comments and quotes, and where it ends; None if it is too odd.
 
     Raises ValueError if a comment or a quoted string does not end.
     """

@@ -2,8 +2,8 @@
 
 `bytes.find` looks at each byte for a pattern of several bytes, but leaves the search for a single byte to the C
 library, which is forty times as fast (Python 3.11: 64 KiB in 70 us and 1.5 us). Encoded content has no dots at all, and
-a header section has few, so in a long block each dot is looked at, until there are too many. Knows no mail. If this is
-wrong, a mail is changed, cut short, or split in two.
+a header section has few, so in a long block each dot is examined, until there are too many. Knows nothing about mails.
+If this is wrong, a mail is changed, cut short, or split in two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _FEW = 32
 
 
 def find_leading_dot(block: bytes) -> int:
-    """Where the first line end stands that a dot follows; -1 if there is none. A dot that begins the block has none."""
+    """The position of the first line ending before a dot, or -1. A dot at the start of the block has none."""
     if len(block) < _SHORT:
         return block.find(b"\r\n.")
     dot = block.find(b".", 2)

@@ -87,7 +87,7 @@ class Spool:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the disk has much to write."""
+        """Whether a lot of data is waiting to be written to the disk."""
         return self.disk is not None and self.disk.is_behind()
 
     def may_go_on(self) -> bool:
@@ -95,7 +95,7 @@ class Spool:
         return self.disk is None or self.disk.may_go_on()
 
     async def wait_for_disk(self, until: float) -> None:
-        """Until a client may send a block, or until this time of the event loop."""
+        """Waits until a client may send a block, or until this time of the event loop."""
         clock = asyncio.get_running_loop().time
         while clock() < until and not self.may_go_on():  # noqa: ASYNC110 - the disk gives no notice
             await asyncio.sleep(LOOK_S)
@@ -187,7 +187,7 @@ class Message:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is in a file, and the disk has much to write."""
+        """Whether it is in a file, and a lot of data is waiting to be written."""
         return self._file is not None and self._spool.is_behind
 
     def stop(self) -> None:

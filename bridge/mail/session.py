@@ -4,7 +4,7 @@ The connection's peer is usually our own mail server. The host that sent the mai
 the peer itself, or the host that a trusted peer named by XFORWARD, XCLIENT, PROXY, a header field or
 milter macros. The scanner and the next hop see only the `named_client`: a `Client` that was named (`is_told`), or a
 peer that sends its own mail according to the listener's profile. Our mail server's address would pass checks that are
-made for the sender's.
+meant for the sender's.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ class Session:
 
     @property
     def named_client(self) -> Client:
-        """Whom we may name to others as the sending host: never our own mail server."""
+        """The client that we may name to others as the sending host: never our own mail server."""
         return self.client if self.is_told else UNKNOWN_CLIENT

@@ -5,10 +5,10 @@ have not written yet stays in memory and is read from there: no mail waits for t
 
 A mail is accepted only if its file could be written (`is_kept`), unless the disk hangs.
 
-What was written is read from the page cache, by the event loop too. On some file systems (XFS, NFS) a read waits for
-the write of a thread, so nothing reads a mail before `is_kept` has returned. While the disk hangs, only what is in the
-page cache is read, and a mail of which something is missing is deferred. If this is wrong, one disk stops all mail, or
-a mail has a gap.
+What was written is read from the page cache, even by the event loop. On some file systems (XFS, NFS), a read waits for
+a thread's write, so nothing reads a mail before `is_kept` has returned. While the disk hangs, only what is in the page
+cache is read, and a mail with missing parts is deferred. If this is wrong, one disk stops all mail, or a mail has a
+gap.
 """
 
 from __future__ import annotations
@@ -258,5 +258,5 @@ def _read_cached(fd: int, count: int, offset: int) -> bytes:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         got = os.preadv(fd, [buffer], offset, flag)
     except OSError as exc:
-        raise OSError(errno.EIO, "the disk of the spool does not answer") from exc
+        raise OSError(errno.EIO, "the spool's disk does not respond") from exc
     return bytes(buffer[:got])

@@ -1,6 +1,6 @@
 """Whether a sender or a client is on a list, independent of how the entries are stored.
 
-A domain matches its subdomains, also in a sender list (`@example.org`). A network needs one lookup
+A domain matches its subdomains, even in a sender list (`@example.org`). A network needs one lookup
 for each prefix length in use. So a lookup takes as long in a list of ten entries as in one of a
 million. Remote input is first converted to the spelling of entries (`bridge.mail.address`).
 """

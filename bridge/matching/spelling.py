@@ -62,7 +62,7 @@ def stored(category: str, entry: str) -> str:
 
 
 def stored_before(category: str, entry: str) -> str:
-    """How earlier versions stored it: they did not find the host of a URL as browsers do. Raises ValueError."""
+    """How earlier versions stored it: they did not parse the host of a URL as browsers do. Raises ValueError."""
     if category != "url":
         return stored(category, entry)
     text = entry.strip()

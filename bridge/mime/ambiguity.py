@@ -136,9 +136,10 @@ def in_quoted(data: Buffer, start: int, end: int) -> set[str]:
 def has_only_files(data: Buffer, start: int, end: int, *, is_quoted: bool) -> bool:
     """Whether encoded files are the only thing that `in_text` or `in_quoted` has found there, and no fields of a part.
 
-    No field says that these lines are encoded, so only programs that need none decode them, and the parts of the mail
-    are not in doubt. Most often, they are no file but a long link: the "=" of a soft line break looks like padding.
-    Programs differ on uuencoded lines: which belong to the file, where it ends, and whether the next part continues it.
+    No field says that these lines are encoded, so only programs that need no such field decode them, and the parts of
+    the mail are not in doubt. Most often, they are not a file but a long link: the "=" of a soft line break looks like
+    padding. Programs differ on uuencoded lines: which belong to the file, where it ends, and whether the next part
+    continues it.
     """
     raw = data[start:end]
     text = _quoted(raw) if is_quoted else b"\n" + raw

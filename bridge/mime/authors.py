@@ -64,7 +64,7 @@ def _by_grammar(value: str) -> list[str]:
         quoted, bracket, mark, other = match.groups()
         if bracket is not None and "@" in bracket:
             found.append(bracket)
-            text = []  # what stands before is a name
+            text = []  # what precedes is a name
         elif mark == "(":
             position = _after_comment(value, position)
         elif mark in (",", ";"):

@@ -79,9 +79,9 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
 
 
 def line_readings(raw: bytes) -> list[bytes]:
-    """Of lines that are not next to each other: what stands between them ends nothing, for those who skip it.
+    """Base64 in lines that are not adjacent: programs that skip the lines in between read it as one.
 
-    A line with a few other characters may be one of them, or words that stand between them.
+    A line with a few other characters may be one of them, or be words in between.
     """
     other = [decode_base64(raw.translate(_FROM_URL_SAFE))] if b"-" in raw or b"_" in raw else []
     pure = b"\n".join([line for line in raw.split(b"\n") if not line.strip(_AROUND).translate(None, _BASE64_OR_PAD)])
@@ -161,7 +161,7 @@ def base64_runs(text: bytes) -> list[bytes]:
 
 
 def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
-    """These lines, and those from the first long one of each on: what stands before it may be words. Each once."""
+    """These lines, and those from the first long one of each on: what precedes it may be words. Each once."""
     found: dict[bytes, None] = {}
     for run in runs:
         line = _LONG_LINE.search(run)
@@ -170,7 +170,7 @@ def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
 
 
 def is_mostly_base64(text: bytes) -> bool:
-    """Whether it is nothing else, except for line ends and a few characters, and long enough to be a file."""
+    """Whether it is nothing but Base64, line ends and a few other characters, and long enough to be a file."""
     if len(text) < WORTH_READING * 4 // 3 or not _is_mostly_base64(text[:_BEGINNING]):
         return False
     return len(text) <= _BEGINNING or _is_mostly_base64(text)
@@ -181,9 +181,9 @@ def _is_mostly_base64(text: bytes) -> bool:
 
 
 def similar_lines(text: bytes) -> bytes:
-    """The long lines with no more than a few characters that are not Base64, and short ones of whole groups.
+    """The long lines with at most a few characters that are not Base64, and short lines of whole groups.
 
-    Also if they are indented or quoted (`> `), and with the letters of Base64 in links.
+    Lines may be indented or quoted (`> `), and may use the Base64 letters for links.
     """
     return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.strip(_AROUND))])
 
@@ -282,7 +282,7 @@ _VARIED = 8  # pieces of each length, on average: with fewer, it takes longer to
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of whole groups are part of the next one: that decodes to the same."""
+    """A piece of whole groups is joined with the next one, which decodes to the same."""
     whole: list[bytes] = []
     for piece in pieces:
         whole.append(piece)
@@ -294,7 +294,7 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decode_equal(pieces: list[bytes], length: int) -> bytes:
-    """Each on its own, as `_decode_clean` does it; all have this length."""
+    """Each on its own, as in `_decode_clean`; all have this length."""
     more = length % 4
     if len(pieces) == 1 or more < 2:
         return b"".join(map(_decode_clean, pieces))

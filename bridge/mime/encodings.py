@@ -133,7 +133,7 @@ _UU64_BEGIN = re.compile(rb"begin-base64[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
 _BINHEX_BEGIN = re.compile(rb"[\r\n][ \t]*:(?=(?:[ \t\r\n]{0,4}[!-9;-z]){20})")
 BINHEX_START = rb":[!-\-0-689@A-NP-VX-Z\[`a-fh-mp-r]{20}"  # of a line; the line that announces it may be missing
 
-# uuencode and xxencode: `begin 644 name`. Programs disagree on the rest of that line and on what may stand before it.
+# uuencode and xxencode: `begin 644 name`. Programs disagree on the rest of that line and on what may precede it.
 
 _ANY_BEGIN = re.compile(rb"(?<!=y)begin[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
 _BEFORE = re.compile(rb"(?:\A|[\r\n])[ \t\f\v>]*(?:<[a-z]*>)*\Z", re.IGNORECASE)

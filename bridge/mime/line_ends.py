@@ -2,8 +2,8 @@
 
 A part that is not in Base64 consists of lines. Over SMTP they end with CRLF, but many programs store or read mail
 with LF, and an IMAP server sends CRLF again. Some change line ends only after decoding, and some remove spaces before
-them, or CR altogether. None of this matters to a text. A file that is not text is whole for one program and damaged
-for another, so each form has to be inspected; if one were missing, an archive could be hidden in it.
+them, or every CR. None of this matters for text. A file that is not text is intact for one program and damaged for
+another, so each form must be inspected; if one were left out, an archive could be hidden in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONE_CR = re.compile(rb"=0[Dd](?!(?:=\r?\n)?=0[Aa])")
 
 
 def matter(content: bytes) -> bool:
-    """Whether other line ends may make another file of this decoded content; false for nearly all text."""
+    """Whether this decoded content may be a different file with other line ends; false for nearly all text."""
     if b"\n" not in content and b"\r" not in content:
         return False
     return _has_control(content) or _BARE_CR.search(content) is not None or _may_be_compressed(content)
@@ -93,7 +93,7 @@ def forms(raw: bytes, content: bytes, encoding: str, *, is_text: bool) -> Iterat
 
 
 def digest(content: bytes) -> bytes:
-    """To know it again: the forms of a large mail would fill the memory."""
+    """To recognise it later: storing every form of a large mail would fill the memory."""
     return hashlib.blake2b(content, digest_size=32).digest()
 
 

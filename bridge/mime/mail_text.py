@@ -1,7 +1,7 @@
 """The text and attachments of a mail, for the person who decides what happens to it.
 
 Reads the mail in the plain way (`bridge.mime.structure`), within bounds, and never raises: a mail in the quarantine may
-be broken on purpose. HTML becomes text, with the address of each link behind it, because that is what phishing hides.
+be broken on purpose. HTML becomes text, with the address after each link, because that is what phishing hides.
 Nothing is opened, fetched or unpacked.
 """
 

@@ -17,7 +17,7 @@ from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, d
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
-# Nothing here ends at a length: a name may stand at the very end of a field, which `structure` reads whole.
+# Nothing here ends at a length: a name may be at the very end of a field, which `structure` reads whole.
 _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
 _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
@@ -173,7 +173,7 @@ def embedded(text: bytes) -> set[str]:
 
 
 def _values(field: str) -> Iterator[tuple[str, str, str]]:
-    """The values of all parameters with "name" in their names, and what stands before that and the "="."""
+    """The values of all parameters with "name" in their names, and what precedes that and the "="."""
     at = 0
     while (equals := field.find("=", at)) >= 0:
         key = field[at:equals].rpartition(";")[2]
@@ -185,7 +185,7 @@ def _values(field: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _loose(field: str) -> Iterator[str]:
-    """What stands between "name" and the next semicolon, whatever quotes there are, and even without a "="."""
+    """What is between "name" and the next semicolon, whatever quotes there are, and even without a "="."""
     last: list[str] = []
     for text in field.split(";"):
         if last and "=" not in text:

@@ -56,7 +56,7 @@ _ENCODING_FIELD, _TYPE_FIELD = (
 )
 _BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # random letters
 # In lower case: the names of fields that a signature covers. They say nothing about the encoding, unless one follows.
-# A line that does not continue another is a field, whatever stands before it.
+# A line that does not continue another is a field, whatever precedes it.
 _FOLD = rb"[ \t]{0,9}(?:\r?\n[ \t]{1,9})?"
 _SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:%b:%b[a-z0-9-]{1,99}){2,}" % (_FOLD, _FOLD))
 _ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
@@ -120,7 +120,7 @@ class Region(NamedTuple):
 def may_be_mail(content: bytes) -> bool:
     """Whether decoded content is worth reading as a mail: an encoded message or multipart.
 
-    Most that have the word are pages, in which it belongs to a `<meta>` or to the name of a style.
+    Most content that has the word is a page, in which it belongs to a `<meta>` or to the name of a style.
     """
     lower = content.lower()
     at = lower.find(b"content-")
@@ -338,7 +338,7 @@ def regions(text: bytes, budget: Budget) -> Iterator[Region]:
 
 
 def _heads(text: bytes) -> Iterator[int]:
-    """Lines that may begin the header section of a part, because what stands before them may be a delimiter."""
+    """Lines that may begin the header section of a part, because what precedes them may be a delimiter."""
     end_of_head = 0
     for match in _HEAD_START.finditer(text):
         if match.start() >= end_of_head:  # else in the header section of the match before

@@ -135,9 +135,9 @@ def decoded(raw: bytes, codec: str) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """With surrogates joined to characters. One that is left alone is none: whatever gets the text would fail.
+    """Joins surrogates into characters. A lone one is not a character: every receiver of the text would fail on it.
 
-    Python's UTF-7, and escapes such as `\\ud800`, yield them.
+    Python's UTF-7, and escapes such as `\\ud800`, produce them.
     """
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 

@@ -13,7 +13,7 @@ _MINUS_106 = bytes((byte - 106) % 256 for byte in range(256))
 
 
 def files(raw: bytes) -> Iterator[bytes]:
-    """Each block, and those of one name put together: as they stand, by their part numbers, and by their offsets."""
+    """Each block, and those of one name put together: as they are, by their part numbers, and by their offsets."""
     named: dict[bytes, list[tuple[dict[bytes, int], bytes]]] = {}
     begins = list(BEGIN.finditer(raw))
     for match, following in zip_longest(begins, begins[1:]):

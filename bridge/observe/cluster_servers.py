@@ -1,8 +1,8 @@
 """The servers that a cluster is built on, each asked once: NATS, PostgreSQL, S3 storage and HAProxy.
 
-NATS and HAProxy are asked at their pages for monitoring, which need no password; PostgreSQL and the storage as the
-bridges use them. Says which NATS server leads, and whether PostgreSQL is the primary: with a standby at its address,
-mail passes, but nothing is written. Changes nothing anywhere.
+NATS and HAProxy are queried at their monitoring pages, which need no password; PostgreSQL and the storage are queried
+as the bridges use them. The result says which NATS server leads, and whether PostgreSQL is the primary: with a standby
+at its address, mail passes, but nothing is written. Changes nothing anywhere.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def postgresql(database: Database, timeout_s: float) -> NodeView:
     except BridgeError as exc:
         return unreached(POSTGRESQL, address, str(exc))
     if not role.is_primary:
-        return NodeView(POSTGRESQL, address, f"{role.version}, standby", problem="a standby, which takes no writes")
+        return NodeView(POSTGRESQL, address, f"{role.version}, standby", problem="a standby, which accepts no writes")
     return NodeView(POSTGRESQL, address, f"{role.version}, primary, {counted(role.standbys, 'standby', 'standbys')}")
 
 

@@ -52,7 +52,7 @@ class Redaction:
         return f"~{hashlib.blake2b(compared, digest_size=_HASH_BYTES, key=self._key).hexdigest()}"
 
     def message_id(self, text: str) -> str:
-        """A Message-ID, which is like an address; whatever else stands in the field is text."""
+        """A Message-ID, which is like an address; whatever else is in the field is text."""
         if self.mode == "full" or not text:
             return text
         return f"<{self.address(text[1:-1])}>" if _MESSAGE_ID.fullmatch(text) else self.text(text)

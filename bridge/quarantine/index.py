@@ -69,7 +69,7 @@ class IndexFailed(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A mail, and to whom it came: each address as it came and, after a space, as it is compared if that differs."""
+    """A mail and its recipients: each address as it came and, after a space, as it is compared if that differs."""
 
     id: str
     kept_at: float

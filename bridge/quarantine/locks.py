@@ -5,8 +5,8 @@ PostgreSQL an advisory lock when its connection ends. Machines that share object
 PostgreSQL database: a file lock is visible on its own machine only. If this is wrong, two people
 release the same mail twice.
 
-A connection may also end while its process goes on: after a failover, or if an administrator ends it. The lock is then
-free for others, so its holder must `check` it just before a step that cannot be undone.
+A connection may also end while its process continues: after a failover, or if an administrator ends it. The lock is
+then free for others, so its holder must `check` it just before a step that cannot be undone.
 """
 
 from __future__ import annotations

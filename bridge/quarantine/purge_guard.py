@@ -1,10 +1,10 @@
 """Purge guard: may old mail be removed by this clock?
 
 Quarantined mail is the only copy, and its age is known only by the clock. A machine that starts or resumes with a clock
-that is a month ahead would remove everything at its first purge. So the automatic purge waits for a day, in which
-somebody can set the clock, if it has moved against the monotonic clock since the last purge; or if the first purge of
-a process would take most of the mail, including the newest that was there when the process started. Mail that has
-arrived since then proves nothing: it has its time from the same clock.
+that is a month ahead would remove everything at its first purge. So the automatic purge waits for a day, to give people
+time to correct the clock, if the clock has moved against the monotonic clock since the last purge. It also waits if the
+first purge of a process would take most of the mail, including the newest that was there when the process started.
+Mail that has arrived since then proves nothing: its time comes from the same clock.
 
 Then the clock counts as right: the machine was suspended, or the daemon was stopped for longer than the retention.
 What an operator orders (`scanbridge quarantine purge`) does not pass through here.

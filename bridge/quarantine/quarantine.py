@@ -2,7 +2,7 @@
 
 The client receives 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
 directory or object storage) has durably stored the mail and its metadata. The index is updated
-afterwards and serves searches only: if it fails, the mail is stored all the same, and `sync` adds the
+afterwards and serves searches only: if it fails, the mail is stored anyway, and `sync` adds the
 missing records later.
 """
 
@@ -102,7 +102,7 @@ class Quarantine:
                 await _in_thread(reserve, tx.deadline)
             await self._store.keep(tx.id, content, metadata, tx.deadline)
             is_stored = True
-        finally:  # also if the client disconnected while the thread was reserving
+        finally:  # even if the client disconnected while the thread was reserving
             if is_reserved:
                 self._quota.settle(size, is_stored=is_stored)
         if self._index is not None:

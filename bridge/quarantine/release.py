@@ -11,10 +11,10 @@ first byte is sent and the answer afterwards, for each recipient separately: if 
 another release goes only to those, and the mail stays `kept` until every original recipient has it. A recipient who
 has it gets it once more only with `again`.
 
-Nobody can record that the next hop has accepted a mail at the very moment when it does. A crash in between leaves an
+It is impossible to record the next hop's acceptance at the very moment when it happens. A crash in between leaves an
 attempt without an answer (`interrupted`), and if the next hop does not answer the final dot, the mail is `unsure`:
 either way, its recipients may have it. It is then sent to them only on request, with `again` or `even_if_unsure`, after
-somebody has checked: a duplicate cannot be undone, but the mail stays in the quarantine until it expires.
+someone has checked: a duplicate cannot be undone, but the mail stays in the quarantine until it expires.
 
 A lock that is shared through a database may be lost with the connection (`locks`), at worst while the next hop is
 receiving the mail. The next process that gets the lock finds an attempt without an answer, as after a crash. It is
@@ -25,7 +25,7 @@ moment, both sides may hold the lock: the store refuses the second record (`Reco
 Several mails may be released at a time. Disks, databases and object storage are used in threads; a cancelled release
 waits for what is running there, because it holds the lock.
 
-Knows a next hop only by what it needs of it (`NextHop`); the caller brings one.
+Knows only what it needs of a next hop (`NextHop`); the caller supplies one.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class S3Store:
             yield held
 
     def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
-        """The server compares the versions, unless it ignores or refuses conditions: then the lock must do."""
+        """The server compares the versions, unless it ignores or refuses conditions: then the lock must suffice."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         name, mode = _name(mail_id, ".releases"), _condition(replaces)

@@ -1,7 +1,7 @@
 """Why a mail is in the quarantine, the worst reason first.
 
 The order is for people who skim a list. The weights of the included service's tags are its default scores
-(`docs/operate/service.md`), which the caller brings; another service's tags are judged by what they are called.
+(`docs/operate/service.md`), which the caller supplies; another service's tags are judged by their names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The extensions that a next hop has announced lately.
 
-A mail that needs an extension which is missing now, but was there within the last hour, is deferred: a cluster of mail
-servers is being upgraded, or a firewall stood in between. If it is missing for longer, the mail is returned.
+If a mail needs an extension that is missing now but was announced within the last hour, it is deferred: a cluster of
+mail servers may be in the middle of an upgrade, or a firewall may have interfered. If the extension stays missing, the
+mail is returned.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     """Decides which recipients have the mail. `lost`: how the connection ended, None while it is open."""
     refusal = weightiest(answers)
     is_complete = len(answers) == expected.count
-    # If a refusal comes behind a 250, that may have been the answer too many, and the refusal the answer to the dot.
+    # If a refusal follows a 250, the 250 may have been one answer too many, and the refusal the answer to the dot.
     is_doubtful = expected.count > 1 or _is_any_permanent(answers) or (lost is not None and lost.is_refusal)
     if is_complete and _is_too_much(lost) and is_doubtful:
         return RefusedForAll(replies.OUT_OF_PLACE)

@@ -1,7 +1,7 @@
 """The commands for one mail: its envelope in the terms that the next hop announced.
 
 An envelope is sent exactly as it came, or refused before a byte is sent. If the next hop does not announce
-the extension, these are left out, because the mail arrives all the same:
+the extension, these are left out, because the mail arrives anyway:
 
 - DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it does by default (RFC 3461 5.2.2);
 - AUTH=: a statement about the sender that helps only where it is understood;

@@ -2,7 +2,7 @@
 
 It counts the commands that await a reply. A reply that no command awaits ends the connection: if an early
 "250" were read as the answer to the final dot, the mail would be lost. So a command counts from the moment it is
-written, and while bytes are waiting that nobody asked for, nothing is written.
+written, and nothing is written while unsolicited bytes are waiting.
 
 Nothing here raises. A wait returns the replies that came, fewer than asked for if the connection ended, and
 `ended` says how; the caller knows at which step, and so what it means. If a caller is cancelled while it

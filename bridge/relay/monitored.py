@@ -1,7 +1,7 @@
-"""One next hop as operators see it: what became of the mails it was given, and whether it can be reached.
+"""One next hop as operators see it: the results of the mails it was given, and whether it can be reached.
 
 Wraps the relay that does the work, and passes on its results unchanged. A next hop that has had no mail for a while
-is tested with a separate connection (`test`): otherwise nobody would know that the next mail will fail. If this is
+is tested with a separate connection (`test`): otherwise no one would know that the next mail will fail. If this is
 wrong, a next hop that is down is reported as up.
 """
 

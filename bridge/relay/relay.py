@@ -125,7 +125,7 @@ class SmtpRelay:
         self.pool.close()
         try:
             await self._wait_until_finished()
-        finally:  # also if the time for closing is over
+        finally:  # even if the time for closing is over
             for conn in list(self._finishing):
                 conn.abort()
             await asyncio.gather(*self._orphaned)
@@ -214,8 +214,8 @@ class SmtpRelay:
     async def _confirm(self, conn: NextHopConnection, given: tuple[Reply, ...], deadline: float) -> None:
         """Raises NextHopError unless RSET gets its own answer, for which a 5xx waits.
 
-        If there was an answer too many, the last one is yet to come, and would be the answer to RSET: a 354 or a
-        refusal. A next hop that hangs up has no more to say.
+        If there was one answer too many, the last one is yet to come, and would be taken for the answer to RSET: a 354
+        or a refusal. A next hop that disconnects sends nothing more.
         """
         if conn.ended is not None or all(reply.code < 500 for reply in given):
             return

@@ -2,7 +2,7 @@
 
 A timer for each connection would cost as much as refusing it does, so a single timer visits all of
 them at a fixed interval, and each connection compares the clock with its own deadlines. A connection
-that fails to do so is closed, and the others are visited all the same. Knows nothing of any protocol.
+that fails to do so is closed, and the others are visited anyway. Knows nothing of any protocol.
 If this is wrong, silent clients stay connected forever.
 """
 

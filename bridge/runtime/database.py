@@ -233,8 +233,8 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
 def _add_rule(connection: Connection, table: str, *, is_needed: bool) -> bool:
     """Add the column to a table from before there was one. Returns whether it is there now.
 
-    If no step was made, the tables can be used without it. So a backup that has locked the table for hours, or a role
-    that only reads and writes rows, keeps nobody from starting; the next start tries again.
+    If no step was made, the tables can be used without it. So a backup that locks the table for hours, or a role that
+    may only read and write rows, does not prevent a start; the next start tries again.
     """
     statement = text(f"ALTER TABLE {table} ADD COLUMN {_OLDEST} INTEGER")
     try:

@@ -134,7 +134,7 @@ def _retrieve(running: asyncio.Future[T]) -> None:
 
 
 async def _abandon(job: _Job[T]) -> None:
-    """If no thread can be started, the work is in the pool's queue all the same, and a later thread would run it."""
+    """If no thread can be started, the work is in the pool's queue anyway, and a later thread would run it."""
     job.set()
     while job.is_running:  # noqa: ASYNC110 - a thread is running it, and this is very rare
         await asyncio.sleep(_POLL_S)

@@ -1,8 +1,8 @@
 """SIGHUP, whose default action ends a process: none of our processes may end because of it.
 
 systemd does not start such a process again: to `Restart=on-failure`, SIGHUP is an ordinary end. `systemctl kill -s HUP`
-and `pkill -HUP` send it to every process, also to those that have no configuration to reload. Imports nothing large,
-because most of the time of a start is spent on imports.
+and `pkill -HUP` send it to every process, including those that have no configuration to reload. Imports nothing large,
+because imports take most of the time of a start.
 """
 
 from __future__ import annotations

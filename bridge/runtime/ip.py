@@ -1,7 +1,7 @@
 """IP addresses as they are compared and counted.
 
 A dual-stack socket writes an IPv4 client as IPv6 (`::ffff:192.0.2.1`), and a zone (`fe80::1%eth0`) means something on
-one machine only. If some part took these for other addresses, a client would escape a list, a limit or a trust.
+one machine only. If some part took these for other addresses, a client would escape a list or a limit, or lose trust.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ip_or_none(text: str) -> Ip | None:
 def ip_in_link(host: str) -> str | None:
     """The address that browsers read in the host of a link: 3221226219, 0xc0.0.0x2eb and 0300.0.2.0353 are one.
 
-    `host` is in lower case and without brackets. None if it does not look like an address; "" if it does and is none.
+    `host` is in lower case and without brackets. None if it does not look like an address; "" if it only looks so.
     """
     if ":" not in host and not _NUMBERS.fullmatch(host):
         return None
@@ -62,7 +62,7 @@ def _number(part: str) -> int:
 
 
 def client_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the network of an IPv6 address, all of which its owner can use.
+    """What counts as one client: an IPv4 address, or an IPv6 network, whose owner can use all its addresses.
 
     An IPv4 client that a translator (NAT64, SIIT) shows as IPv6 is its IPv4 address. Any other text stands for itself.
     """

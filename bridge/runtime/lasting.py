@@ -1,8 +1,8 @@
-"""Work that goes on until it is cancelled, whatever happens in one of its rounds.
+"""Work that continues until it is cancelled, whatever happens in one of its rounds.
 
-A task whose coroutine raises is gone, and nobody notices until what it did is missing: a poll, a clean-up, a sign of
-life. An unexpected error is logged here, and the work starts again after a pause. The work itself handles the errors
-that it expects.
+A task whose coroutine raises is gone, and no one notices until its work is missed: a poll, a clean-up, a sign of life.
+An unexpected error is logged here, and the work starts again after a pause. The work itself handles the errors that it
+expects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Points in time, as people write them: `2h`, `yesterday`, `monday`, `2026-11-01 14:30`.
 
 Every option of a command and every field of the console that names a point in time uses this parser. Days are those
-of the calendar in the reader's time zone, so `yesterday` begins at midnight on the clock, also when the clock was
+of the calendar in the reader's time zone, so `yesterday` begins at midnight on the clock, even when the clock was
 changed that night; an age such as `2d` is elapsed time, 48 hours. Knows neither mail nor the commands.
 """
 

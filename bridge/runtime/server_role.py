@@ -1,6 +1,6 @@
-"""Which PostgreSQL server answers at an address now: the primary, or a standby that takes no writes.
+"""Which PostgreSQL server answers at an address now: the primary, or a standby that accepts no writes.
 
-For those who show the state of a cluster. After a failover, the same address is another server.
+For the views of a cluster. After a failover, another server answers at the same address.
 """
 
 from __future__ import annotations

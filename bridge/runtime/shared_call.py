@@ -1,7 +1,7 @@
 """Work that many callers want at the same time, done once for all of them.
 
-For work that costs more than asking for it, such as a question to other machines: however many callers wait, one
-question is under way. If this is wrong, a client without any right can make us send requests at will.
+For work that costs more than asking for it, such as a query to other machines: however many callers wait, only one
+query is in progress. If this is wrong, a client without any rights can make us send requests at will.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class SharedCall(Generic[T]):
 
 
 def _noticed(task: asyncio.Task[Any]) -> None:
-    """If all callers are gone by then, nobody else looks at the exception, and asyncio would log it."""
+    """If all callers are gone by then, no one else retrieves the exception, and asyncio would log it."""
     if not task.cancelled():
         task.exception()

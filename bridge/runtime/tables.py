@@ -27,7 +27,7 @@ _WAITED = ("57014", "55P03", "40P01")  # PostgreSQL: query_canceled, lock_not_av
 
 
 class TablesFailed(BridgeError):
-    """The database cannot be used now."""
+    """The database cannot be used at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Tables:
             yield connection
 
     def close(self) -> None:
-        """Does not wait for a thread that opens the tables just now: a server that hangs would delay a stop."""
+        """Does not wait for a thread that is just opening the tables: a server that hangs would delay a stop."""
         if self._engine is None:
             return
         with self._opening:

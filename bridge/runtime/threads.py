@@ -5,7 +5,7 @@ ending. These are daemon threads: callers await the results that they need, and 
 kind of work has its own few threads, so that a disk that hangs does not delay name lookups.
 
 While all threads of a kind hang, their callers give up one after the other, and their work stays in the queue until a
-thread finds that nobody wants it any more. So the queue has a limit: beyond it, work is refused at once.
+thread finds that it is no longer wanted. So the queue has a limit: beyond it, work is refused immediately.
 """
 
 from __future__ import annotations

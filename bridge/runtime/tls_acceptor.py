@@ -1,8 +1,8 @@
 """Accepts connections that begin with a TLS handshake, and looks at them before it.
 
-An event loop that is given a TLS context tells us of a connection only after its handshake. Until then, a client that
-sends nothing has a descriptor and half a minute, and nobody counts it: strangers could take all descriptors of the
-process, and so those that mail needs. So connections are accepted here, refused by their address or number, and only
+An event loop that is given a TLS context reports a connection only after its handshake. Until then, a client that sends
+nothing holds a descriptor for half a minute without being counted: strangers could take all descriptors of the process,
+including those that mail needs. So connections are accepted here, refused by their address or number, and only
 then passed on. If this is wrong, strangers keep the mail server out.
 """
 

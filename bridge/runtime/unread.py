@@ -1,4 +1,4 @@
-"""Whether a socket has bytes that nobody has read yet.
+"""Whether a socket has bytes that have not been read yet.
 
 The event loop reports bytes one turn after they have arrived. Code that is about to send a request must know at
 once: what arrived before the request is not an answer to it.

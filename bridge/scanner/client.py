@@ -267,7 +267,7 @@ class Scanner:
         return min(pauses)
 
     async def _discover_first(self, deadline: float) -> None:
-        """Until the DNS has answered once, mail waits for it as it waits for a connection."""
+        """Until DNS has answered once, mail waits for it as it waits for a connection."""
         if self._first_look is None or self._first_look.done():
             self._first_look = asyncio.create_task(self.discover())
         wait_s = min(self._settings.connect_timeout_s, deadline - self._loop.time())

@@ -1,7 +1,7 @@
 """Discovery: which hosts does a name in DNS stand for now?
 
 Hosts come and go with the addresses or SRV records of the configured names, looked up in the background as often as
-their TTL says, within two bounds. No mail waits for the DNS, except for the very first answer. Whatever goes wrong (no
+their TTL says, within two bounds. No mail waits for DNS, except for the very first answer. Whatever goes wrong (no
 answer, SERVFAIL, an empty answer, garbage, far too many records), the last known hosts are kept: a name server that
 fails must not stop mail that the scanners could take.
 
@@ -78,11 +78,11 @@ class Discovery:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last usable answer from the DNS; None if there was none."""
+        """Seconds since the last usable answer from DNS; None if there was none."""
         return None if self._found_at is None else time.monotonic() - self._found_at
 
     async def look(self) -> float:
-        """Query the DNS; returns the seconds until the next lookup. Never raises: `problem` says what went wrong."""
+        """Query DNS; returns the seconds until the next lookup. Never raises: `problem` says what went wrong."""
         settings = self._settings
         problems: list[str] = []
         ttls: list[float] = []

@@ -2,9 +2,9 @@
 
 If a host fails after it received some of a mail, the mail itself may be the cause, and its sender can send more
 of them. Such a failure alone therefore says nothing about the host: a test mail (`probe_mail.py`), or other mail
-that the host decided on meanwhile, shows whether it works. A mail that comes close to its deadline is settled in
+that the host has decided on since, shows whether it works. A mail that comes close to its deadline is settled in
 the same way. If the host works, the failure belongs to the mail (`ScanFailed`). If this is wrong, one sender can
-close the scanner for everybody, or have a mail delivered because it breaks the scanner.
+close the scanner for everyone, or have a mail delivered because it breaks the scanner.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class Site:
 
 
 def cluster_queue(config: ServiceConfig, database: Callable[[], str]) -> AnalysisBackend:
-    """Raises ConfigError, also if the library for NATS is not installed."""
+    """Raises ConfigError, including if the library for NATS is not installed."""
     try:
         from bridge.service.cluster.queue import NatsQueue
     except ImportError as exc:

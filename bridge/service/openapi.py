@@ -325,8 +325,8 @@ def _scanning_schemas() -> Json:
         "rule": {
             "type": "string",
             "maxLength": MAX_RULE,
-            "description": "The row of `decisions.rules` that decided, counted from 1, and its conditions; or that "
-            "none did.",
+            "description": "The row of `decisions.rules` that decided (counted from 1) and its conditions, or a note "
+            "that no rule matched.",
         },
         "total": {"type": "number", "description": "The sum of all scores."},
         "scores": {

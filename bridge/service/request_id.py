@@ -9,7 +9,7 @@ from bridge.service.requests import header
 
 
 class EchoRequestId:
-    """An ASGI middleware. A request without an id, or with one that is none, is answered without it."""
+    """An ASGI middleware. A request without a valid id is answered without one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

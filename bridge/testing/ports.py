@@ -1,4 +1,4 @@
-"""Free ports, also for tests that run in several processes at once."""
+"""Free ports, even for tests that run in several processes at the same time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The application for users: a route table behind one guard.
 
 The guard checks the host, the session, and for changes the origin and the form token, in one place, and adds the header
-fields to every answer. Which mail is whose, `pages.held` decides. If this is wrong, users see or release each other's
+fields to every answer. `pages.held` decides which mail is whose. If this is wrong, users see or release each other's
 mail.
 """
 

@@ -103,7 +103,7 @@ class Pages:
 
 
 class RecentUses:
-    """How often each thing was used lately, in this process."""
+    """How often each thing was used recently, in this process."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # by hash: since when, how often

@@ -1,7 +1,7 @@
 """A person's copy of a held mail, and what they may do with it. Everything a user does to mail goes through here.
 
-The session or the link says which recipient is meant; whether the mail has that recipient, and whether they have it
-already, the quarantine says. If this is wrong, users see or release each other's mail.
+The session or the link says which recipient is meant; the quarantine says whether the mail has that recipient, and
+whether they already have it. If this is wrong, users see or release each other's mail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tell releasers what users ask for: at once, and again later if that failed or the process ended before.
+"""Tells releasers what users ask for: immediately, or later if that failed or the process ended before.
 
-A request that nobody is told of waits in the console all the same, but nobody may look there for days. Who was told is
-stored after each mail, so that nobody is told twice because another address does not work.
+A request waits in the console even if no one is notified of it, but it may be days before anyone looks there. Who was
+notified is stored after each mail, so that no one is notified twice because another address does not work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def tell_again(sources: UserSources, now: float) -> None:
 
 
 async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
-    """Releasers who cannot be reached now are told later. Raises TablesFailed if this cannot be recorded."""
+    """Releasers who cannot be reached now are notified later. Raises TablesFailed if this cannot be recorded."""
     seq, told = notice.request.seq, list(notice.told)
     wanted = sources.settings.of(notice.request.recipient).notify
     for address in wanted:
@@ -50,7 +50,7 @@ async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
 
 
 async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, address: str) -> bool:
-    """True also if the address will never accept it."""
+    """Also true if the address will never accept it."""
     try:
         content = await asyncio.to_thread(_content, sources, notice, mail, address)
         async with asyncio.timeout(_SEND_S):

@@ -1,6 +1,6 @@
 """The sessions of users who have signed in: the browser has the secret, the database its hash.
 
-If this is wrong, somebody reads another person's mail.
+If this is wrong, people can read one another's mail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Codes that are sent to users' addresses, with which they sign in.
 
 A code belongs to the browser that asked for it, works once and for a few minutes, and ends after a few wrong guesses.
-If this is wrong, somebody reads another person's mail.
+If this is wrong, people can read one another's mail.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no daemon: status", _nothing, "status", 1,
      ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "scanbridge run"]),
     ("no daemon: reload", _nothing, "reload", 1,
-     ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "after a change of admin.address"]),
+     ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "if you have changed admin.address"]),
     ("an id without its last character", _nothing, "explain 1A1EB801B2C16070F8", 3,
      ["An id of the bridge has 19 characters", "this one has 18", "copy it again"]),
     ("no daemon: top", _nothing, "top --once", 1, ["no daemon answers at 127.0.0.1:", "scanbridge run"]),

@@ -45,7 +45,7 @@ def test_a_disk_that_hangs_stopped_all_mail(tmp_path: Path) -> None:
             client.send(LARGE)
             if number < 2:
                 until(partial(has_arrived, disk, number + 1), "the content to arrive")
-        until(lambda: any("SPOOL: the disk of the spool has not answered" in text for text in problems(bridge)), "it")
+        until(lambda: any("SPOOL: the spool's disk has not responded" in text for text in problems(bridge)), "it")
         assert get(bridge.admin_port, "/readyz")[0] == 200
         said = sorted(client.say(b".")[0][:9] for client in clients)
         assert said == [b"250 2.0.0", b"250 2.0.0", b"452 4.3.1"]

@@ -115,7 +115,7 @@ def test_a_standby_at_the_database_s_address_is_a_problem(pair: Pair) -> None:
     primary, standby = (Database(server.url.format(name="postgres")) for server in (pair.primary, pair.standby))
     until(lambda: "primary, 1 standby" in cluster_servers.postgresql(primary, SOON_S).summary, "the standby to follow")
     found = cluster_servers.postgresql(standby, SOON_S)
-    assert found.is_reached and "standby" in found.summary and "takes no writes" in found.problem
+    assert found.is_reached and "standby" in found.summary and "accepts no writes" in found.problem
     pair.lose_the_primary()
     gone = cluster_servers.postgresql(primary, SOON_S)
     assert not gone.is_reached and gone.summary.startswith("does not answer (")

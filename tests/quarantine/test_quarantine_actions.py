@@ -304,7 +304,7 @@ def test_show_names_what_a_record_does_not_have(own: Desk) -> None:
     record.write_text(json.dumps(data))
     shown = own.call("show", mail_id).stdout
     assert "rule:        not recorded: stored by an older version\nreason:      unreachable\n" in shown
-    assert "scores:      none: the mail has no decision of the scanner\n" in shown and "scan rule:" not in shown
+    assert "scores:      none: the scanner made no decision about this mail\n" in shown and "scan rule:" not in shown
 
 
 def test_a_long_text_is_cut_and_says_so(own: Desk) -> None:

@@ -24,7 +24,7 @@ def kept(session: HistorySession, mail: Mail) -> Kept | None:
 
 
 def is_kept(session: HistorySession, mail_id: str) -> bool:
-    """Whether the quarantine has the mail; False also if it cannot be read."""
+    """Whether the quarantine has the mail; also False if it cannot be read."""
     try:
         _record(session, mail_id)
     except (BridgeError, OSError):

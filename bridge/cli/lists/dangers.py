@@ -1,6 +1,6 @@
 """The check before dangerous entries are added: `--force` is needed for them.
 
-Only additions are checked, and nothing is sent before the check. Deleting such an entry is never hindered.
+Only additions are checked, and nothing is sent before the check. Such entries can always be deleted.
 """
 
 from __future__ import annotations

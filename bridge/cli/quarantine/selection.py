@@ -157,7 +157,7 @@ def only_copies(mails: list[MailRecord]) -> str:
 
 
 def _show_on_error(mails: list[MailRecord]) -> None:
-    """The newest of them: the question goes to standard error, too."""
+    """The newest of them: the question also goes to standard error."""
     import shutil
 
     from bridge.cli.quarantine.columns import BRIEF, QUARANTINED

@@ -52,7 +52,7 @@ def _reasons(mail: MailRecord) -> Iterator[tuple[str, str]]:
     if mail.facts.get("decision"):
         yield from _scoring(scoring)
     elif not mail.is_damaged:
-        yield "scores", "none: the mail has no decision of the scanner"
+        yield "scores", "none: the scanner made no decision about this mail"
 
 
 def _scoring(found: Scoring | None) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The mails to replay, with their envelopes: from the quarantine, from files, directories and Maildirs.
 
-A mail is read when its turn comes, so that memory does not grow with their number. The scanner gets it as it got it
-when it arrived: without the header fields that we added. Those fields say what was decided then. Nothing here writes.
+A mail is read when its turn comes, so that memory does not grow with the number of mails. The scanner gets it as it
+arrived: without the header fields that we added. Those fields say what was decided then. Nothing here writes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The filter and the listener are the real ones, and ask these instead. Each notes what it was asked for, and nothing
 more: no mail is delivered, stored or marked. Only `--scan` and `--probe` pass a question on. If this is wrong, a mail
-that somebody wanted to look at is delivered.
+that someone only wanted to examine is delivered.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Download(StreamingResponse):
     def __init__(self, file: IO[bytes], headers: dict[str, str], place: ExitStack) -> None:
         super().__init__(_chunks(file), media_type="application/zip", headers=headers)
         place.callback(file.close)
-        self._end = weakref.finalize(self, place.close)  # also if it is never sent
+        self._end = weakref.finalize(self, place.close)  # even if it is never sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

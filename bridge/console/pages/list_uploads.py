@@ -190,7 +190,7 @@ def _gone() -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An upload at one moment: another thread goes on with it."""
+    """An upload at one moment: another thread continues with it."""
 
     stage: Stage
     counts: Mapping[Kind, int]

@@ -1,7 +1,7 @@
-"""An action on many mails, one after the other: each result is in the audit log, also of those that were not done.
+"""An action on many mails, one after the other: each result is in the audit log, including what was not done.
 
 Nothing is done that cannot be recorded: if the audit log cannot be written for a while, the rest is left alone, and the
-job says so. If this is wrong, people believe that mail was released or deleted that was not.
+job says so. If this is wrong, people believe that mail was released or deleted when it was not.
 """
 
 from __future__ import annotations

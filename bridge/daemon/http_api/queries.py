@@ -1,6 +1,6 @@
-"""Has queries answered by processes of their own: a few at a time, and no client waits for long.
+"""Has queries answered by separate processes: a few at a time, and no client waits for long.
 
-A query may take seconds: a history has millions of rows, and its database may be slow or gone. A process that does
+A query may take seconds: a history has millions of rows, and its database may be slow or down. A process that does
 not answer in time is killed. The processes start with the first query and exit after a minute without queries.
 `searcher` is the other side of the pipes.
 """

@@ -1,4 +1,4 @@
-"""Where this process stands among the workers: alone, or one of several that share sockets and limits.
+"""The place of this process among the workers: alone, or one of several that share sockets and limits.
 
 The daemon asks a `WorkerContext` for everything that differs between the two. The accounts that
 limit mail in processing look the same to the code that uses them; only here is it known that other

@@ -1,4 +1,4 @@
-"""What every sink has in common: it is given events in order, and says of each what became of it."""
+"""What every sink has in common: it is given events in order, and reports the result of each."""
 
 from __future__ import annotations
 

@@ -143,5 +143,5 @@ class SyslogSink:
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     await writer.wait_closed()
-            except (OSError, ssl.SSLError):  # also if the receiver does not read: the connection is of no more use
+            except (OSError, ssl.SSLError):  # even if the receiver does not read: the connection is of no more use
                 writer.transport.abort()

@@ -1,6 +1,6 @@
 """A webhook: one POST for each event, signed as Standard Webhooks describes (HMAC-SHA256).
 
-Only a 2xx means that the event was taken. Redirects are not followed: they would send the events to somebody whom the
+Only a 2xx means that the event was taken. Redirects are not followed: they would send the events to a server that the
 operator did not name. 410 means that the receiver no longer accepts events; it is then tried once an hour. Events
 about different mails are sent side by side, those about one mail one after the other.
 """

@@ -52,8 +52,9 @@ async def fingerprint(tenant: str | None, envelope: Envelope, message: Message) 
 
 
 def attempt_key(sender: str, message: Message) -> str:
-    """Joins the attempts with one mail in the history, whatever recipients are left. Quick: it may err, as only people
-    read it, so the end of a long content does not count.
+    """Joins the attempts to deliver one mail in the history, whatever recipients are left.
+
+    Quick: it may err, because only people read it, so the end of long content does not count.
     """
     head = message.head()
     lasting = lasting_head(head)

@@ -3,8 +3,8 @@
 Whatever concerns a mail is answered with 200 and says in its JSON what the SMTP client is to receive, even a 451,
 because clients repeat a request that fails with an HTTP error, and that would add to an overload. HTTP errors are for
 requests that we cannot take as a question about a mail; the mail server then defers the mail by itself. The token is
-checked before a byte of the body is read. If this is wrong, somebody without the token learns what we decide, or a mail
-is accepted that is not decided.
+checked before a byte of the body is read. If this is wrong, someone without the token learns our decisions, or a mail
+is accepted without a decision.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class _Pace:
             self._window, self._received = now, 0
 
     async def pause(self, spool: Spool) -> None:
-        """Read no more until the disk of the spool keeps up. The pause does not count against the client."""
+        """Read no more until the spool's disk has caught up. The pause does not count against the client."""
         began = self._loop.time()
         await spool.wait_for_disk(self._began + self._settings.mail_timeout_s)
         now = self._loop.time()

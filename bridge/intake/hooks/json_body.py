@@ -183,7 +183,7 @@ class JsonBody:
 
 
 def _plain(text: bytes) -> bytes:
-    """Without escapes, of which each is complete; bytes between them that are not UTF-8 stay as they are."""
+    """Without escapes, each of which is complete; bytes between them that are not UTF-8 stay as they are."""
     if b"\\" not in text:
         return text
     meant: str = json.loads(f'"{text.decode("utf-8", "surrogateescape")}"')

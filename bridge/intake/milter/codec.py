@@ -317,7 +317,7 @@ def encode_reply(event: int, reply: Reply) -> bytes:
 
 
 def encode_add_header(name: str, value: str, agreement: Agreement) -> bytes:
-    """Several per mail: so no lookup in the table of responses, and text that is printable is not looked at again."""
+    """Called several times per mail, so it uses no table of responses, and printable text is not checked again."""
     space = " " if agreement.steps & protocol.LEADING_SPACE else ""  # else the mail server adds it
     if not (name.isprintable() and value.isprintable()):
         name, value = _field_text(name), _field_text(value)

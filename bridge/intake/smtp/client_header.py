@@ -59,8 +59,8 @@ class ClientHeader:
 
 
 def _client(value: bytes) -> Client:
-    """Parse XFORWARD's attributes. One that cannot be used, or is repeated, costs only itself: others are not the
-    sender's to lose. Senders choose their HELO, and would otherwise choose to be judged by no address.
+    """Parse XFORWARD's attributes. One that cannot be used, or is repeated, does not affect the others: senders choose
+    their HELO, and could otherwise choose to be judged by no address.
     """
     words = [word for word in value.split() if word.partition(b"=")[0].upper() in _KEYS]  # there may be many others
     names = Counter(word.partition(b"=")[0].upper() for word in words)

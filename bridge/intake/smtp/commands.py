@@ -1,6 +1,6 @@
 """The commands of SMTP and LMTP: one table, and the dispatcher that finds each line's command in it.
 
-What is wrong with a line whatever it means (`command_line_checks`) is refused first, then a command out of order, then
+A line that is wrong whatever it means (`command_line_checks`) is refused first, then a command out of order, then
 arguments that do not parse; only then does the session (`session`) execute the command. The table is at the end of this
 file. If this is wrong, a line means something else to us than to its sender.
 """

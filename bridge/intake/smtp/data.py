@@ -80,7 +80,7 @@ class DataReader:
     ) -> str:
         """The limit that the client exceeds: too long in total, silent for too long, or too slow. "": none.
 
-        `waited_s` have passed since it was last asked. `is_half_full`: of the room for mail, more than half is taken.
+        `waited_s` have passed since it was last asked. `is_half_full`: more than half of the room for mail is taken.
         `is_stopped`: we do not read from it, because our disk is slow.
         """
         if now - self.began >= limits.mail_timeout_s:
@@ -119,7 +119,7 @@ class DataReader:
             self._fail(Fault.STORAGE)
 
     def _fail(self, fault: Fault) -> None:
-        """Drop what was kept; the rest is read to its end and dropped, too."""
+        """Drop what was kept; the rest is read to its end and dropped as well."""
         self.fault = fault
         self.message.close()
 

@@ -48,7 +48,7 @@ async def _read_local(buffer: LineBuffer) -> ProxyData:
 
 
 def is_stream(proxy: ProxyData) -> bool:
-    """Whether the header is valid, and may stand in front of an SMTP session."""
+    """Whether the header is valid, and may precede an SMTP session."""
     return bool(proxy.valid) and proxy.protocol != PROTO.DGRAM
 
 

@@ -126,7 +126,7 @@ class SmtpSession(StockSession):
         return None
 
     def _refuse_out_of_order(self, reply: Reply) -> None:
-        """For a command that needs an earlier one: no mistake if that was refused with this already on its way."""
+        """For a command that needs an earlier one: not a mistake if that was refused while this was on its way."""
         self.answer(reply)
         if self._excused:
             self._excused -= 1
@@ -157,7 +157,7 @@ class SmtpSession(StockSession):
         self.ssl = {"ssl_object": ssl_object}
         self.described = None
         self.reset()
-        if self._own_client is not None:  # anybody on the way could have said XCLIENT in plain text
+        if self._own_client is not None:  # an attacker on the path could have inserted a plain-text XCLIENT
             self.client, self.introduced, self._own_client = self._own_client, False, None
         self.client = replace(self.client, helo=None)
 
@@ -168,7 +168,7 @@ class SmtpSession(StockSession):
         self.forwarded = None
 
     def check_patience(self) -> Effect | None:
-        """After each command: has the client made too many mistakes, or too many commands without a mail?"""
+        """After each command: has the client made too many mistakes, or sent too many commands without a mail?"""
         limits = self.settings.limits
         if self.errors >= limits.max_errors:
             limit = "max_errors"

@@ -1,6 +1,6 @@
-"""Ambiguous mail: what programs find that read it in another way than the standards say.
+"""Ambiguous mail: what is found by programs that do not read it as the standards say.
 
-Everything that any of them finds is inspected. If they can only disagree on encoded files in the text of a part, only
+Everything that any of them finds is inspected. If they can disagree only on encoded files in the text of a part, only
 these files are decoded in every way. If a part's encoding is in doubt, the whole mail is read: programs that take it
 for plain text, or for another encoding, find other links, names and parts in it.
 """

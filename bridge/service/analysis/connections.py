@@ -1,11 +1,10 @@
 """Connections to engines that speak their own protocol over TCP or a Unix socket.
 
-One home for the rules that all of them follow: at most `count` connections, so that an engine is not flooded;
-each connection is used for one question, because a second answer would be taken for the answer to the next question; an
-answer has a maximum length, whatever its headers say; and an answer is read while the mail is still being sent, because
-an engine may answer early and then stop reading. An early answer counts if it says that the mail is bad; that it is
-clean can only be said by an engine that has all of it (`counted`). Timeouts are the pipeline's: it cancels the whole
-analysis.
+All of them follow the same rules. At most `count` connections are open, so that an engine is not flooded. Each
+connection is used for one request, because a second answer would be taken for the answer to the next request. An answer
+has a maximum length, whatever its headers say. It is read while the mail is still being sent, because an engine may
+answer early and then stop reading. An early answer counts if it says that the mail is bad; only an engine that has the
+whole mail can call it clean (`counted`). Timeouts are the pipeline's: it cancels the whole analysis.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class BadAnswer(Exception):
 
 
 def counted(found: Findings, has_sent_all: bool, is_bad: bool) -> Findings:
-    """What counts of an answer: if it is early, only what it says against the mail. Raises BadAnswer.
+    """The part of an answer that counts: if it is early, only what it says against the mail. Raises BadAnswer.
 
     `is_bad`: whether the engine says that the mail is bad, which each of them does in its own way.
     """
@@ -179,7 +178,7 @@ class Connections:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
-        """A new connection, for one question. Raises OSError."""
+        """A new connection, for one request. Raises OSError."""
         async with self._free:
             connection = await connect(self._address, self._names, self._timeout_s, self._opening)
             try:

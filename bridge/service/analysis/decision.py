@@ -129,7 +129,7 @@ class DecisionTable:
     def scoring(
         self, made: Assessment, tags: set[str], extra_score: float = 0.0, model_points: float = 0.0
     ) -> Scoring | None:
-        """How an assessment of these tags came about. None if there is nothing to tell: no rule matched, no score."""
+        """How an assessment of these tags came about. None if there is nothing to report: no rule matched, no score."""
         parts = {tag: self.score_of(tag) for tag in tags} | {ENGINES: max(0.0, extra_score), MODEL: model_points}
         scores = sorted(((name, round(score, 2)) for name, score in parts.items() if score), key=_largest_first)
         if not scores and made.rule == OTHERWISE:

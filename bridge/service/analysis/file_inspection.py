@@ -145,7 +145,7 @@ class FileInspector(ABC):
                 self.document(content, kind, names, nesting)
 
     def other_line_ends(self, raw: bytes, content: bytes, part: Part, nesting: int, *, is_text: bool) -> None:
-        """The same file as programs save it that change its line ends. `content` is what was inspected already."""
+        """The same file, as saved by programs that change its line ends. `content` is what was already inspected."""
         is_text_type = part.content_type.startswith("text/")
         if part.encoding == "base64" and not is_text_type:
             return
@@ -161,7 +161,7 @@ class FileInspector(ABC):
 
     @contextmanager
     def guesses(self, *, may_be_pieces: bool = False) -> Iterator[None]:
-        """For files that most programs do not see: damage says nothing about the mail, nor do they to its reader.
+        """For files that most programs do not find: damage in them says nothing about the mail.
 
         With `may_be_pieces`, the tag for a broken archive stays: nothing but its own bytes says that it is one.
         """

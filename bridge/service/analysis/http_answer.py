@@ -1,7 +1,7 @@
-"""One question to an engine over HTTP, and its answer, within bounds.
+"""One request to an engine over HTTP, and its answer, within limits.
 
-Each mail has its own connection: an engine does not say to which request an answer belongs, and the HTTP library
-would take a second answer to one mail for the answer to the next. None is decompressed, because a few kilobytes could
+Each mail has its own connection: an engine does not say which request an answer belongs to, and the HTTP library would
+take a second answer to one mail for the answer to the next. Answers are not decompressed, because a few kilobytes could
 become gigabytes, and redirects are not followed. The library speaks HTTP over our own connections: its own ones lose an
 answer if the engine sends it and closes the connection before it has read the whole mail.
 """
@@ -26,7 +26,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 class _Stream:
     """A connection as the HTTP library wants it, which reads only after it has sent everything.
 
-    We read all the time. Once an answer has begun, nothing more is sent: the engine may not read it any more.
+    We read all the time. Once an answer has begun, nothing more is sent: the engine may have stopped reading.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -41,7 +41,7 @@ class _Stream:
             return await (reading or self._connection.receive())
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """If the engine has answered or closed the connection, the library goes on as if everything was sent."""
+        """If the engine has answered or closed the connection, the library continues as if everything had been sent."""
         if not buffer:
             return
         self._reading = self._reading or asyncio.create_task(self._connection.receive())

@@ -3,9 +3,9 @@
 The server's OPTIONS say which method it offers, how much of an object it wants to see first (the preview), and whether
 it answers 204 for an object that it does not change. Objects are sent as if they were answers of a web server
 (RESPMOD) or uploads to one (REQMOD). 204 is clean. So is an object that comes back unchanged; one that comes back
-changed was replaced by a page about what was found, and then header fields name it, although not all servers send them.
+changed was replaced by a page about what was found, which header fields usually name; not all servers send them.
 A server may call an object clean after the preview that it asked for; once more is sent, only after all of it.
-If this file is wrong, malware counts as clean: so an answer that is neither does not count as one.
+If this file is wrong, malware counts as clean, so an unclear answer does not count as an answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of a mail, decoded: what engines get that look at one object at a time, and cannot read MIME.
+"""The parts of a mail, decoded, for engines that look at one object at a time and cannot read MIME.
 
 The inspection finds them, in its process or in the event loop; this file collects and keeps them. A part is what a
 mail program would save or show. Files in archives are not parts, because such engines open archives themselves. What

@@ -1,8 +1,8 @@
 """A connection to an engine over TLS, with the rules of `connections`.
 
-asyncio's own streams read ahead, so that nobody could tell whether something is left unread. Here, TLS works on bytes
-in memory, and the socket is read only when an answer is awaited. The server must present a certificate for the name
-that we asked for.
+asyncio's own streams read ahead, so it would be impossible to tell whether something is left unread. Here, TLS works on
+bytes in memory, and the socket is read only when an answer is awaited. The server must present a certificate for the
+name that we asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TlsConnection(Connection):
         return made
 
     async def shake_hands(self) -> None:
-        """Raises OSError, of which ssl.SSLError is one."""
+        """Raises OSError (ssl.SSLError is one)."""
         while True:
             try:
                 self._tls.do_handshake()

@@ -1,8 +1,8 @@
 """The connection to NATS: one at a time, made again as long as someone wants it.
 
 Each connection is a `Session` that ends with the TCP connection. The library could reconnect by itself, but gives up
-for good after some errors (a refused password, for example) and keeps what was sent in between; here every part sees
-that a session ended, and decides what it says again in the next one.
+for good after some errors (a refused password, for example) and keeps what was sent in between. Here, every part sees
+that a session has ended, and decides what to send again in the next one.
 """
 
 from __future__ import annotations

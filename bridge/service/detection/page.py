@@ -106,7 +106,7 @@ def as_text(source: str) -> str:
 
 
 def _split_words(text: str) -> int:
-    """How often invisible characters stand between two letters; a letter counts for one of two neighbours."""
+    """How often invisible characters are between two letters; a letter counts for one of two neighbours."""
     count = done = 0
     if not any(map(text.__contains__, _INVISIBLE_CHARACTERS)):  # a tenth of the time of a search for all of them
         return 0

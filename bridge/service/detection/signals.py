@@ -1,8 +1,8 @@
 """All signals of one mail: tags with what they were found in, the context they are weighed in, and the words.
 
 Signals that mean something by themselves become tags; weaker ones only count in the model. The context (a mailing
-list, an answer, plain text) becomes no tag: it says nothing about a mail by itself, and a sender can write what he
-likes there. So the model bounds what context can take away from the score.
+list, an answer, plain text) does not become a tag: it says nothing about a mail by itself, and a sender can write
+anything there. So the model limits how much context can subtract from the score.
 """
 
 from __future__ import annotations

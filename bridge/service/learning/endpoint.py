@@ -1,11 +1,11 @@
 """POST /v1/feedback: one person's report of one mail.
 
 The mail is inspected again, in a separate process as for any untrusted mail, to find its signals; none of its content
-is stored. A report is rare and nobody waits long for it, so a few at a time are enough.
+is stored. Reports are rare and no one waits long for them, so a few at a time are enough.
 
 A report names the analysis of the mail (`ggrid`), which must be on record with the same tenant and size. Otherwise,
-anybody who can report could name any client as the origin of a mail that nobody ever sent: without an analysis, a
-report counts for no sender and as mail of unknown origin.
+anyone who can report could name any client as the origin of a mail that no one ever sent. Without an analysis, a
+report counts for no sender, and as mail of unknown origin.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class VoteStore:
     def replace(self, scope: str, votes: Iterable[Vote]) -> int:
         """Replace all votes of the scope; if there are too many, the newest are kept.
 
-        A vote of the future would never expire, and new votes would be deleted before it.
+        A vote with a time in the future would never expire, and newer votes would be deleted before it.
         """
         now = time.time()
         past = [vote if vote.at <= now else replace(vote, at=now) for vote in votes]

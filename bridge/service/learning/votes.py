@@ -3,7 +3,7 @@
 The mail and the person are stored as digests: neither can be read, but anyone with a list of addresses can find out
 which of them is the person. The sender is the author's address at a free mail provider, else the author's domain,
 together with what proves that they sent the mail: DMARC, or the network of the client that delivered it. Without proof,
-anybody could have written that address, so the vote counts for no sender.
+anyone could have written that address, so the vote counts for no sender.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lists in memory: mail is matched against them without a database query.
 
 Only sets and dictionaries, so a lookup takes as long in a list of ten entries as in one of a million. A mail may have
-thousands of links to hosts with more than a hundred labels, so of a host only those parents are looked up that have
+thousands of links to hosts with more than a hundred labels, so only those parents of a host are looked up that have
 as many labels as some entry.
 `bridge.matching` defines what an entry matches; this module adds what only the content of a mail
 shows (the host of a URL, an attachment). Knows nothing about storage: `follow` fills it.

@@ -211,7 +211,7 @@ def _existing(connection: Connection, scope: str, name: str, entries: list[str])
 
 
 def _of_earlier(connection: Connection, scope: str, name: str, entries: Mapping[str, str]) -> list[str]:
-    """Those that were written like this: another entry may have the same key."""
+    """Only those that were written like this: another entry may have the same key."""
     query = select(list_entry.c.entry, list_entry.c.shown).where(
         list_entry.c.scope == scope, list_entry.c.name == name, list_entry.c.entry.in_(entries)
     )

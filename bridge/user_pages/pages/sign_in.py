@@ -1,6 +1,6 @@
 """Signing in: with a code that is sent to the address, with the provider of the console, and signing out.
 
-Nobody learns from these pages whether an address exists: what is shown is the same, and takes as long.
+These pages do not reveal whether an address exists: the answer is the same in both cases, and takes as long.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Web archives of Office: a document as a mail, whose macros are in a separate, compressed file (`editdata.mso`).
 
-Word opens such a mail whatever its name is, and also behind the beginning of another file, such as a PDF document.
+Word opens such a mail whatever its name is, even after the beginning of another file, such as a PDF document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFFSET_AT, _OFFSET_FROM = 0x1E, 46  # where the header says how far from there 
 _OFFICE_NAMES = frozenset(
     "doc docx docm dot dotx dotm rtf wiz wbk xml xls xlsx xlsm xlt xlsb ppt pptx pps pot one".split()  # noqa: SIM905
 )
-_FIELDS_WITHIN = 4096  # bytes before the field that is searched for, in which others may stand
+_FIELDS_WITHIN = 4096  # bytes before the field that is searched for, which may contain others
 
 
 def is_active_mime(content: bytes) -> bool:
@@ -30,7 +30,7 @@ def is_active_mime(content: bytes) -> bool:
 
 
 def active_mime_members(content: bytes, budget: Budget) -> Iterator[Member]:
-    """Everything in it that can be inflated: the header says where the data begins, and anything may stand before."""
+    """Everything in it that can be inflated: the header says where the data begins, and anything may precede it."""
     is_read = False
     for start in _starts(content):
         if data := inflated(content[start:], budget):

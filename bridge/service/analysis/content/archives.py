@@ -169,7 +169,7 @@ def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
 
 
 def _is_only_picture(content: bytes, names: Collection[str]) -> bool:
-    """By its content and by its name: nobody opens that with an archive program, and most large files are pictures."""
+    """By its content and by its name: no one opens that with an archive program, and most large files are pictures."""
     return family_of(content) in _PICTURES and all(named_family(name) in _PICTURES for name in names)
 
 

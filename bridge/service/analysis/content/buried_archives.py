@@ -1,7 +1,7 @@
-"""Archives behind something else: 7-Zip searches for the beginning of one in whatever it cannot open otherwise.
+"""Archives after other content: 7-Zip searches for the start of an archive in any file that it cannot open otherwise.
 
-The beginning of a photograph, of a document or of nothing in particular would hide them. Each place at which one may
-begin is tried, and most are none: what cannot be read there is no damage. Raises nothing but TooMuch.
+The beginning of a photograph, a document or anything else would hide them. Each place where an archive may begin is
+tried. Most are not archives, so data that cannot be read there does not count as damage. Raises nothing but TooMuch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budg
 WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
 _MAX_FOUND = 20  # archives; programs open the first one
 _PLACE_WORK = 4096
-_MARK_WORK = 256  # for each mark, whatever stands around it
+_MARK_WORK = 256  # for each mark, whatever is around it
 _FEW = 100  # marks that are looked at without a budget
 _NO_FLAGS = 0xE0  # of gzip: these are reserved
 _LEVELS = (0, 2, 4)  # of gzip: 7-Zip opens no other
@@ -28,7 +28,7 @@ _Opener = Callable[[bytes, Collection[str], Budget], Iterator[Member]]
 
 
 def _gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    """If it is damaged, its own name may be random bytes, which would seem to deceive: its plain characters count."""
+    """If it is damaged, its own name may be random bytes, which look deceptive: only its plain characters count."""
     found: list[Member] = []
     try:
         found.extend(gzip_members(content, names, budget))

@@ -14,7 +14,7 @@ _IN_BASE64 = re.compile(  # also as vCard 2.1 says it, or by the type of the val
     r"encoding=[\"']?b|;\s*base64|;\s*value=[\"']?binary", re.IGNORECASE
 )
 _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
-_LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but stands between letters of Base64
+_LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but is between letters of Base64
 _FOLDED = re.compile(r"(?:\r\n?|\n)[ \t]")
 _FLOWED = re.compile(r" \r?\n")
 

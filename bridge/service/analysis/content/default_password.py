@@ -1,9 +1,9 @@
 """Documents that are encrypted with a password that Office itself tries: they open without a question.
 
-Excel and PowerPoint write them where everybody may read a document, but needs a password to change it; attackers do,
-because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO 2.3.4.5
-and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged; nothing
-here raises but TooMuch.
+Excel and PowerPoint write them if anyone may read a document but a password is needed to change it; attackers write
+them because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO
+2.3.4.5 and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged;
+nothing here raises but TooMuch.
 """
 
 from __future__ import annotations

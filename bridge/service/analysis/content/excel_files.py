@@ -59,7 +59,7 @@ def tags_of_text_part(text: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def addresses_in_formulas(text: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Formulas of an .xlsx or .xlsm file in which an address stands, such as `HYPERLINK("https:"&"//a.example")`."""
+    """Formulas of an .xlsx or .xlsm file that contain an address, such as `HYPERLINK("https:"&"//a.example")`."""
     if not any(map(_SHEET_PART.search, names)):
         return
     for formula in _FORMULA_TEXT.findall(text):

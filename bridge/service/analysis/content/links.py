@@ -71,7 +71,7 @@ _REFERENCE_WORK = 800
 
 
 def without_user(link: str) -> str:
-    """The link without what stands before the host, which may contain characters that end a link in a text; or ""."""
+    """The link without what precedes the host, which may contain characters that end a link in a text; or ""."""
     match = _USER.match(link) if "@" in link else None
     return f"{match[1]}//{link[match.end() :]}" if match else ""
 
@@ -155,7 +155,7 @@ class Links:
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
-        """In an attribute, what stands before the host may contain spaces, brackets and quotes."""
+        """In an attribute, what precedes the host may contain spaces, brackets and quotes."""
         start = match.start()
         scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
         opening = _skip_back(text, scheme.start() if scheme else start)

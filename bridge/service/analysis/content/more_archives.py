@@ -69,7 +69,7 @@ def library() -> ModuleType | None:
 
 
 def start_of(content: bytes, kind: str) -> int:
-    """Where an archive of this kind begins: after a program, or whatever stands before it. -1: nowhere."""
+    """Where an archive of this kind begins: after a program, or whatever precedes it. -1: nowhere."""
     return content.find(_MARKS[kind], 0, WITHIN) if kind in _MARKS else 0
 
 

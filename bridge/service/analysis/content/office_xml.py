@@ -3,8 +3,8 @@
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
 find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
 Entities that a document declares are expanded only in attributes: Office refuses them, and where LibreOffice does not,
-the document says that something was not read. It is also not read on if its declarations could make it several times
-as large. Linear; nothing here raises.
+the document says that something was not read. Reading also stops if its declarations could make it several times as
+large. Linear; nothing here raises.
 """
 
 from __future__ import annotations

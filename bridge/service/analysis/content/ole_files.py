@@ -1,8 +1,8 @@
 """OLE2 (MS-CFB), the container of old Office documents, of macros, of embedded objects and of Outlook's .msg files.
 
-Every entry of the directory is read, also those that no tree leads to, in one loop: packages for this format follow the
-tree recursively, so a long branch stops them. Chains of sectors may form loops and may be shared, so each is at most as
-long as the file, and whatever is read is charged. Nothing here raises anything but TooMuch.
+Every entry of the directory is read in one loop, including those that no tree leads to: packages for this format follow
+the tree recursively, so a long branch stops them. Chains of sectors may form loops and may be shared, so each is at
+most as long as the file, and whatever is read is charged. Nothing here raises anything but TooMuch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OpenPGP messages that are compressed or signed, but not encrypted: mail programs show them without a key.
 
 A message (RFC 4880) is a list of packets: compressed data contains packets itself, literal data is the file or the
-mail. Packets of all other types are passed over; what is encrypted cannot be read by anybody else either.
+mail. Packets of all other types are skipped; what is encrypted cannot be read by anyone else either.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _decompressed(body: bytes, budget: Budget) -> bytes:
 
 
 def _packets(data: bytes, budget: Budget) -> Iterator[tuple[int, bytes]]:
-    """Type and content of each packet, up to the first that is none."""
+    """Type and content of each packet, up to the first that is not one."""
     at = 0
     while at < len(data) and data[at] & 0x80:
         parts: list[bytes] = []

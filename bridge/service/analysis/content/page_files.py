@@ -2,7 +2,7 @@
 
 A browser saves the content of `<a download="x.js" href="data:...">` as a file of that name, at a click or when a
 script clicks. Files that a script puts together are not found. The page is one of the readings of `page_text`: its
-character references are replaced already. Where an address ends depends on what stands before it; if that leaves a
+character references are replaced already. Where an address ends depends on what precedes it; if that leaves a
 doubt, each end is tried. Everything here is linear in its length, but addresses may contain each other.
 """
 

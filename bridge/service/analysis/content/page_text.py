@@ -33,7 +33,7 @@ def readings(page: str) -> list[str]:
 
 def link_readings(page: str) -> list[str]:
     """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
-    if "[" in page and "<!ENTITY" in page:  # they stand in brackets
+    if "[" in page and "<!ENTITY" in page:  # they are in brackets
         return readings(page)
     plain = references.unescaped(page)
     *before, _ = page.split("@")
@@ -74,7 +74,7 @@ def without_escapes(page: str) -> list[str]:
 
 
 def _character(match: re.Match[str]) -> str:
-    """The letters, digits and signs of which links consist."""
+    """The letters, digits and signs that links consist of."""
     character = match[3] or chr(int(match[1] or match[2], 16) % 0x110000)
     return character if " " < character < "\x7f" else match[0]
 

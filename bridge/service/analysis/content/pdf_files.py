@@ -1,7 +1,7 @@
 """PDF documents: their links, what they run, and the files and photographs in them.
 
 Not a PDF reader: it ignores the table of objects, which viewers repair in different ways, and looks at every object in
-the file, also those of earlier versions and those in object streams. So whatever a viewer finds is found here, in time
+the file, even those of earlier versions and those in object streams. So whatever a viewer finds is found here, in time
 that is linear in the size of the file. The streams that draw the pages are not decoded: a link that is only printed as
 text is not seen.
 
@@ -130,7 +130,7 @@ class _Document:
         attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
         self._texts += self._indirect(attached.difference(*(stream.numbers for stream in self._streams)))
         has_script = False
-        for stream in self._streams:  # also those that seem to contain objects: any description may say so
+        for stream in self._streams:  # including those that seem to contain objects: any description may say so
             if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
                 self._budget.take_member()
                 data, is_known = self._decoder.decode(stream)
@@ -152,7 +152,7 @@ class _Document:
         yield _summary(self._texts, self._budget)
 
     def _indirect(self, numbers: set[bytes]) -> list[bytes]:
-        """Names of files that are objects of their own, as if they stood where they are used."""
+        """Names of files that are separate objects, as if they were written where they are used."""
         if not numbers:
             return []
         found = [b"/F " + text for text in self._decoder.objects(numbers)]
@@ -233,7 +233,7 @@ def _balanced(text: bytes, start: int, budget: Budget) -> bytes:
 
 
 def _key(text: bytes, end: int) -> tuple[str, int]:
-    """The key before a string, and how many parentheses stand between them."""
+    """The key before a string, and how many parentheses are between them."""
     before = text[max(0, end - _KEY_WITHIN) : end]
     match = _KEY.search(without_comments(before) if b"%" in before else before)
     return (match[1].decode(), len(match[2])) if match else ("", 0)

@@ -1,10 +1,10 @@
-"""Pictures in PDF documents that are compressed like PNG: most QR codes in them are.
+"""Images in PDF documents that are compressed like PNG, as most QR codes in them are.
 
-Such a stream has no header: its description says what it is. It becomes a PNG file here, for the reader of pictures.
-What a predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: of a
-palette, only the numbers of its colours are used. The work is limited separately, because a catalogue has thousands of
-pictures; beyond them, the document gets the tag for pictures that were not read. A picture that several documents of a
-mail have in common is read once: each reading of an ambiguous mail may be another document. Nothing here raises.
+Such a stream has no header: its description says what it is. Here, it becomes a PNG file for the image reader. What a
+predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: from a palette,
+only the numbers of its colours are used. The work is limited separately, because a catalogue has thousands of images;
+beyond the limit, the document gets the tag for images that were not read. An image that several documents in a mail
+share is read once, because each reading of an ambiguous mail may be another document. Nothing here raises.
 """
 
 from __future__ import annotations

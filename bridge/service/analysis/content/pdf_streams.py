@@ -1,7 +1,7 @@
 """The streams of a PDF document: where they are, and what is in them.
 
 Viewers repair what is wrong with a document, each in its own way. So nothing here relies on one fact alone: each word
-`stream` may begin one, what describes it may stand anywhere before it, and compressed data itself says where it ends.
+`stream` may begin one, what describes it may be anywhere before it, and compressed data itself says where it ends.
 Finding them takes time that is linear in the size of the file; decoding is charged.
 """
 
@@ -60,7 +60,7 @@ def streams(content: bytes) -> Iterator[Stream]:
         at, start = match.start(), match.end(1)
         if content[at - 1 : at].isalnum() or (at < end and b">>" not in content[max(0, at - _NEAR) : at]):
             continue
-        if at < end:  # or the other one is none: its word stands in the description of this one
+        if at < end:  # or the other one is none: its word is in the description of this one
             about_start = max(outer_start, min(about_start, at - _DESCRIBED))
         about = plain(content[about_start:at])
         if at >= end:
@@ -92,7 +92,7 @@ def plain(text: bytes) -> bytes:
 
 
 def without_comments(text: bytes) -> bytes:
-    """Only for a second look: a percent sign may also stand in a string."""
+    """Only for a second look: a percent sign may also be in a string."""
     return _COMMENT.sub(b" ", text) if b"%" in text else text
 
 

@@ -96,7 +96,7 @@ def _on_white(picture: Any) -> Any:
 
 
 def link_of(text: str) -> str:
-    """The address that a camera opens; empty if the text is none."""
+    """The address that a camera opens; empty if the text is not one."""
     text = text.strip()
     if _SCHEME.match(text):
         return text

@@ -1,7 +1,7 @@
 """RTF: objects embedded in hexadecimal, and templates that are loaded from elsewhere. Linear; nothing here raises.
 
-Word ignores much between the digits (white space, groups, unknown words), which is used to hide objects. So all that is
-left out here, too.
+Word ignores many things between the digits (white space, groups, unknown words), which attackers use to hide objects.
+All of this is ignored here as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files and pages that the scripts of an attached page put together when a browser opens it.
 
-Nothing runs here: what scripts build a file from stands in the page, most often as a literal in Base64. So every long
+Nothing runs here: what scripts build a file from is in the page, most often as a literal in Base64. So every long
 literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
 pieces that are joined, on several lines, or reversed. What a script decrypts is not found, but that it saves a file has
 a tag.

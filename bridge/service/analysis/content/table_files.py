@@ -1,7 +1,7 @@
 """Tables as text (CSV): cells that a spreadsheet program takes for formulas, and that start a program.
 
-`=cmd|'/C calc'!A0` asks the program `cmd` for data (DDE). Such a cell begins with a sign, and the query may stand
-anywhere in its formula. Only these queries are found: other formulas are harmless until somebody opens a link.
+`=cmd|'/C calc'!A0` asks the program `cmd` for data (DDE). Such a cell begins with a sign, and the query may be
+anywhere in its formula. Only these queries are found: other formulas are harmless until someone opens a link.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ _NEXT_PIECE = re.compile(r'"?[ \t]?;[ \t]*charset\*0*[1-9][0-9]?\*?[ \t]?=[ \t]?
 def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
     """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag."""
     if end - start <= WINDOW or codec in DECODERS or content.find(b"<!ENTITY", start, end) >= 0:
-        yield words.decoded(content[start:end], codec)  # short, or what stands first determines what the rest means
+        yield words.decoded(content[start:end], codec)  # short, or what comes first determines what the rest means
         return
     decoder = words.decoder(codec)
     rest = ""

@@ -3,7 +3,7 @@
 A list of attributes: level (1 byte), id (4), length (4), data, checksum (2), all little-endian. Checksums
 are ignored, because Outlook ignores them too. An attribute may hold a list of MAPI properties (MS-OXTNEF 2.1.3.4).
 Every property of variable length is taken for a file, because programs disagree on which of them is the attachment;
-and so is whatever looks like one where a program that lost its way in the list would look.
+and so is anything that looks like one in the places where a program would look that has lost its way in the list.
 """
 
 from __future__ import annotations

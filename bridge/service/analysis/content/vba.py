@@ -1,4 +1,4 @@
-"""The source of VBA macros (MS-OVBA 2.4.1), wherever it stands in a stream. Linear; nothing here raises but TooMuch.
+"""The source of VBA macros (MS-OVBA 2.4.1), wherever it is in a stream. Linear; nothing here raises but TooMuch.
 
 The directory of a project says where in a stream the source begins. It may be damaged on purpose, and each source
 begins with the same word, so that word is searched for instead.

@@ -147,8 +147,8 @@ def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, set
 class _Shifts:
     """By how much the offsets of an entry may be wrong; to be asked for one entry after the other.
 
-    Any record that ends a directory may be a decoy, so that each one counts whose directory covers the entry, and the
-    next one even if it does not.
+    Any record that ends a directory may be a decoy, so each one counts whose directory covers the entry, and the next
+    one even if it does not.
     """
 
     def __init__(self, ends: list[tuple[int, int, int]]) -> None:
