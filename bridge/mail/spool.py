@@ -1,4 +1,4 @@
-"""The disk of the spool: threads write to it, so that a disk that hangs does not stop the event loop.
+"""The spool's disk: threads write to it, so that a disk that hangs does not stop the event loop.
 
 On a disk that hangs, a write, and even a close, does not return for minutes, and the event loop would stop with it. So
 the event loop only hands blocks over, and these threads write them. A disk that hangs costs memory, for all mail of a

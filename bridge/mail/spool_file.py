@@ -25,7 +25,7 @@ from typing import Protocol
 from bridge.mail.spool import BLOCK, SpoolDisk, write_all
 
 _SMALL = 4096
-_TOO_SLOW = "the disk of the spool does not keep up"
+_TOO_SLOW = "the spool's disk cannot keep up"
 
 
 class SpoolFile(Protocol):
