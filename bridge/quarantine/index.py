@@ -106,8 +106,7 @@ class Index:
         return Index(self._database, self._place, self._busy_s, self._statement_s)
 
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
-        """Add or replace records. Raises IndexFailed; but of several, one that is refused does not keep the others out.
-        """
+        """Add or replace records. Raises IndexFailed. Of several, one that is refused does not keep the others out."""
         by_id = {stored.id: stored for stored in stored_records}
         in_order = [by_id[mail_id] for mail_id in sorted(by_id)]
         if not in_order:

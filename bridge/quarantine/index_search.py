@@ -82,8 +82,8 @@ def is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
         if not local:
             return column.like(f"%@{_escaped(comparable_domain(domain))}", escape="\\")
         address = search_text(comparable_address(wanted))
-        texts = {address, indexed_text(address)}
-        return or_(column.in_(sorted(texts)), column.like(f"% {_escaped(address)}", escape="\\"))
+        spellings = sorted({address, indexed_text(address)})
+        return or_(column.in_(spellings), column.like(f"% {_escaped(address)}", escape="\\"))
     texts = dict.fromkeys((wanted, f"{local}{at}{comparable_domain(domain)}"))
     return or_(*(column.like(_pattern(text), escape="\\") for text in texts))
 

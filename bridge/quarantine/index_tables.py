@@ -34,8 +34,8 @@ from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database
 
 VERSION_TABLE = "quarantine_schema"
-# Bytes. A row of PostgreSQL's indexes has at most 2,700, and `place` and `id` need some of them. Mail servers deliver to
-# no address of this length; a milter's may have 2,048 bytes, which are more in lower case, and come in two spellings.
+# Bytes. A row of PostgreSQL's indexes has at most 2,700, and `place` and `id` need some of them. No mail server
+# delivers to an address of this length; a milter's may have 2,048 bytes, which may be more in lower case.
 MAX_INDEXED = 2000
 CUT = "\u2026"
 _BATCH = 200  # records read at a time

@@ -233,9 +233,7 @@ _EVIL = b"x@evil.example"
             b"From: %b\r\n" % SENDER.encode() + b"X: %b\r\n" % (b"y" * 900) * 2400 + b"From: %b\r\n" % _EVIL,
             id="behind 1 MiB",
         ),
-        pytest.param(
-            b"From: %b\r\n" % ("news@not" + "\u00ad" * 241 + "shop.example").encode(), id="cut in front"
-        ),
+        pytest.param(b"From: %b\r\n" % ("news@not" + "\u00ad" * 241 + "shop.example").encode(), id="cut in front"),
     ],
 )
 def test_an_allow_entry_could_be_borrowed_through_a_from_field_that_was_cut(
