@@ -34,6 +34,7 @@ from bridge.digests.database import DigestStore
 from bridge.digests.people import People
 from bridge.mail.address import comparable_address
 from bridge.quarantine.index import Arrival
+from bridge.quarantine.index_tables import CUT, is_short, search_text
 from bridge.quarantine.quarantine import Quarantine
 
 UNSURE_S = 86400.0  # a claim that was not confirmed is repeated with the next digest after this time
@@ -340,11 +341,14 @@ class Items:
 
 
 def _recipients(arrival: Arrival, quarantine: Quarantine) -> list[str]:
-    """As they are compared."""
-    if any('"' in address for address in arrival.addresses):  # a local part may have spaces in it
+    """As they are compared, without those that are too long for an index."""
+    # A local part may have spaces in it, and what was cut may be another address.
+    if any('"' in address or address.startswith(CUT) for address in arrival.addresses):
         records = quarantine.records([arrival.id])
-        return list({comparable_address(each) for mail in records for each in mail.envelope.addresses})
-    return [address.rpartition(" ")[2] for address in arrival.addresses]
+        found = {search_text(comparable_address(each)) for mail in records for each in mail.envelope.addresses}
+    else:
+        found = {address.rpartition(" ")[2] for address in arrival.addresses}
+    return sorted(filter(is_short, found))
 
 
 def _pause(claim: Claim) -> dict[str, float]:

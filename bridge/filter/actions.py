@@ -21,6 +21,7 @@ from bridge.filter.headers import Fields, HeaderEditor
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
     CANNOT_HOLD,
+    LONG_HEAD,
     TOO_MANY_FORGED,
     Case,
     Rule,
@@ -69,8 +70,8 @@ class Actions:
                     text = "listener %s: %s: the mail server cannot hold mail; %s is deferred"
                     log.warning(text, session.listener, session.peer, tx.id)
                     return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
-                case Action.HOLD if self._relay is None and _has_too_many(tx, result):
-                    return _too_many(record, result)
+                case Action.HOLD if self._relay is None and (refusal := _refusal(tx, result)) is not None:
+                    return _refused(record, refusal, result)
                 case Action.HOLD if self._relay is None:
                     stamp = self._stamp(tx, result, str(why)) + _added(result)
                     return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
@@ -131,8 +132,8 @@ class Actions:
             record.unscanned = unscanned.partition(" ")[0]
         stamp = self._stamp(tx, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
-        if _has_too_many(tx, result):
-            return _too_many(record, result)
+        if (refusal := _refusal(tx, result)) is not None:
+            return _refused(record, refusal, result)
         if result is not None and result.changes is not None:
             stamp += result.changes.add
             if self._relay is None:
@@ -205,14 +206,19 @@ def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | N
     return Outcome(action, _with_our_id(exc.reply, tx.id, ggrid), result, stamp, replies)
 
 
-def _has_too_many(tx: Transaction, result: AnalysisResult | None) -> bool:
+def _refusal(tx: Transaction, result: AnalysisResult | None) -> Reply | None:
+    """Why the changes that the scanner wants cannot all be made: the mail is not delivered without them."""
     wanted = None if result is None else result.changes
-    return wanted is not None and changes.too_many(tx.message.head(), wanted)
+    if wanted is None or not (wanted.remove or wanted.subject is not None):
+        return None
+    if changes.too_many(tx.message.head(), wanted):
+        return TOO_MANY_FORGED
+    return LONG_HEAD if tx.message.is_head_cut() else None
 
 
-def _too_many(record: Record, result: AnalysisResult | None) -> Outcome:
-    record.rule = rule_of_refusal(TOO_MANY_FORGED)
-    return Outcome(Action.REJECT, with_id(TOO_MANY_FORGED, record.tx.id, _ggrid(result)), result)
+def _refused(record: Record, reply: Reply, result: AnalysisResult | None) -> Outcome:
+    record.rule = rule_of_refusal(reply)
+    return Outcome(Action.REJECT, with_id(reply, record.tx.id, _ggrid(result)), result)
 
 
 def _with_our_id(reply: Reply, mail_id: str, ggrid: str) -> Reply:
@@ -230,7 +236,7 @@ def _added(result: AnalysisResult | None) -> Fields:
 
 def _edits(tx: Transaction, result: AnalysisResult | None) -> tuple[FieldEdit, ...]:
     """What a milter's mail server is to change in the fields of the mail."""
-    if result is None or result.changes is None or tx.message.is_head_cut_in_field():
+    if result is None or result.changes is None:
         return ()
     return changes.edits(tx.message.head(), result.changes)
 
@@ -239,7 +245,7 @@ def _changed(tx: Transaction, wanted: Changes) -> Transaction:
     """The mail as the next hop is to get it. The received one stays as it is: others may read it."""
     message = tx.message
     head = message.head()
-    changed = head if message.is_head_cut_in_field() else changes.changed_head(head, wanted)
+    changed = changes.changed_head(head, wanted)
     return tx if changed is head else replace(tx, message=message.with_head(changed))
 
 

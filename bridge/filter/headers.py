@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -16,7 +15,8 @@ from bridge.api.scanning import AnalysisResult
 from bridge.mail import authentication_results
 from bridge.mail.address import domain_of
 from bridge.mail.authentication_results import OwnResults
-from bridge.mail.header_fields import fields_with_prefix
+from bridge.mail.header_fields import begins_behind, fields_with_prefix
+from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
@@ -58,23 +58,16 @@ class HeaderEditor:
             stripped = self.own_results.remove(stripped)
         return stripped if stripped is not head else None
 
-    def is_hidden(self, chunks: Iterable[bytes], seen: int) -> bool:
-        """Whether one of our fields occurs in the header section after its first `seen` bytes."""
-        rest, longest = b"\r\n", max(map(len, self._beginnings))
-        for chunk in chunks:
-            if seen >= len(chunk):
-                seen -= len(chunk)
-                continue
-            rest += chunk[seen:].lower()
-            seen = 0
-            end = rest.find(b"\r\n\r\n")
-            searched = rest if end < 0 else rest[: end + 2]
-            if any(b"\n" + beginning in searched for beginning in self._beginnings):
-                return True
-            if end >= 0:
-                return False
-            rest = rest[-longest - 4 :]
-        return False
+    def is_hidden(self, message: Message, head: bytes, lower: bytes) -> bool:
+        """Whether one of our fields cannot be removed: it begins or ends behind `head`, which was cut at its limit.
+
+        `head` is that of the message, as it came or without fields that others have removed; `lower` is in lower case.
+        """
+        if not message.is_head_cut():
+            return False
+        if self.may_be_in(lower) and message.is_head_cut_in_field():
+            return True
+        return begins_behind(message.chunks(), len(head), self._beginnings)
 
     def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
         """The fields that describe the decision on this mail, or why there is none."""

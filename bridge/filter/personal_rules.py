@@ -92,17 +92,28 @@ class PersonalLists:
         return False
 
     def fates(
-        self, envelope: Envelope, head: bytes, tenant: str | None, rule: Rule, result: AnalysisResult | None
+        self,
+        envelope: Envelope,
+        head: bytes,
+        tenant: str | None,
+        rule: Rule,
+        result: AnalysisResult | None,
+        *,
+        is_head_cut: bool = False,
     ) -> list[Fate]:
-        """One for all recipients, or two; of two, the first one is that of the recipients who get the mail."""
+        """One for all recipients, or two; of two, the first one is that of the recipients who get the mail.
+
+        `is_head_cut`: more fields follow `head`, maybe another From.
+        """
         rules = self.tenant_rules.get(tenant or "", self.rules)
         is_handed_on = rule.action is Action.RELAY
         if not is_handed_on and not _may_allow(rules, result):
             return [Fate(rule, tuple(range(len(envelope.recipients))))]
-        authors = addresses_in_from(head)
+        authors, is_all = addresses_in_from(head)
         blocking = candidates(envelope.sender, *authors)
         tags = result.tags if result is not None else ()
-        allowing = candidates(*_trusted(envelope.sender, authors, tags, needs_proof=not is_handed_on))
+        known = authors if is_all and not is_head_cut else ()
+        allowing = candidates(*_trusted(envelope.sender, known, tags, needs_proof=not is_handed_on))
         kind = BLOCK if is_handed_on else ALLOW
         return _split(
             kind, rule, rules, [self._match(kind, address, blocking, allowing) for address in envelope.addresses]
@@ -149,6 +160,8 @@ def _is_narrower(allow: str, block: str) -> bool:
 
 def _trusted(sender: str, authors: Sequence[str], tags: Sequence[str], *, needs_proof: bool) -> list[str]:
     """The senders that an allow may be about. Anyone can write any address into the envelope and into the From field.
+
+    `authors`: all of them, or none if there may be others.
 
     Withheld mail is delivered only to a proven sender. An exception from a recipient's own block needs no proof of the
     envelope: the policy would deliver the mail anyway.

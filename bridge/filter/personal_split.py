@@ -60,7 +60,10 @@ class PersonalSplit:
 
     async def _by_recipient(self, record: Record, usual: Usual) -> Outcome:
         tx = record.tx
-        fates = self._personal.fates(tx.envelope, tx.message.head(), record.tenant, usual.rule, usual.result)
+        fates = self._personal.fates(
+            tx.envelope, tx.message.head(), record.tenant, usual.rule, usual.result,
+            is_head_cut=tx.message.is_head_cut(),
+        )  # fmt: skip
         if len(fates) == 1:
             return await self._carry_out_one(record, fates[0], usual)
         getting, withheld = fates

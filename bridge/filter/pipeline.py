@@ -56,7 +56,7 @@ from bridge.mail.action import Action
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction, ListMatch
-from bridge.mail.message import HEAD_LIMIT, Message, Spool
+from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.trace_context import Trace
@@ -230,7 +230,12 @@ class Filter:
             # A mail that could not be written is not read: `_run_steps` defers it, for each part.
             is_kept = not tx.message.is_in_file or await tx.message.is_kept()
             head = tx.message.head() if is_kept else b""
-            token = await self._strip_our_fields(tx, head) if self._headers.may_be_in(head.lower()) else None
+            lower = head.lower()
+            token = None
+            # If some cannot be removed, none are: each part is refused.
+            if self._headers.may_be_in(lower) and not self._headers.is_hidden(tx.message, head, lower):
+                token = await self._strip_our_fields(tx, head)
+            del head, lower
             if token is None:
                 return await process_split(tx, parts, lambda part: self._process(part, is_part=True))
             return await self._process_split_released(tx, parts, token)
@@ -337,10 +342,7 @@ class Filter:
         if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"
             return LOOP
-        if record.size > HEAD_LIMIT and (
-            self._headers.is_hidden(message.chunks(), len(head))
-            or (self._headers.may_be_in(lower) and message.is_head_cut_in_field())
-        ):
+        if self._headers.is_hidden(message, head, lower):
             record.limit = "header"
             return LONG_HEAD
         return None
@@ -492,4 +494,4 @@ def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
 def _rare_doubts(message: Message) -> list[str]:
     with message.original() as content:
         found = structure.doubts(content, structure.Bounds())
-    return sorted(found & (ambiguity.CRAFTED | ambiguity.RARE))
+    return sorted(found & ambiguity.REFUSED)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from bridge.history.conditions import common_conditions, common_text
-from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
+from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
@@ -211,7 +211,7 @@ def _partitions(connection: Connection) -> dict[int, int]:
 def _keys(kind: Kind, row: Row) -> list[str]:
     """What the mail is found by: its addresses, its tags and the groups of its tags."""
     keys = set(address_keys(row.sender, row.recipients.split("\n") if row.recipients else ()))
-    for tag in kind.tags.split(",") if kind.tags else ():
+    for tag in (tag[:MAX_KEY] for tag in kind.tags.split(",")) if kind.tags else ():
         keys.add(f"tag:{tag}")
         keys |= {f"tag:{tag[: end + 1]}*" for end, character in enumerate(tag) if character == ":"}
     return sorted(keys)
@@ -295,7 +295,7 @@ def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
         values["address"] = [key_of("from", query.address), key_of("to", query.address)]
         yield "keys && %(address)s::text[]"
     if _is_tag_key(query.tag):
-        values["tag"] = [f"tag:{query.tag}"]
+        values["tag"] = [f"tag:{query.tag[:MAX_KEY]}"]
         yield "keys @> %(tag)s::text[]"
     elif query.tag:
         values["tag"] = "".join("%" if c == "*" else f"\\{c}" if c in "\\%_" else c for c in query.tag)

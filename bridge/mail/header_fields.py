@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from bridge.runtime.value import value
 
@@ -76,6 +76,28 @@ def field_places(head: bytes, names: Collection[bytes]) -> dict[bytes, list[tupl
         position = last.end() if last is not None else len(head)
         found[field[1].lower()].append((field.start(), position))
     return found
+
+
+def begins_behind(chunks: Iterable[bytes], seen: int, beginnings: Sequence[bytes]) -> bool:
+    """Whether a line of a header section begins like this, in lower case, after the first `seen` bytes of the mail.
+
+    For a header section that is too long to be read in one piece.
+    """
+    rest, longest = b"\r\n", max(map(len, beginnings))
+    for chunk in chunks:
+        if seen >= len(chunk):
+            seen -= len(chunk)
+            continue
+        rest += chunk[seen:].lower()
+        seen = 0
+        end = rest.find(b"\r\n\r\n")
+        searched = rest if end < 0 else rest[: end + 2]
+        if any(b"\n" + beginning in searched for beginning in beginnings):
+            return True
+        if end >= 0:
+            return False
+        rest = rest[-longest - 4 :]
+    return False
 
 
 class FieldFinder:

@@ -21,7 +21,7 @@ from bridge.mail.spool_file import DirectFile, QueuedFile, SpoolFile
 
 _SMALL = 4096
 _SPILL_EARLY = 0.75  # of the memory limit, while more content is to come
-HEAD_LIMIT = 1024 * 1024  # a longer header section is treated as if it ended here
+HEAD_LIMIT = 1024 * 1024  # a longer header section is cut here, see `is_head_cut`
 
 
 class ByteAccount(Protocol):
@@ -234,16 +234,24 @@ class Message:
             first = self._head or next(self._raw(self._skip), b"")
         return first.startswith((b" ", b"\t"))
 
+    def is_head_cut(self) -> bool:
+        """Whether `head` ended at its limit, and more fields follow. It stays true, whatever is removed from `head`."""
+        return self._after_head() not in (b"", b"\r\n")
+
     def is_head_cut_in_field(self) -> bool:
         """Whether `head` ended at its limit, and the last field in it continues in the rest."""
-        if self.size <= HEAD_LIMIT:
-            return False
-        seen = len(self.head())
-        for chunk in self.chunks():
-            if seen < len(chunk):
-                return chunk[seen : seen + 1] in (b" ", b"\t")
-            seen -= len(chunk)
-        return False
+        return self._after_head()[:1] in (b" ", b"\t")
+
+    def _after_head(self) -> bytes:
+        """The first two bytes behind `head`; b"" also if the whole mail is too short for the limit."""
+        if self._written <= HEAD_LIMIT:
+            return b""
+        found = b""
+        for chunk in self._raw(self._skip if self._head is not None else len(self.head())):
+            found += chunk[:2]
+            if len(found) >= 2:
+                break
+        return found[:2]
 
     def replace_head(self, head: bytes) -> None:
         """From now on the content reads as if `head` had been received instead of `self.head()`."""

@@ -4,7 +4,7 @@ A list of tricks would never be complete, so this is the opposite: a description
 all programs read alike. Whatever does not fit it gets a reason, a word or two that docs/operate/service.md
 explains. Most reasons are ordinary sloppiness. Those in `CRAFTED` are not: programs that send mail do not
 write it that way, so the service holds such mail by default. Those in `RARE` are seldom seen in ordinary
-mail. A listener may refuse both.
+mail. A listener may refuse both, and mail that has too many parts or fields to be read to its end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ Buffer = bytes | mmap.mmap
 
 CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type", "name-pieces"})
 RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "nul", "preamble"})
+UNREAD = "unread"  # the structure was not read to its end: nobody knows what the rest would have shown
+REFUSED = CRAFTED | RARE | {UNREAD}  # what a listener may refuse
 
 # After `_SPACES`, so that no repetition of white space can be split in two ways.
 _UNQUOTED = r"[A-Za-z0-9!#$%&'*+.^_`{|}~/:-]+"
@@ -176,7 +178,7 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
             found.add("duplicate-" + name.rpartition("-")[2])
     for value in types[:3]:  # more than one has been noted above, and that is enough to read the mail in all ways
         found |= _in_type(value) if len(value) <= _CACHED else _in_type.__wrapped__(value)
-    for value in dispositions[:3]:
+    for value in dict.fromkeys(dispositions):  # two that differ are ordinary, so each is looked at
         found |= _in_disposition(value) if len(value) <= _CACHED else _in_disposition.__wrapped__(value)
     if encodings and encodings[0].strip(" \t").lower() not in STANDARD:
         found.add("encoding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from bridge.mime.words import decode_words
 
@@ -15,15 +16,25 @@ _AT = re.compile(r"\s*@")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
+_MAX_LOCAL, _MAX_HOST = 66, 253  # characters (RFC 5321 4.5.3.1, with quotes)
 
 
-def addresses_in_from(head: bytes) -> list[str]:
+class InFrom(NamedTuple):
+    """The addresses in the From fields of one mail."""
+
+    addresses: list[str]
+    is_all: bool  # False: there may be others, and what was read of the last one may be a piece of another address
+
+
+def addresses_in_from(head: bytes) -> InFrom:
     """The addresses in all From fields of a header section."""
+    fields = _FROM.findall(head)
     found: list[str] = []
-    for field in _FROM.findall(head)[:_MOST_FIELDS]:
+    for field in fields[:_MOST_FIELDS]:
         text = field[:_LONGEST].decode("utf-8", "replace")
         found += addresses(re.sub(r"\r?\n(?=[ \t])", "", text).strip())
-    return list(dict.fromkeys(found))
+    is_all = len(fields) <= _MOST_FIELDS and all(len(field) <= _LONGEST for field in fields)
+    return InFrom(list(dict.fromkeys(found)), is_all)
 
 
 def addresses(value: str) -> list[str]:
@@ -98,5 +109,14 @@ def _after_comment(value: str, position: int) -> int:
 def bare_addresses(value: str) -> list[str]:
     """Addresses without brackets. Word by word: a pattern that looks back from each @ would be quadratic."""
     words = (word.rpartition("@") for word in _WORD.findall(value)) if "@" in value else ()
-    # Nothing longer than these is on a list. The end of a host is what decides.
-    return [f"{local[-66:]}@{host[-253:]}" for local, _, host in words if local and host]
+    return [f"{_end_of_local(local)}@{_end_of_host(host)}" for local, _, host in words if local and host]
+
+
+def _end_of_local(local: str) -> str:
+    """Of one that is longer than any on a list, the end, with a mark: the end alone might be on a list."""
+    return local if len(local) <= _MAX_LOCAL else f"!{local[-_MAX_LOCAL:]}"
+
+
+def _end_of_host(host: str) -> str:
+    """Likewise, from the beginning of a label: the domains above this host are what they were."""
+    return host if len(host) <= _MAX_HOST else f"!.{host[-_MAX_HOST:].partition('.')[2]}"

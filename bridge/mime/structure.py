@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -85,11 +84,13 @@ def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[
 
 
 def doubts(data: Buffer, bounds: Bounds) -> set[str]:
-    """All the reasons why mail programs may read the structure of this mail differently."""
+    """All the reasons why mail programs may read the structure of this mail differently, or `UNREAD` among them."""
     found: set[str] = set()
-    with suppress(TooMuch):  # the scanning service decides on such mail
+    try:
         for part in walk(data, bounds, finds_files=False):
             found |= part.doubts
+    except TooMuch:
+        found.add(ambiguity.UNREAD)
     return found
 
 

@@ -27,7 +27,7 @@ from bridge.filter.outcome import Record
 from bridge.filter.personal_rules import LIST as PERSONAL
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListAction
-from bridge.mime.ambiguity import CRAFTED, RARE
+from bridge.mime.ambiguity import REFUSED
 from bridge.observe.metric_types import Counter, Gauge, Histogram
 
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision was reached
@@ -44,7 +44,7 @@ LIMITS = (  # docs/reference/limits.md explains each
 SATURATION = ("limit", "scanner")
 _PERSONAL_ACTIONS = [ListAction.BLOCKED.value, ListAction.ALLOWED.value]
 _DOOR_ACTIONS = [action.value for action in ListAction if action.value not in _PERSONAL_ACTIONS]
-DOUBTS = sorted(CRAFTED | RARE)  # docs/operate/service.md explains each
+DOUBTS = sorted(REFUSED)  # docs/operate/service.md explains each
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
 DIGESTS = ("sent", "failed", "refused")

@@ -12,6 +12,7 @@ their ids, so that two processes never wait for each other in a circle.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -34,7 +35,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from bridge.errors import StoreError
 from bridge.quarantine import record
@@ -42,9 +43,10 @@ from bridge.quarantine.index_search import Query, conditions, is_address
 from bridge.quarantine.index_tables import (
     MIGRATIONS,
     VERSION_TABLE,
-    address_text,
     columns_of,
+    indexed_text,
     mails,
+    recipient_text,
     recipients,
     search_text,
     tags,
@@ -53,6 +55,8 @@ from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
 from bridge.runtime.tables import has_waited
+
+log = logging.getLogger(__name__)
 
 BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are added later
 AWAY_S = 5.0  # a database server that failed is not tried again for this long
@@ -65,6 +69,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 class IndexFailed(StoreError):
     """The index cannot be used now. Stored mail is not affected."""
+
+
+class RecordRefused(IndexFailed):
+    """The database does not take a record, because of what is in it. Others are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +106,28 @@ class Index:
         return Index(self._database, self._place, self._busy_s, self._statement_s)
 
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
-        """Add or replace records. Raises IndexFailed."""
-        all_records = {stored.id: stored for stored in stored_records}
-        if not all_records:
+        """Add or replace records. Raises IndexFailed. Of several, one that is refused does not keep the others out."""
+        by_id = {stored.id: stored for stored in stored_records}
+        in_order = [by_id[mail_id] for mail_id in sorted(by_id)]
+        if not in_order:
             return
+        try:
+            self._put(in_order)
+        except RecordRefused:
+            if len(in_order) == 1:
+                raise
+            for stored in in_order:
+                self._put_if_possible(stored)
+
+    def _put_if_possible(self, stored: StoredRecord) -> None:
+        try:
+            self._put([stored])
+        except RecordRefused as exc:
+            log.warning("quarantine index: mail %s cannot be searched for: %s", stored.id, exc)
+
+    def _put(self, stored_records: Sequence[StoredRecord]) -> None:
         with self._transaction(writes=True) as connection:
-            self._replace(connection, [all_records[mail_id] for mail_id in sorted(all_records)])
+            self._replace(connection, stored_records)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Raises IndexFailed."""
@@ -215,9 +239,11 @@ class Index:
             if getattr(getattr(exc, "orig", None), "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._set_aside()
             is_slow_search = not writes and has_waited(exc)  # the server is there, and others may ask it
-            if not self._database.is_sqlite and not is_slow_search:
+            is_refused = _is_refused(exc)
+            if not self._database.is_sqlite and not is_slow_search and not is_refused:
                 self._away_until = time.monotonic() + AWAY_S
-            raise IndexFailed(f"state database: {database.reason(exc)}") from exc
+            kind = RecordRefused if is_refused else IndexFailed
+            raise kind(f"state database: {database.reason(exc)}") from exc
         except (DatabaseNewer, DatabaseUnusable) as exc:
             raise IndexFailed(f"state database: {exc}") from exc
         finally:
@@ -274,9 +300,10 @@ class Index:
             mail = record.read(stored)
             key = {"place": self._place, "id": stored.id}
             rows[mails].append({**key, **columns_of(mail), "about": stored.metadata, "releases": stored.releases})
-            addresses = dict.fromkeys(map(address_text, mail.envelope.addresses))
+            addresses = dict.fromkeys(map(recipient_text, mail.envelope.addresses))
             rows[recipients] += [{**key, "address": address} for address in addresses]
-            rows[tags] += [{**key, "tag": tag} for tag in dict.fromkeys(map(search_text, mail.tags))]
+            of_mail = dict.fromkeys(indexed_text(search_text(tag)) for tag in mail.tags)
+            rows[tags] += [{**key, "tag": tag} for tag in of_mail]
         connection.execute(database.replace_in(connection, mails), rows[mails])
         ids = [stored.id for stored in stored_records]
         for start in range(0, len(ids), _BATCH):
@@ -284,6 +311,11 @@ class Index:
         for table in (recipients, tags):
             if rows[table]:
                 connection.execute(database.replace_in(connection, table), rows[table])
+
+
+def _is_refused(exc: Exception) -> bool:
+    """Whether it is about values (22: data exception, 54: program limit exceeded), and not about the database."""
+    return isinstance(exc, DataError) or str(getattr(getattr(exc, "orig", None), "sqlstate", None))[:2] in ("22", "54")
 
 
 def _file_identity(path: Path | None) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Column, ColumnElement, or_, select
 
 from bridge.mail.address import comparable_address, comparable_domain
-from bridge.quarantine.index_tables import ip_number, mails, search_text, tags
+from bridge.quarantine.index_tables import indexed_text, ip_number, mails, search_text, tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
         if not local:
             return column.like(f"%@{_escaped(comparable_domain(domain))}", escape="\\")
         address = search_text(comparable_address(wanted))
-        return or_(column == address, column.like(f"% {_escaped(address)}", escape="\\"))
+        spellings = sorted({address, indexed_text(address)})
+        return or_(column.in_(spellings), column.like(f"% {_escaped(address)}", escape="\\"))
     texts = dict.fromkeys((wanted, f"{local}{at}{comparable_domain(domain)}"))
     return or_(*(column.like(_pattern(text), escape="\\") for text in texts))
 

@@ -34,6 +34,10 @@ from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database
 
 VERSION_TABLE = "quarantine_schema"
+# Bytes. A row of PostgreSQL's indexes has at most 2,700, and `place` and `id` need some of them. No mail server
+# delivers to an address of this length; a milter's may have 2,048 bytes, which may be more in lower case.
+MAX_INDEXED = 2000
+CUT = "\u2026"
 _BATCH = 200  # records read at a time
 _SINCE_3 = ("client", "tags")  # columns of version 3
 
@@ -88,6 +92,27 @@ def search_text(value: str) -> str:
 def address_text(address: str) -> str:
     """The address as it came and, if it differs, as it is compared: a search finds either."""
     return " ".join(dict.fromkeys((search_text(address), search_text(comparable_address(address)))))
+
+
+def recipient_text(address: str) -> str:
+    """As `address_text`, but short enough for an index. Of a long address, only how it is compared, or the end of it.
+
+    If it begins with `CUT`, it may be such an end: another address, which nobody may take for the recipient.
+    """
+    text = address_text(address)
+    return text if is_short(text) else indexed_text(search_text(comparable_address(address)))
+
+
+def indexed_text(text: str) -> str:
+    """The text if an index can contain it, otherwise its end: the end of an address is its domain."""
+    if is_short(text):
+        return text
+    return CUT + text.encode("utf-8")[-(MAX_INDEXED - len(CUT.encode())) :].decode("utf-8", "ignore")
+
+
+def is_short(text: str) -> bool:
+    """Whether an index can contain this normalised text."""
+    return len(text) <= MAX_INDEXED // 4 or len(text.encode("utf-8")) <= MAX_INDEXED
 
 
 def _tags_text(mail: MailRecord) -> str:

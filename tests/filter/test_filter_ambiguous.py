@@ -39,6 +39,35 @@ def test_ambiguous_mail_is_refused_without_a_scan(tmp_path: Path) -> None:
         assert counted(bridge, "failures_total", reason="ambiguous") == 3
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"X: y\r\n" * 2000 + TWO_TYPES, id="fields"),
+        pytest.param(b"X: %b\r\n" % (b"y" * 256 * 1024) + TWO_TYPES, id="header"),
+        pytest.param(ORDINARY.removesuffix(b"--b--\r\n") + b"--b\r\n\r\n" * 2000 + TWO_TYPES, id="parts"),
+        pytest.param(b"Content-Type: message/rfc822\r\n\r\n" * 31 + TWO_TYPES, id="depth"),
+    ],
+)
+def test_what_a_limit_hides_was_not_refused(tmp_path: Path, content: bytes) -> None:
+    """A structure that is not read to its end may contain anything: 2,001 fields let crafted mail pass."""
+    with (
+        running_bridge(tmp_path, refuse_ambiguous_mime=True) as bridge,
+        bridge.client() as client,
+        mail_lines() as lines,
+    ):
+        client.open()
+        assert client.mail(content).startswith(b"554 5.6.0 ")
+        assert lines[-1]["why"] == "mime:ambiguous:unread" and not bridge.scanner.submissions
+        assert counted(bridge, "ambiguous_mails_total", listener="test", reason="unread") == 1
+
+
+def test_the_fourth_disposition_was_not_read() -> None:
+    """Fields that differ are ordinary, so a crafted one was hidden behind three others."""
+    others = b"".join(b"Content-Disposition: attachment; filename=%d\r\n" % number for number in range(3))
+    crafted = b"Content-Disposition: attachment; filename*0=a; filename*0=b\r\n"
+    assert "name-pieces" in doubts(others + crafted + b"\r\nx\r\n", Bounds())
+
+
 def test_ambiguous_mail_is_scanned_by_default(tmp_path: Path) -> None:
     with running_bridge(tmp_path) as bridge, bridge.client() as client, mail_lines() as lines:
         client.open()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bridge.api.changes import Changes
 from bridge.filter.changes import FieldEdit, changed_head, edits, too_many
-from bridge.mail.message import Message, Spool
+from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 from tests.rspamd_kit import RealRspamd, wanting
 
@@ -123,6 +123,18 @@ def test_a_large_mail_in_a_file_is_changed_too(tmp_path: Path, rspamd: RealRspam
         head, _, rest = mail.content.partition(b"\r\n\r\n")
         assert rest == body * 3000 and b"\nX-Old:" not in head
         assert mail.fields("Subject") == ["*** SPAM *** s"] and mail.fields("X-New") == ["new"]
+
+
+def test_a_field_to_be_removed_stayed_behind_a_long_header_section(tmp_path: Path, rspamd: RealRspamd) -> None:
+    """Without a change that the scanner asks for, the mail is not delivered."""
+    rest = b"X-Old: forged\r\nSubject: s\r\n\r\nbody\r\n"
+    content = b"X: %b\r\n" % (b"y" * 900) * (2 * HEAD_LIMIT // 900) + rest
+    with running_bridge(tmp_path, {"scanner": scanner(rspamd)}) as bridge:
+        assert send(bridge, content, milter=MILTER).startswith(b"554 5.6.0 ")
+        assert send(bridge, content, action="rewrite subject").startswith(b"554 5.6.0 ")
+        assert not bridge.next_hop.mails
+        assert send(bridge, rest, milter=MILTER).startswith(b"250 ")
+        assert not bridge.next_hop.mails[-1].fields("X-Old")
 
 
 def test_shadow_mode_changes_nothing(tmp_path: Path, rspamd: RealRspamd) -> None:

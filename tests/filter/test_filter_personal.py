@@ -220,6 +220,32 @@ def test_allow_does_not_believe_a_from_field(bridge: RunningBridge, personal: Pe
     assert recipients(bridge) == [[ANNA]]
 
 
+_EVIL = b"x@evil.example"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"From: %b (%b),\r\n %b\r\n" % (SENDER.encode(), b"y" * 4096, _EVIL), id="behind a comment"),
+        pytest.param(b"From: %b.evil.example\r\n" % SENDER.encode().rjust(4095), id="cut in the domain"),
+        pytest.param(b"From: %b\r\n" % SENDER.encode() * 4 + b"From: %b\r\n" % _EVIL, id="fifth field"),
+        pytest.param(
+            b"From: %b\r\n" % SENDER.encode() + b"X: %b\r\n" % (b"y" * 900) * 2400 + b"From: %b\r\n" % _EVIL,
+            id="behind 1 MiB",
+        ),
+        pytest.param(b"From: %b\r\n" % ("news@not" + "\u00ad" * 241 + "shop.example").encode(), id="cut in front"),
+    ],
+)
+def test_an_allow_entry_could_be_borrowed_through_a_from_field_that_was_cut(
+    bridge: RunningBridge, personal: Personal, head: bytes
+) -> None:
+    """What was read of the field looked like the allowed sender; the proof was about the domain behind it."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["auth:dmarc-pass"]))
+    assert send(bridge, head + MAIL, sender="x@evil.example", recipients=(ANNA,)).startswith("250 ")
+    assert recipients(bridge) == []
+
+
 @pytest.mark.parametrize(
     "tags, is_delivered",
     [

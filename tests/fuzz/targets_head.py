@@ -11,7 +11,7 @@ from typing import Any
 from aiosmtpd.proxy_protocol import get_proxy
 
 from bridge.filter.headers import HeaderEditor, count_received, message_id
-from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, HiddenClient, TwoClients
 from bridge.intake.smtp.line_buffer import LineBuffer
 from bridge.mail.message import Message, Spool
 
@@ -73,7 +73,7 @@ def _take_client(message: Message, body: bytes) -> None:
         client = _CLIENT.take_from(message)
     except BadClient:
         client = None
-    except (FoldedClient, TwoClients):  # the mail is refused
+    except (FoldedClient, HiddenClient, TwoClients):  # the mail is refused
         return
     if client is not None and client.address:
         assert ipaddress.ip_address(client.address)

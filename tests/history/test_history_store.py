@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -169,6 +170,14 @@ def test_values_of_any_length_are_stored(store: HistoryStore) -> None:
     add(store, mail(1, sender=f"{long}@sender.example", recipients=f"{long}@example.org", tags=long[:900]), mail(2))
     assert find(store, sender="sender.example") == ["ID0002", "ID0001"]
     assert find(store, recipient=f"{long}@example.org") == ["ID0001"]
+
+
+def test_a_tag_that_is_too_long_for_an_index_lost_its_mail(store: HistoryStore) -> None:
+    """Nothing compresses it, and each character has three bytes; the other mails of the batch were lost or late."""
+    letters = random.Random(1)
+    tag = "".join(chr(letters.randint(0x4E00, 0x9FFF)) for _ in range(1000))
+    add(store, mail(1, tags=tag), mail(2))
+    assert find(store, tag=tag) == ["ID0001"] and find(store) == ["ID0002", "ID0001"]
 
 
 def test_pages_have_no_gaps_and_no_repetitions(store: HistoryStore) -> None:

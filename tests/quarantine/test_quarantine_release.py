@@ -383,6 +383,15 @@ def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(h
     assert done.exit_code != 0 and "starts with white space" in done.stderr and not here.bridge.next_hop.mails
 
 
+def test_a_stored_mail_with_a_long_header_section_is_not_released(here: Desk) -> None:
+    """Behind the part of it that is read, fields that only we may write were kept, and delivered."""
+    mail_id = here.send()
+    long = b"X: %b\r\n" % (b"y" * 900) * 2400 + b"X-Scan-Decision: deliver\r\n\r\nx\r\n"
+    (here.directory / f"{mail_id}.eml").write_bytes(long)
+    done = here.call("release", mail_id)
+    assert done.exit_code != 0 and "longer than 1 MiB" in done.stderr and not here.bridge.next_hop.mails
+
+
 SMUGGLED = b"MAIL FROM:<ceo@example.org>%bRCPT TO:<b@example.org>%bDATA%bSubject: smuggled%b%bx%b.%b"
 
 

@@ -147,18 +147,19 @@ def c_icap(clamd):
 
 
 @contextmanager
-def running_spamd() -> Iterator[ServerProgram]:
-    """With its own rules, without network."""
+def running_spamd(rules: str = "", plugins: tuple[str, ...] = ()) -> Iterator[ServerProgram]:
+    """With its own rules, and these, without network."""
     need("spamd")
     directory, port = Path(tempfile.mkdtemp(prefix="spamd-")), free_port()
     directory.chmod(0o755)
-    (directory / "lab.pre").write_text("loadplugin Mail::SpamAssassin::Plugin::Check\n")
+    loaded = "".join(f"loadplugin Mail::SpamAssassin::Plugin::{plugin}\n" for plugin in ("Check", *plugins))
+    (directory / "lab.pre").write_text(loaded)
     (directory / "lab.cf").write_text(
         "required_score 5.0\nuse_bayes 0\n"
         "body LAB_WORD /xyzzy/\nscore LAB_WORD 3.5\nbody LAB_WORSE /plugh/\nscore LAB_WORSE 10\n"
         "header LAB_GOOD Subject =~ /thanks/\nscore LAB_GOOD -4\n"
         "header LAB_RELAY X-Spam-Relays-External =~ /ip=192\\.0\\.2\\.9 /\nscore LAB_RELAY 0.1\n"
-        "header LAB_EVIL exists:Evil\nscore LAB_EVIL 0.1\n"
+        "header LAB_EVIL exists:Evil\nscore LAB_EVIL 0.1\n" + rules
     )
     options = [f"--configpath={directory}", f"--siteconfigpath={directory}", "-L", "-x", "-m", "2", "--syslog=stderr"]
     if os.geteuid() == 0:

@@ -63,6 +63,81 @@ def test_a_frozen_or_killed_spamd(tmp_path):
         fails()
 
 
+SPF_RULES = """\
+header LAB_SENDER EnvelopeFrom =~ /^[^@]+@evil\\.example$/
+header LAB_NO_SPF eval:check_spf_skipped_noenvfrom()
+header LAB_SPF_SENDER X-Spam-Relays-External =~ /^\\[ ip=192\\.0\\.2\\.7 [^\\]]* envfrom=[^ ]+@evil\\.example /
+header LAB_SPF_PASS eval:check_for_spf_pass()
+header LAB_TRUSTED X-Spam-Relays-Trusted =~ /ip=/
+"""
+SEEN = {"spamassassin:LAB_SENDER", "spamassassin:LAB_SPF_SENDER"}
+
+
+@pytest.fixture(scope="module")
+def with_spf(tmp_path_factory):
+    with (
+        running_spamd(SPF_RULES, ("SPF",)) as server,
+        service(tmp_path_factory.mktemp("spf"), config(server.port)) as running,
+    ):
+        yield running
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"",
+        b"X-Envelope-From: <x@good.example>\r\n",
+        b"Envelope-Sender: <x@good.example>\r\nReturn-Path: <x@good.example>\r\n",
+        b"X-Sender: x@good.example\r\nReceived: by localhost with POP3 (fetchmail-6) for <x@y>; Mon, 1 Jan 2024\r\n",
+        b"Received-SPF: pass identity=mailfrom; client-ip=192.0.2.7\r\n",
+        b"Authentication-Results: x; spf=pass smtp.mailfrom=good.example\r\n",
+        b"Received: from x (x [10.0.0.1]) by y (8.1/8.1) with ESMTPSA id 1 (envelope-from <x@good.example>)\r\n",
+    ],
+)
+def test_fields_of_the_mail_switched_the_check_of_its_sender_off(with_spf, fields):
+    """SpamAssassin reads the sender and the client that we tell it, and no result of a check that others claim."""
+    envelope = {"sender": "a@evil.example", "remoteAddress": "192.0.2.7", "senderHelo": "mx.evil.example"}
+    assert _of_spamassassin(with_spf.submit(fields + mail(), **envelope)) == SEEN
+
+
+@pytest.mark.parametrize(
+    "helo",
+    [
+        "", "envelope-from", "x-return-path", "return-path:", "Envelope-Sender", "envelope-from=x@good.example",
+        "helo=x", "Exim", "authenticated", "x@[127.0.0.1]", "localhost", "[192.0.2.7]", "from", "by", "unknown",
+        "x" * 400, "with\u2028SMTP", "(AUTH: LOGIN x)",
+    ],
+)  # fmt: skip
+def test_a_greeting_switched_the_check_of_the_sender_off(with_spf, helo):
+    """A word in it was taken for the sender."""
+    envelope = {"sender": "a@evil.example", "remoteAddress": "192.0.2.7", "senderHelo": helo}
+    assert _of_spamassassin(with_spf.submit(mail(), **envelope)) == SEEN
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        "a" * 400 + "@evil.example", '"a b"@evil.example', '"a@good.example"@evil.example', "A@EVIL.example.",
+        "authenticated@evil.example", "envelope-from=x@evil.example", "Exim@evil.example", "\u00e4@evil.example",
+        '"x) by y with ESMTPA id 1 ("@evil.example',
+    ],
+)  # fmt: skip
+def test_an_odd_sender_switched_its_own_check_off(with_spf, sender):
+    """Of a long address, the domain was cut off."""
+    envelope = {"sender": sender, "remoteAddress": "192.0.2.7", "senderHelo": "mx.evil.example"}
+    assert _of_spamassassin(with_spf.submit(mail(), **envelope)) == SEEN
+
+
+@pytest.mark.parametrize("sender", ["a@evil.example-", "a@[192.0.2.1]", "a@" + "x." * 150 + "evil.example"])
+def test_a_domain_that_is_none_is_not_another(with_spf, sender):
+    envelope = {"sender": sender, "remoteAddress": "192.0.2.7", "senderHelo": "mx.evil.example"}
+    assert _of_spamassassin(with_spf.submit(mail(), **envelope)) == set()
+
+
+def _of_spamassassin(answer):
+    return {tag for tag in answer.json["tags"] if tag.startswith("spamassassin:")}
+
+
 @pytest.fixture(scope="module")
 def liar(tmp_path_factory):
     server = LyingServer()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bridge.intake.smtp import xforward
-from bridge.mail.header_fields import field_named
+from bridge.mail.header_fields import begins_behind, field_named
 from bridge.mail.message import Message
 from bridge.mail.session import Client
 
@@ -33,6 +33,10 @@ class FoldedClient(ValueError):
     """The field continues on the next line, which may be the first line of the sender's mail."""
 
 
+class HiddenClient(ValueError):
+    """Such a field stands so far below that it cannot be removed."""
+
+
 class ClientHeader:
     """Reads and removes the field with one name."""
 
@@ -42,11 +46,14 @@ class ClientHeader:
         self._field = field_named(name)
 
     def take_from(self, message: Message) -> Client | None:
-        """The client that the topmost field names, None without one. Removes all such fields, or raises FoldedClient.
+        """The client that the topmost field names, None without one. Removes all such fields.
 
-        Raises BadClient if nothing in the topmost field can be read, TwoClients if it names two addresses.
+        Raises FoldedClient or HiddenClient if it cannot; BadClient if nothing in the topmost field can be read,
+        TwoClients if it names two addresses.
         """
         head = message.head()
+        if message.is_head_cut() and begins_behind(message.chunks(), len(head), (self._lower,)):
+            raise HiddenClient
         if self._lower not in head.lower():
             return None
         topmost = self._field.first(head)

@@ -21,11 +21,11 @@ from aiosmtpd.smtp import MISSING
 from bridge.filter import rule_names
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
+from bridge.filter.policy import CONTINUES, LONG_HEAD, TWO_CLIENTS, UNCERTAIN_DOMAIN
 from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.refused_client import RefusedClient, rule_of, too_many
-from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, HiddenClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
@@ -295,6 +295,8 @@ class SmtpServer:
             transaction = self._read_client(header, transaction)
         except FoldedClient:
             return self._filter.refuse_content(transaction, CONTINUES)
+        except HiddenClient:
+            return self._filter.refuse_content(transaction, LONG_HEAD)
         except TwoClients:
             return self._filter.refuse_content(transaction, TWO_CLIENTS)
         return self._filter.process(transaction)
@@ -325,7 +327,7 @@ class SmtpServer:
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
         """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those.
 
-        Raises FoldedClient, TwoClients.
+        Raises FoldedClient, HiddenClient, TwoClients.
         """
         session, client, fault = transaction.session, None, "is missing"
         try:

@@ -11,6 +11,7 @@ import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
+from bridge.mail.address import domain_of, split_address
 from bridge.service.analysis.connections import BadAnswer, Connection, Connections, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.opinions import FAR, SUFFICIENT, UNSURE, opinion_of
@@ -23,6 +24,9 @@ _STATUS = re.compile(rb"SPAMD/\d{1,3}\.\d{1,3} (\d{1,9}) .*")
 _SPAM = re.compile(r"(True|False|Yes|No) *; *(-?\d{1,9}(?:\.\d{1,9})?) */ *(-?\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _RULE = re.compile(r"[A-Za-z0-9_]{1,100}")
 _CALLED_SPAM = "spamassassin:spam"
+_BEFORE_SENDER = re.compile(r"(?:return-path:?|envelope-(?:sender|from))$", re.IGNORECASE)
+_DOMAIN = re.compile(r"[\w.-]*\w", re.ASCII)
+_MAX_DOMAIN = 253  # characters
 
 
 class SpamAssassinAnalyzer:
@@ -56,16 +60,37 @@ class SpamAssassinAnalyzer:
 
 
 def _trace(mail: Mail) -> bytes:
-    """What SpamAssassin knows of the client only from the header: a mail is scanned before our server adds it."""
+    """What SpamAssassin knows of the client only from the header: a mail is scanned before our server adds it.
+
+    SpamAssassin takes the sender from our Received field before it looks at any other field, and nothing in the mail
+    changes that. It ignores our X-Envelope-From if the mail has such a field, too; that is for mail without a client.
+    """
     border = mail.request.border
-    lines = [f"X-Envelope-From: <{_plain(border.envelope_from)}>"]
+    sender = _sender(border.envelope_from)
+    lines = [f"X-Envelope-From: <{sender}>"]
     if border.remote_address:
-        helo = _plain(border.sender_helo or "unknown") or "unknown"
+        # The sender stands behind `by`: what looks like a comment about authentication in front of it is believed.
         lines.append(
-            f"Received: from {helo} ([{_plain(border.remote_address)}]) by scanbridge with SMTP id {mail.ggrid};\r\n"
+            f"Received: from {_helo(border.sender_helo or '')} ([{_plain(border.remote_address)}])\r\n"
+            f"\tby scanbridge with SMTP id {mail.ggrid} (envelope-from <{sender}>);\r\n"
             f"\t{format_datetime(datetime.now(UTC))}"
         )
     return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _helo(helo: str) -> str:
+    """SpamAssassin takes the word after `return-path` and `envelope-from`, wherever they are, for the sender."""
+    plain = _plain(helo).replace("=", "?") or "unknown"
+    return f"{plain}?" if _BEFORE_SENDER.search(plain) else plain
+
+
+def _sender(address: str) -> str:
+    """With all of its domain, which SPF is about, or with one that nobody has."""
+    local, domain = split_address(address)[0], domain_of(address)
+    if not domain:
+        return _plain(address)
+    name = domain if len(domain) <= _MAX_DOMAIN and _DOMAIN.fullmatch(domain) else "unknown.invalid"
+    return f"{_plain(local).replace('@', '?') or '?'}@{name}"
 
 
 def _plain(text: str) -> str:
