@@ -98,6 +98,7 @@ class SqliteHistory:
         path = self._directory / _LATER
         try:
             durable_files.make_directory(self._directory)
+            durable_files.refuse_planted_database(path)
             durable_files.make_private(path)
             durable_files.give_to_owner(path)
             with closing(sqlite3.connect(path, timeout=self._busy_s)) as connection:
