@@ -28,9 +28,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.history.entry import Kind, Row, address_keys, storable
+from bridge.history.entry import Kind, Row, address_keys
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
+from bridge.runtime.storable import storable_row
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,8 @@ def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails:
             connection.executemany(_PUT_MAIL, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
-            connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
-            connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
+            connection.executemany(_PUT_KIND, list(map(storable_row, kinds)))
+            connection.executemany(_PUT_MAIL, list(map(storable_row, mails)))
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:

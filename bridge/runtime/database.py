@@ -42,6 +42,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
 from bridge.runtime import durable_files
+from bridge.runtime.storable import storable_row
 
 MEMORY = "sqlite://"  # exists as long as the engine
 
@@ -125,6 +126,7 @@ class Database:
             event.listen(engine, "do_connect", lambda *_: _secure(path))
         event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
+        _accept_any_text(engine)
         if self.path is not None:
             _close_late_returns(engine)
         return engine
@@ -136,6 +138,7 @@ class Database:
         path = self.path.absolute()
         engine = create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true", connect_args={"timeout": wait_s})
         event.listen(engine, "do_connect", lambda *_: _refuse_planted(path))
+        _accept_any_text(engine)
         return engine
 
     def _server(self, wait_s: float, connections: int, statement_s: float) -> Engine:
@@ -152,6 +155,7 @@ class Database:
             connect_args=arguments,
         )  # fmt: skip
         _close_late_returns(engine)
+        _accept_any_text(engine)
         return engine
 
 
@@ -284,6 +288,17 @@ def _close_late_returns(engine: Engine) -> None:
     disposed = threading.Event()
     event.listen(engine, "engine_disposed", lambda _engine: disposed.set())
     event.listen(engine, "checkin", lambda _opened, entry: disposed.is_set() and entry.invalidate())
+
+
+def _accept_any_text(engine: Engine) -> None:
+    """NUL and half characters are changed on the way in, in what is written and in what is searched for alike."""
+
+    def change(_connection: Any, _cursor: Any, statement: str, values: Any, _context: Any, _many: bool) -> Any:
+        if isinstance(values, list):
+            return statement, [storable_row(row) for row in values]
+        return statement, storable_row(values)
+
+    event.listen(engine, "before_cursor_execute", change, retval=True)
 
 
 def _secure(path: Path) -> None:
