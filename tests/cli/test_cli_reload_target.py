@@ -18,7 +18,9 @@ from click.testing import CliRunner
 
 from bridge.cli import main
 from bridge.cli.hang_up import NotOurs, hang_up
+from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
+from bridge.testing import until
 
 CONFIG = """\
 scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
@@ -87,6 +89,7 @@ def test_the_process_that_listens_is_signalled(victim: tuple[subprocess.Popen[st
 def test_a_program_of_another_name_is_not_signalled_even_if_it_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         with subprocess.Popen(["/bin/sleep", "60"], pass_fds=[sock.fileno()]) as process:
+            until(lambda: port_owner.name(process.pid) == "sleep")
             with pytest.raises(NotOurs):
                 hang_up(process.pid, Endpoint(*sock.getsockname()))
             assert process.poll() is None
