@@ -89,7 +89,7 @@ def test_the_process_that_listens_is_signalled(victim: tuple[subprocess.Popen[st
 def test_a_program_of_another_name_is_not_signalled_even_if_it_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         with subprocess.Popen(["/bin/sleep", "60"], pass_fds=[sock.fileno()]) as process:
-            until(lambda: port_owner.name(process.pid) == "sleep")
+            until(lambda: port_owner.name(process.pid) == "sleep", "the program")
             with pytest.raises(NotOurs):
                 hang_up(process.pid, Endpoint(*sock.getsockname()))
             assert process.poll() is None
