@@ -35,7 +35,9 @@ def state_directory(conf: Config, path: Path | None) -> Path:
 def act_for(directory: Path, key: str) -> None:
     """Until the end of this command, root has only the rights of this directory's owner. Raises ConfigError."""
     try:
-        click.get_current_context().find_root().with_resource(state_owner.acting_for(directory))
+        context = click.get_current_context(silent=True)
+        if context is not None:  # without a command, `make_directory` refuses the directory of another user
+            context.find_root().with_resource(state_owner.acting_for(directory))
     except OSError as exc:
         raise ConfigError(f"{key}: {directory} {exc.strerror}; run this command as that user") from exc
 

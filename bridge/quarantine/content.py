@@ -36,7 +36,7 @@ def copy_into(chunks: Iterable[bytes], target: Path) -> None:
     """Creates a new file, complete or not at all; never overwrites one."""
     with state_owner.as_operator():
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         try:
             copy(chunks, file)
         except BaseException:
