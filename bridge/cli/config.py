@@ -57,10 +57,12 @@ def schema() -> None:
 @click.argument("address")
 def address(path: Path | None, address: str) -> None:
     """Print a mail address as the log shows it (see `log.addresses`), so that you can search for it."""
-    from bridge.daemon import wiring
+    from bridge.cli.state import state_directory
+    from bridge.daemon import history_place
 
+    conf = load_or_exit(path)
     try:
-        say(wiring.redaction(load_or_exit(path)).address(address))
+        say(history_place.redaction(conf, state_directory(conf, path)).address(address))
     except ConfigError as exc:
         fail_config(exc)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -42,6 +40,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     signalled, or if it keeps its old configuration; the reason is printed. If the scanner refuses the token or cannot
     be reached with the new configuration, a warning is printed, and the exit code is still 0.
     """
+    from bridge.cli.hang_up import NotOurs, hang_up
     from bridge.observe.admin_client import ask
 
     address = _load(path).admin.address
@@ -52,7 +51,12 @@ def reload(path: Path | None, timeout_s: float) -> None:
     if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
         _fail(f"the program at {address} is not a scanbridge daemon: it reports the process id {pid!r:.20}")
     try:
-        os.kill(pid, signal.SIGHUP)
+        hang_up(pid, address)
+    except NotOurs as exc:
+        _fail(
+            f"{exc}, so it was not signalled: if the daemon runs in another container or on another machine, "
+            "send it SIGHUP there; otherwise another program answers at this address"
+        )
     except PermissionError:
         _fail("the daemon runs as another user: run this command as that user or as root")
     except ProcessLookupError:

@@ -26,10 +26,15 @@ own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Pat
 @contextmanager
 def opened_store(path: Path | None) -> Iterator[Store]:
     """The service's database. An error ends the command."""
+    from bridge.cli.state import act_for
+    from bridge.runtime.database import Database
     from bridge.service.store import Store
 
-    store = Store(_database(path))
+    url = _database(path)
+    store = Store(url)
     try:
+        if (file := Database(url).path) is not None:
+            act_for(file.parent, "database")
         store.open()
         yield store
     except BridgeError as exc:

@@ -8,9 +8,7 @@ that hangs shows nothing, so it is not signalled: it would not reload, and only 
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridge.cli import service_pages
+from bridge.cli.hang_up import NotOurs, hang_up, may_be_ours
 from bridge.cli.service_pages import Page
 from bridge.cli.service_place import load_or_exit
 from bridge.cli.terminal import say
@@ -44,7 +43,9 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
     if before is None:
         _fail(_why_unknown(loaded, page))
     try:
-        os.kill(_process(listen), signal.SIGHUP)
+        hang_up(_process(listen), listen)
+    except NotOurs as exc:
+        _fail(str(exc))
     except PermissionError:
         _fail("the service runs as another user: run this command as that user or as root")
     except ProcessLookupError:
@@ -68,7 +69,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
 
 def _process(listen: Endpoint) -> int:
     """Not its children, which inherit the socket, and not systemd, which may have opened it."""
-    found = [pid for pid in port_owner.owners(listen) if port_owner.name(pid).startswith(("scanbridge", "python"))]
+    found = [pid for pid in port_owner.owners(listen) if may_be_ours(pid)]
     main = [pid for pid in found if port_owner.parent(pid) not in found]
     if len(main) != 1:
         _fail("its process cannot be found: run this command as root or as the service's user, in the same container")

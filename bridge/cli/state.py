@@ -3,6 +3,9 @@
 The systemd units tell the daemon where its state is ($STATE_DIRECTORY). A shell of root does not have that variable,
 and would look in root's home directory and find nothing. So for root, the configuration of the packages means the
 state directory of the packages, even if the file is older than its key `state_directory`.
+
+From the moment a command knows the directory, root has only the rights of its owner (`bridge.runtime.state_owner`). So
+every command that opens something there asks here for the directory.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
+
 from bridge.config.model import Config
 from bridge.daemon import named_files
 from bridge.errors import ConfigError
+from bridge.runtime import state_owner
 
 _CONFIGURATION = Path("/etc/scanbridge")  # bridge.yml, and NAME/bridge.yml of scanbridge@NAME
 _STATE = Path("/var/lib/scanbridge")
@@ -20,7 +26,23 @@ _INSTANCES = Path("/var/lib/scanbridge-instances")
 
 
 def state_directory(conf: Config, path: Path | None) -> Path:
-    """For the configuration in this file, or for the embedded default."""
+    """For the configuration in this file, or for the embedded default. Raises ConfigError."""
+    found = _place(conf, path)
+    act_for(found, "state_directory")
+    return found
+
+
+def act_for(directory: Path, key: str) -> None:
+    """Until the end of this command, root has only the rights of this directory's owner. Raises ConfigError."""
+    try:
+        context = click.get_current_context(silent=True)
+        if context is not None:  # without a command, `make_directory` refuses the directory of another user
+            context.find_root().with_resource(state_owner.acting_for(directory))
+    except OSError as exc:
+        raise ConfigError(f"{key}: {directory} {exc.strerror}; run this command as that user") from exc
+
+
+def _place(conf: Config, path: Path | None) -> Path:
     if path is not None and not conf.state_directory and _is_root_without_directory():
         packaged = _packaged(path)
         if packaged is not None and packaged.is_dir():

@@ -17,6 +17,7 @@ from sqlalchemy import delete, func, insert, or_, select, update
 from bridge.console import database
 from bridge.console.database import ConsoleStore
 from bridge.console.roles import Person
+from bridge.runtime.storable import storable
 
 STARTED, DONE, REFUSED, FAILED = "started", "done", "refused", "failed"
 OTHERS = "others who had not signed in"
@@ -42,14 +43,9 @@ class AuditEntry:
     subject: str = ""
 
 
-def is_storable(text: str) -> bool:
-    """Whether a database can keep it as text: PostgreSQL accepts neither NUL nor half a character."""
-    return "\0" not in text and text == text.encode("utf-8", "replace").decode()
-
-
 def _cut(text: str, length: int) -> str:
     """Nothing in a text may keep an entry from being written."""
-    return (text if is_storable(text) else text.encode("utf-8", "replace").decode().replace("\0", "?"))[:length]
+    return storable(text.replace("\0", "?"))[:length]  # type: ignore[no-any-return]
 
 
 class Audit:

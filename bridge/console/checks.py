@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from bridge.console.audit import is_storable
 from bridge.errors import BridgeError
 from bridge.runtime.marked_text import N_
+from bridge.runtime.storable import is_storable
 
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bridge.api.lists import ListEntry
+from bridge.runtime.storable import storable
 
 _CACHE_KIB = 8192
 _BATCH = 500
@@ -59,7 +60,7 @@ class DiskDifference:
 
     def find(self, entries: Iterable[ListEntry]) -> None:
         """Entries of the list."""
-        rows = [(_storable(each.entry), _storable(each.comment)) for each in entries]
+        rows = [(storable(each.entry), storable(each.comment)) for each in entries]
         self._insert("INSERT OR REPLACE INTO present VALUES (?, ?)", rows)
 
     def find_again(self) -> None:
@@ -99,7 +100,7 @@ class DiskDifference:
 
     def still_different(self, refused: Iterable[str], *, prune: bool) -> tuple[int, str]:
         """How many entries differ now, apart from those that were refused, and one of them."""
-        self._insert("INSERT OR IGNORE INTO refused VALUES (?)", [(_storable(entry),) for entry in refused])
+        self._insert("INSERT OR IGNORE INTO refused VALUES (?)", [(storable(entry),) for entry in refused])
         number, example = 0, ""
         for kind in Kind:
             if kind is Kind.DELETE and not prune:
@@ -127,8 +128,3 @@ class DiskDifference:
 
     def _number(self, sql: str) -> int:
         return int(self._db.execute(sql).fetchone()[0])
-
-
-def _storable(text: str) -> str:
-    """SQLite cannot keep half a character."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()

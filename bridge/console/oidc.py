@@ -35,6 +35,7 @@ from bridge.console.checks import int_or
 from bridge.console.roles import Person, Role
 from bridge.console.tokens import is_token, new_token
 from bridge.errors import BridgeError
+from bridge.runtime.no_cookies import no_cookies
 from bridge.runtime.visible_text import visible
 
 log = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ class Provider:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
                 httpx2.AsyncClient(
-                    verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False, headers=_PLAIN
+                    cookies=no_cookies(), verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False, headers=_PLAIN
                 ) as client,
                 client.stream(method, url, **{k: v for k, v in request.items() if v is not None}) as response,
             ):

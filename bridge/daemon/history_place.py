@@ -68,7 +68,7 @@ def redaction(conf: Config, state: Path | None = None) -> Redaction:
     path = named_files.make_directory(directory, "state_directory") / "log-key"
     named_files.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
-    return Redaction("hashed", named_files.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    return Redaction("hashed", named_files.read_own_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def read_secret(conf: Config, name: str | None, key: str) -> str | None:

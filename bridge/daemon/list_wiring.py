@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,9 +47,6 @@ def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
     assert conf.lists is not None
     ca_file = named_files.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
     made = named_files.make_directory(directory, "state_directory")
-    if os.geteuid() == 0:  # created by root, used by the daemon's user
-        owner = made.parent.stat()
-        os.chown(made, owner.st_uid, owner.st_gid)
     return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
 
 

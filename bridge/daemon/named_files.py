@@ -15,7 +15,7 @@ from pathlib import Path
 from bridge.config.listener import Tls
 from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
-from bridge.runtime import durable_files
+from bridge.runtime import durable_files, state_owner
 from bridge.runtime.tls import chain_problem, server_context
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
@@ -49,6 +49,9 @@ def make_directory(path: Path, key: str) -> Path:
         raise ConfigError(f"{key}: {path} is on a read-only file system; remount it, or choose another directory")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
+    if others := durable_files.others_who_write(path):
+        step = f"chown it to the daemon's user, or run this as its owner, and run chmod go-w {path}"
+        raise ConfigError(f"{key}: {path} {others}, who could put files of their own there; {step}")
     return path
 
 
@@ -60,13 +63,19 @@ def locate(name: str, directory: Path) -> Path:
     if credentials := os.environ.get("CREDENTIALS_DIRECTORY"):
         credential = Path(credentials) / path
         # os.path.exists is False for a file we may not look at; reading it later reports the reason.
-        if os.path.exists(credential) or not os.path.exists(directory / path):  # noqa: PTH110
-            return credential
+        with state_owner.as_operator():
+            if os.path.exists(credential) or not os.path.exists(directory / path):  # noqa: PTH110
+                return credential
     return directory / path
 
 
 def read_secret(path: Path, key: str) -> str:
-    """One line of printable characters, which never appears in an error message."""
+    """One line of printable characters, which never appears in an error message. For a file in the configuration."""
+    with state_owner.as_operator():
+        return _secret(path, key)
+
+
+def _secret(path: Path, key: str) -> str:
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError as exc:
@@ -86,17 +95,15 @@ def read_secret(path: Path, key: str) -> str:
 def need_readable(path: Path, key: str) -> None:
     """A file that a library reads later."""
     try:
-        path.open("rb").close()
+        with state_owner.as_operator():
+            path.open("rb").close()
     except OSError as exc:
         raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
 
 
 def make_secret(path: Path, key: str) -> None:
     """Create a random secret unless the file exists: 32 bytes as 64 hex digits, readable only by its owner."""
-    try:
-        durable_files.refuse_planted(path)
-    except OSError as exc:
-        raise ConfigError(f"{key}: {path} cannot be used: {exc.strerror}") from exc
+    _refuse_planted(path, key)
     if path.exists():
         return
     try:  # removed again if the disk is full: an empty secret would prevent every later start
@@ -111,6 +118,20 @@ def make_secret(path: Path, key: str) -> None:
         raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; {step}") from exc
 
 
+def read_own_secret(path: Path, key: str) -> str:
+    """What `make_secret` has made. Raises ConfigError."""
+    _refuse_planted(path, key)
+    return _secret(path, key)
+
+
+def _refuse_planted(path: Path, key: str) -> None:
+    try:
+        durable_files.refuse_planted(path)
+    except OSError as exc:
+        step = "find out who made it, then remove it"
+        raise ConfigError(f"{key}: {path} cannot be used: it {exc.strerror}; {step}") from exc
+
+
 def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
     """Verify the scanner by the system's certificates or `ca_file`; present our own certificate if there is one."""
     context = client_tls(scanner.ca_file, directory, "scanner.ca_file")
@@ -123,14 +144,16 @@ def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
 def read_certificates(name: str, directory: Path, key: str) -> bytes:
     """The PEM file, checked to hold usable certificates."""
     client_tls(name, directory, key)
-    return locate(name, directory).read_bytes()
+    with state_owner.as_operator():
+        return locate(name, directory).read_bytes()
 
 
 def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext:
     """For outgoing connections: TLS 1.2 and later, names and chains verified."""
     path = locate(ca_file, directory) if ca_file else None
     try:
-        context = ssl.create_default_context(cafile=path)
+        with state_owner.as_operator():
+            context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as exc:
         step = "name a PEM file with the CA's certificate, or leave this key out to trust the system's CAs"
         raise ConfigError(f"{key}: {path} cannot be used: {_reason(exc)}; {step}") from exc
@@ -150,7 +173,8 @@ def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -
         need_readable(path, name)
     try:
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
-        context.load_cert_chain(cert, key_path, password=lambda: b"")
+        with state_owner.as_operator():
+            context.load_cert_chain(cert, key_path, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
         raise ConfigError(
             f"{key}: {cert} and {key_path} cannot be used together: {chain_problem(exc, cert, key_path)}"

@@ -273,7 +273,8 @@ def release_key(conf: Config, state: Path) -> Path:
 
 def release_tokens_of(conf: Config, key: Path) -> ReleaseTokens:
     """Raises ConfigError."""
-    return ReleaseTokens(named_files.read_secret(key, _RELEASE_KEY), conf.headers.prefix)
+    read = named_files.read_secret if conf.quarantine.release_key_file else named_files.read_own_secret
+    return ReleaseTokens(read(key, _RELEASE_KEY), conf.headers.prefix)
 
 
 def used_tokens(conf: Config, state: Path) -> UsedTokens:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bridge.errors import ConfigError
 from bridge.mail.address import comparable_address, comparable_domain, domain_of, has_certain_domain
+from bridge.runtime import state_owner
 
 _MAX_STEPS = 10  # an alias of an alias of ...
 
@@ -101,11 +102,12 @@ class People:
             return self._aliases
         with self._lock:
             try:
-                status = self._path.stat()
-                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-                if seen != self._seen:
-                    self._aliases = read_aliases(self._path.read_text("utf-8"))
-                    self._seen = seen
+                with state_owner.as_operator():
+                    status = self._path.stat()
+                    seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+                    if seen != self._seen:
+                        self._aliases = read_aliases(self._path.read_text("utf-8"))
+                        self._seen = seen
             except OSError as exc:
                 raise ConfigError(f"digests.aliases_file: {self._path}: {exc.strerror}") from exc
             except ValueError as exc:

@@ -16,6 +16,7 @@ import httpx2
 
 from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind
+from bridge.runtime.no_cookies import no_cookies
 from bridge.runtime.reason import reason
 from bridge.runtime.visible_text import visible
 
@@ -50,6 +51,7 @@ class Learning:
         if settings.password is not None:
             headers["Password"] = settings.password
         self._http = httpx2.Client(
+            cookies=no_cookies(),
             headers=headers,
             verify=settings.tls or True,
             trust_env=False,

@@ -18,6 +18,7 @@ from bridge.api.feedback import FEEDBACK_PATH, FeedbackRequest
 from bridge.api.scanning import BOUNDARY_BYTES, BorderMtaData, form
 from bridge.feedback.report import LearnableMail, ReportKind
 from bridge.feedback.rspamd_learning import LearningRefused, LearningUnavailable, exchange
+from bridge.runtime.no_cookies import no_cookies
 from bridge.runtime.visible_text import visible
 
 _ABOUT_THIS_MAIL = frozenset({400, 409, 413})
@@ -37,6 +38,7 @@ class ScannerLearning:
     def __init__(self, settings: ScannerLearningSettings) -> None:
         self._settings = settings
         self._http = httpx2.Client(
+            cookies=no_cookies(),
             headers={"Accept-Encoding": "identity", "Authorization": f"Bearer {settings.token}"},
             verify=settings.tls or True,
             trust_env=False,

@@ -142,13 +142,6 @@ class LaterEvent:
         return {"time": time} | {name: value for name, value in asdict(self).items() if value and name != "at"}
 
 
-def storable(value: Any) -> Any:
-    """Text that every database stores and compares: without NUL, and without bytes that are not text."""
-    if isinstance(value, str) and ("\0" in value or not value.isascii()):
-        return value.replace("\0", "").encode("utf-8", "replace").decode()
-    return [storable(part) for part in value] if isinstance(value, list) else value
-
-
 def address_keys(sender: str, recipients: Iterable[str]) -> Iterator[str]:
     """The keys under which the mail is found by its addresses."""
     yield from _keys("from:", sender)

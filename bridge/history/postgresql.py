@@ -19,12 +19,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from bridge.history.conditions import common_conditions, common_text
-from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
+from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 from bridge.runtime import database
 from bridge.runtime.database import Database
+from bridge.runtime.storable import storable
 from bridge.runtime.tables import Schema, Tables
 
 BUSY_S = 5.0

@@ -16,9 +16,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from bridge.history.conditions import common_conditions, common_text
-from bridge.history.entry import address_keys, key_of, storable
+from bridge.history.entry import address_keys, key_of
 from bridge.history.odd_addresses import IS_ODD
 from bridge.history.query import WORD, HistoryQuery
+from bridge.runtime.storable import storable
 
 Values = dict[str, Any]
 

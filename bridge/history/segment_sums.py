@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bridge.history.entry import storable
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_conditions import conditions, on_kinds
 from bridge.history.sums import labels_of
+from bridge.runtime.storable import storable
 
 OF_MAIL: tuple[By, ...] = ("client", "sender", "recipient")
 _MAILS = "mail JOIN kind ON kind.number = mail.kind"

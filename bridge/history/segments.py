@@ -28,9 +28,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.history.entry import Kind, Row, address_keys, storable
+from bridge.history.entry import Kind, Row, address_keys
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
+from bridge.runtime.storable import storable_row
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ _COPY = (
     "INSERT INTO finished.mail SELECT * FROM main.mail",  # SQLite copies whole pages: 0.7 us for each mail; sorted 4.5
 )
 MERGING = "merging.json"  # see `segment_merge`
+_MAX_MERGING = 1024 * 1024
+_MERGING_STEP = "find out who changed it, restore the history from a backup if you have one, then remove this file"
 
 
 class SegmentWriter:
@@ -221,8 +224,8 @@ def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails:
             connection.executemany(_PUT_MAIL, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
-            connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
-            connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
+            connection.executemany(_PUT_KIND, list(map(storable_row, kinds)))
+            connection.executemany(_PUT_MAIL, list(map(storable_row, mails)))
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:
@@ -343,12 +346,21 @@ def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
 
 
 def read_merging(directory: Path) -> dict[str, Any] | None:
-    """None if nothing is being merged, or if the file cannot be read: then nothing was merged yet."""
+    """None if nothing is being merged. Raises HistoryError if the file is not one of ours: we write it completely or
+    not at all, and without it, a day would be counted twice or not at all."""
+    path = directory / MERGING
     try:
-        merging = json.loads((directory / MERGING).read_bytes())
-        return merging if {"merged", "parts"} <= merging.keys() else None
-    except (FileNotFoundError, ValueError, AttributeError):
+        merging = json.loads(durable_files.read(path, _MAX_MERGING)[0])
+        names = [merging["merged"], *merging["parts"]]
+    except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise HistoryError(f"{path} cannot be used: {exc.strerror}; {_MERGING_STEP}") from exc
+    except (ValueError, TypeError, KeyError) as exc:
+        raise HistoryError(f"{path} is damaged; {_MERGING_STEP}") from exc
+    if not all(isinstance(name, str) and _FINISHED.fullmatch(name) for name in names):
+        raise HistoryError(f"{path} names files that are not segments; {_MERGING_STEP}")
+    return {"merged": merging["merged"], "parts": merging["parts"]}
 
 
 def live_files(directory: Path) -> list[Path]:
@@ -394,12 +406,17 @@ def quoted(path: Path) -> str:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Raises sqlite3.Error, for example if the segment was just finished or deleted."""
+    """Raises sqlite3.Error, for example if the segment was just finished or deleted, or OSError if it is not ours."""
+    if is_live(path):
+        durable_files.refuse_planted_database(path)
+    else:  # it has no journal
+        durable_files.refuse_planted(path)
     options = "mode=rw" if is_live(path) else "mode=ro&immutable=1"  # rw: also needed to create the journal's index
     return sqlite3.connect(f"file:{quoted(path)}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_live(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    durable_files.refuse_planted_database(path)
     durable_files.make_private(path)
     connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     try:

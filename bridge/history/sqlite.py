@@ -15,6 +15,7 @@ from bridge.history.segment_search import SegmentSearch
 from bridge.history.segments import BUSY_S, MAX_BYTES, MAX_ROWS, SegmentWriter
 from bridge.history.store import Found, HistoryError
 from bridge.runtime import durable_files
+from bridge.runtime.storable import storable, storable_row
 
 _LATER = "later.db"
 _SCHEMA = """
@@ -39,7 +40,7 @@ class SqliteHistory:
 
     def note(self, events: Sequence[LaterEvent]) -> None:
         with self._later() as connection:
-            values = [(event.at, event.id, event.event, event.by, event.text) for event in events]
+            values = [storable_row((event.at, event.id, event.event, event.by, event.text)) for event in events]
             connection.executemany("INSERT INTO later VALUES (?, ?, ?, ?, ?)", values)
 
     def settle(self) -> None:
@@ -89,7 +90,7 @@ class SqliteHistory:
         found = []
         with self._later() as connection:
             for mail in ids:
-                found += connection.execute("SELECT * FROM later WHERE id = ?", (mail,)).fetchall()
+                found += connection.execute("SELECT * FROM later WHERE id = ?", (storable(mail),)).fetchall()
         return sorted((LaterEvent(*values) for values in found), key=lambda event: event.at)
 
     @contextmanager
@@ -98,6 +99,7 @@ class SqliteHistory:
         path = self._directory / _LATER
         try:
             durable_files.make_directory(self._directory)
+            durable_files.refuse_planted_database(path)
             durable_files.make_private(path)
             durable_files.give_to_owner(path)
             with closing(sqlite3.connect(path, timeout=self._busy_s)) as connection:

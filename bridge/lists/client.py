@@ -49,6 +49,7 @@ from bridge.lists.errors import (
 )
 from bridge.lists.ndjson import EntryReader
 from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
+from bridge.runtime.no_cookies import no_cookies
 from bridge.runtime.reason import reason
 
 MAX_ANSWER = 64 * 1024
@@ -85,6 +86,7 @@ class ListClient:
         self._echoes = False  # the service repeats our request id
         self._not_before = 0.0  # no request is sent earlier, because the service asked us to wait
         self._http = httpx2.AsyncClient(
+            cookies=no_cookies(),
             headers={
                 "Authorization": f"{AUTH_SCHEME} {settings.api_key}",
                 "Content-Type": "application/json",

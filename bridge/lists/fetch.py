@@ -154,9 +154,6 @@ def _replace(path: Path, parts: Iterable[bytes]) -> None:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            if os.geteuid() == 0:  # the daemon must be able to read files that root creates
-                owner = path.parent.stat()
-                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             for part in parts:
                 file.write(part)
             file.flush()

@@ -257,7 +257,7 @@ class Index:
                 return self._engine
             self.close()
         if self._path is not None:
-            durable_files.refuse_planted(self._path)
+            durable_files.refuse_planted_database(self._path)
             durable_files.make_private(self._path)
             durable_files.give_to_owner(self._path)
         self._identity = (*_file_identity(self._path), os.getpid())

@@ -32,6 +32,7 @@ from bridge.mail.address import comparable_address
 from bridge.quarantine import record
 from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database
+from bridge.runtime.storable import storable
 
 VERSION_TABLE = "quarantine_schema"
 # Bytes. A row of PostgreSQL's indexes has at most 2,700, and `place` and `id` need some of them. No mail server
@@ -86,7 +87,7 @@ def columns_of(mail: MailRecord) -> dict[str, Any]:
 
 def search_text(value: str) -> str:
     """Normalised for searching: lower case, without NUL and lone surrogates, which databases refuse."""
-    return value.lower().replace("\0", "").encode("utf-8", "replace").decode()
+    return str(storable(value.lower()))
 
 
 def address_text(address: str) -> str:

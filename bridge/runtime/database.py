@@ -42,6 +42,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
 from bridge.runtime import durable_files
+from bridge.runtime.storable import storable_row
 
 MEMORY = "sqlite://"  # exists as long as the engine
 
@@ -122,9 +123,10 @@ class Database:
         except (SQLAlchemyError, ImportError, ValueError) as exc:
             raise DatabaseUnusable(reason(exc)) from exc
         if (path := self.path) is not None:
-            event.listen(engine, "do_connect", lambda *_: _make_private_if_possible(path))
+            event.listen(engine, "do_connect", lambda *_: _secure(path))
         event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
+        _accept_any_text(engine)
         if self.path is not None:
             _close_late_returns(engine)
         return engine
@@ -133,8 +135,11 @@ class Database:
         """An engine that changes nothing: it creates no file and needs no right to write. Raises DatabaseUnusable."""
         if self.path is None:
             return self.engine(wait_s=wait_s, connections=1)
-        url = f"sqlite:///file:{quote(str(self.path.absolute()))}?mode=ro&uri=true"
-        return create_engine(url, connect_args={"timeout": wait_s})
+        path = self.path.absolute()
+        engine = create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true", connect_args={"timeout": wait_s})
+        event.listen(engine, "do_connect", lambda *_: _refuse_planted(path))
+        _accept_any_text(engine)
+        return engine
 
     def _server(self, wait_s: float, connections: int, statement_s: float) -> Engine:
         url = make_url(self.url)
@@ -150,6 +155,7 @@ class Database:
             connect_args=arguments,
         )  # fmt: skip
         _close_late_returns(engine)
+        _accept_any_text(engine)
         return engine
 
 
@@ -284,9 +290,28 @@ def _close_late_returns(engine: Engine) -> None:
     event.listen(engine, "checkin", lambda _opened, entry: disposed.is_set() and entry.invalidate())
 
 
-def _make_private_if_possible(path: Path) -> None:
+def _accept_any_text(engine: Engine) -> None:
+    """NUL and half characters are changed on the way in, in what is written and in what is searched for alike."""
+
+    def change(_connection: Any, _cursor: Any, statement: str, values: Any, _context: Any, _many: bool) -> Any:
+        if isinstance(values, list):
+            return statement, [storable_row(row) for row in values]
+        return statement, storable_row(values)
+
+    event.listen(engine, "before_cursor_execute", change, retval=True)
+
+
+def _secure(path: Path) -> None:
+    _refuse_planted(path)
     with suppress(OSError):  # SQLite will report the same error
         durable_files.make_private(path)
+
+
+def _refuse_planted(path: Path) -> None:
+    try:
+        durable_files.refuse_planted_database(path)
+    except PermissionError as exc:
+        raise sqlite3.OperationalError(f"{exc.filename} {exc.strerror}") from exc  # SQLAlchemy translates this one
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:
@@ -297,8 +322,8 @@ def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             break
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as exc:
+            if time.monotonic() > deadline or exc.sqlite_errorcode == sqlite3.SQLITE_READONLY:
                 raise
             time.sleep(0.01)
     connection.execute(f"PRAGMA synchronous={synchronous}")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from bridge.runtime import state_owner
 from bridge.runtime.threads import Threads
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ T = TypeVar("T")
 _POLL_S = 0.01
 _GRACE_S = 1.0  # for work to notice that it is to stop
 _MAX_LINKS = 10
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _threads = Threads("files")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
@@ -181,8 +183,10 @@ def open_own(path: Path, flags: int) -> int:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EPERM, "is not a regular file", str(path))
-        is_ours = found.st_uid == os.geteuid() and found.st_nlink == 1  # and is not a second name of another file
-        if not is_ours and found.st_uid != path.parent.stat().st_uid:
+        # Ours, and not a second name of another file.
+        is_ours = found.st_uid == state_owner.current_user() and found.st_nlink == 1
+        is_planted = found.st_uid != path.parent.stat().st_uid or not _is_trusted(found, path)
+        if not is_ours and is_planted:
             raise OSError(errno.EPERM, "belongs to another user", str(path))
     except BaseException:
         os.close(fd)
@@ -214,14 +218,18 @@ def sync_file(path: Path) -> None:
 def open_to_read(path: Path) -> int:
     """Open an existing file in one of our directories. Raises OSError.
 
-    The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO.
+    The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO. And
+    nobody else must have put a file there for us.
     """
-    return _ordinary(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    return _ordinary(os.open(path, _TO_READ), path, of_anyone=False)
 
 
-def read(path: Path, limit: int) -> tuple[bytes, float]:
-    """The content of such a file, and when it was written (Unix time). Raises OSError."""
-    with open(open_to_read(path), "rb") as file:
+def read(path: Path, limit: int, *, of_anyone: bool = False) -> tuple[bytes, float]:
+    """The content of such a file, and when it was written (Unix time). Raises OSError.
+
+    `of_anyone`: it is not in one of our directories, so it may belong to another user.
+    """
+    with open(_ordinary(os.open(path, _TO_READ), path, of_anyone=of_anyone), "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_size > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
@@ -239,7 +247,7 @@ def sync_directory(path: Path) -> None:
 
 def give_to_owner(path: Path) -> None:
     """Give a file that root created to the owner of its directory, so that the daemon can read it."""
-    if os.geteuid() != 0:
+    if state_owner.current_user() != 0:
         return
     owner = path.parent.stat()
     # Not by its name: the owner of the directory may have put another file there. And O_PATH, because closing any other
@@ -254,13 +262,46 @@ def give_to_owner(path: Path) -> None:
 
 
 def refuse_planted(path: Path) -> None:
-    """Raises OSError if root would open what another user put in place of a file: a link, a FIFO, a device."""
+    """Raises OSError if this is no regular file, or if another user has put it there: a file, a link, a FIFO.
+
+    In a directory in which only we and root can write, it stays as it is until it is opened.
+    """
     try:
         found = path.lstat()
+        if stat.S_ISLNK(found.st_mode) and found.st_uid in (0, state_owner.current_user()):
+            found = path.stat()
     except FileNotFoundError:
         return
-    if os.geteuid() == 0 and found.st_uid != 0 and not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EPERM, "is not a regular file", str(path))
+    if not _is_trusted(found, path):
+        raise OSError(errno.EPERM, "belongs to another user", str(path))
+
+
+def refuse_planted_database(path: Path) -> None:
+    """The same for all files that SQLite opens together with this one."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        refuse_planted(path.with_name(path.name + suffix))
+
+
+def others_who_write(directory: Path) -> str:
+    """Who else could put files in one of our directories, in words; empty if nobody but root can. Raises OSError.
+
+    A group may write if an administrator has set this up: the directory is root's, or the group is our own.
+    """
+    found, user = directory.stat(), state_owner.current_user()
+    if found.st_uid not in (0, user):
+        return f"belongs to another user ({found.st_uid})"
+    if found.st_mode & stat.S_IWOTH:
+        return "is writable by every user"
+    is_ours = found.st_gid == state_owner.current_group() or found.st_uid != user
+    return "is writable by another group" if found.st_mode & stat.S_IWGRP and not is_ours else ""
+
+
+def _is_trusted(found: os.stat_result, path: Path) -> bool:
+    """Ours or root's; for root, also that of the owner of the directory, whose rights a command of root takes."""
+    user = state_owner.current_user()
+    return found.st_uid in (0, user) or (user == 0 and found.st_uid == path.parent.stat().st_uid)
 
 
 def open_to_append(path: Path, mode: int) -> int:
@@ -270,7 +311,7 @@ def open_to_append(path: Path, mode: int) -> int:
     between a look at the file and opening it.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-    if os.geteuid() != 0:
+    if state_owner.current_user() != 0:
         return os.open(path, flags, mode)
     path = _end_of_links(path)
     try:
@@ -279,7 +320,7 @@ def open_to_append(path: Path, mode: int) -> int:
         if exc.errno != errno.ELOOP:
             raise
         raise OSError(errno.EPERM, "is not a regular file", str(path)) from exc
-    return _ordinary(fd, path)
+    return _ordinary(fd, path, of_anyone=True)
 
 
 def _end_of_links(path: Path) -> Path:
@@ -299,13 +340,15 @@ def _end_of_links(path: Path) -> Path:
     return path
 
 
-def _ordinary(fd: int, path: Path) -> int:
+def _ordinary(fd: int, path: Path, *, of_anyone: bool) -> int:
     """The descriptor, if its file is an ordinary one; otherwise it is closed. Raises OSError."""
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EPERM, "is not a regular file", str(path))
         if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
+            raise OSError(errno.EPERM, "belongs to another user", str(path))
+        if not of_anyone and not _is_trusted(found, path):
             raise OSError(errno.EPERM, "belongs to another user", str(path))
     except BaseException:
         os.close(fd)

@@ -102,6 +102,7 @@ class Tables:
             wait_s=wait_s, connections=schema.connections, statement_s=wait_s, synchronous=schema.synchronous
         )
         if self._place.path is not None:  # before SQLite makes its journals, which get the same owner
+            durable_files.refuse_planted_database(self._place.path)
             durable_files.make_private(self._place.path)
             durable_files.give_to_owner(self._place.path)
         database.prepare(engine, schema.lock, schema.steps, schema.version_table)

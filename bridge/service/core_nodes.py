@@ -26,6 +26,7 @@ from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
 from bridge.runtime.lasting import lasting
+from bridge.runtime.no_cookies import no_cookies
 from bridge.service.abby_settings import Permission
 from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
@@ -76,7 +77,9 @@ class CoreNodes:
         )
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
         verify = _trust(config)
-        self._client = httpx2.AsyncClient(trust_env=False, verify=verify, timeout=timeout, limits=limits)
+        self._client = httpx2.AsyncClient(
+            cookies=no_cookies(), trust_env=False, verify=verify, timeout=timeout, limits=limits
+        )
         self._database = database
         self._probe: asyncio.Task[None] | None = None
 

@@ -12,6 +12,7 @@ from bridge.config.digests import UserPolicy
 from bridge.config.model import Config
 from bridge.daemon import history_place, named_files
 from bridge.errors import ConfigError
+from bridge.runtime import state_owner
 
 _WHAT = "digests"
 _REASONS = ("spam", "phishing", "malware", "blocked", "other")
@@ -37,15 +38,20 @@ def _files(conf: Config) -> Iterator[Finding]:
     from bridge.digests.message import DigestMaker
     from bridge.digests.sample import sample
 
+    state = named_files.state_directory(conf.state_directory)
     try:
-        state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
-        keys = parts.keys(conf, state)
-        parts.people(conf).read_aliases()
-        maker = DigestMaker(parts.settings(conf), keys)
-        for tenant in ("", *(entry.uid for entry in conf.digests.tenants)):
-            sample(maker, tenant)
+        with state_owner.acting_for(state):
+            named_files.make_directory(state, "state_directory")
+            keys = parts.keys(conf, state)
+            parts.people(conf).read_aliases()
+            maker = DigestMaker(parts.settings(conf), keys)
+            for tenant in ("", *(entry.uid for entry in conf.digests.tenants)):
+                sample(maker, tenant)
     except ConfigError as exc:
         yield Finding(_WHAT, str(exc))
+        return
+    except OSError as exc:
+        yield Finding(_WHAT, f"state_directory: {state} {exc.strerror}; run this as that user")
         return
     warning = f"every user of this machine can read {keys.path}, and create links for anyone: run chmod 600 {keys.path}"
     is_open = keys.path.stat().st_mode & stat.S_IROTH

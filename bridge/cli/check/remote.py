@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from itertools import chain
@@ -30,7 +31,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
 from bridge.relay.replies import UNTRUSTED
-from bridge.runtime import database
+from bridge.runtime import database, state_owner
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.shown_url import shown_url
 from bridge.scanner.client import Host, Scanner
@@ -191,12 +192,21 @@ def _left_behind(conf: Config, state: Path) -> dict[str, str]:
     return {"note": f"the history from before this key was set stays in {older} and is not searched"} if older else {}
 
 
+def _probe(place: database.Database) -> None:
+    """As root, with the rights of the owner of a local file. Raises BridgeError."""
+    try:
+        with state_owner.acting_for(place.path.parent) if place.path is not None else nullcontext():
+            database.probe(place)
+    except OSError as exc:
+        raise database.DatabaseUnusable(str(exc)) from exc
+
+
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
     """Checks database and object storage: writes something and removes it."""
     state = named_files.state_directory(conf.state_directory)
     try:
         if conf.state_database is not None:
-            await asyncio.to_thread(database.probe, wiring.state_database(conf, state, ""))
+            await asyncio.to_thread(_probe, wiring.state_database(conf, state, ""))
             yield Finding("state_database", **_left_behind(conf, state))
     except BridgeError as exc:
         problem = f"state_database: {exc}; check the URL, state_database_password_file, and the right to create tables"

@@ -21,6 +21,7 @@ from bridge.daemon import certificate_expiry
 from bridge.daemon.service_process import located
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime import state_owner
 from bridge.runtime.endpoints import Endpoint
 from bridge.service.abby_settings import StaticApiToken
 from bridge.service.advice import advice
@@ -173,7 +174,10 @@ def _database(loaded: Loaded) -> Finding:
         return Finding("database", detail="in memory", warning=f"{where}: lists and keys are lost at every restart")
     existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
     try:
-        with existing.open("r+b") if existing == path else tempfile.TemporaryFile(dir=existing):
+        with (
+            state_owner.acting_for(path.parent),
+            existing.open("r+b") if existing == path else tempfile.TemporaryFile(dir=existing),
+        ):
             pass
     except OSError as exc:
         return Finding("database", f"{where}: {existing} cannot be written to: {exc.strerror}", str(path))

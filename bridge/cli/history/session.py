@@ -43,10 +43,10 @@ class HistorySession:
     @classmethod
     def open(cls, path: Path | None) -> HistorySession:
         conf = load_or_exit(path)
-        state = state_directory(conf, path)
-        if not history_place.has_server(conf):
-            _need_readable(history_place.history_directory(state))
         try:
+            state = state_directory(conf, path)
+            if not history_place.has_server(conf):
+                _need_readable(history_place.history_directory(state))
             store = history_place.history(conf, state, _PATIENCE_S)
             click.get_current_context().call_on_close(store.close)
             return cls(conf, path, state, store, history_place.redaction(conf, state))

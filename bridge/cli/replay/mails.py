@@ -25,7 +25,7 @@ from bridge.quarantine import record
 from bridge.quarantine.content import beginning
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.record import MailRecord, StoredRecord
-from bridge.runtime import durable_files
+from bridge.runtime import durable_files, state_owner
 
 DEFAULT_RECIPIENT = "postmaster"
 
@@ -118,8 +118,12 @@ class FileMail:
         return str(self.path)
 
     def read(self) -> StoredMail:
+        with state_owner.as_operator():
+            return self._read()
+
+    def _read(self) -> StoredMail:
         path = self.path.resolve() if self.is_named else self.path
-        raw, _ = durable_files.read(path, _MAX_FILE)
+        raw, _ = durable_files.read(path, _MAX_FILE, of_anyone=True)
         if raw.startswith(_COMPRESSED):
             raise Compressed("it is compressed: decompress it first, because the scanner would see no mail in it")
         if problem := mbox_problem(raw):
@@ -185,7 +189,7 @@ def _exported(path: Path) -> MailRecord | None:
     if path.suffix != ".eml" or not record.ID.fullmatch(path.stem):
         return None
     try:
-        metadata, at = durable_files.read(path.with_suffix(".json"), _MAX_RECORD)
+        metadata, at = durable_files.read(path.with_suffix(".json"), _MAX_RECORD, of_anyone=True)
     except OSError:
         return None
     found = record.read(StoredRecord(path.stem, metadata, b"", at))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bridge.cli.replay.judgement import Judgement, Replay
 from bridge.errors import BridgeError
+from bridge.runtime import state_owner
 
 
 class BadResult(BridgeError):
@@ -17,6 +18,11 @@ class BadResult(BridgeError):
 
 def write(path: Path, text: str) -> None:
     """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
+    with state_owner.as_operator():
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout
         with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
             file.write(text)
@@ -43,7 +49,9 @@ class Expected:
         self._by_name: dict[str, tuple[str, Judgement]] = {}  # with the hash of the content
         self._by_hash: dict[str, Judgement] = {}
         try:
-            for mail in json.loads(path.read_bytes())["mails"]:
+            with state_owner.as_operator():
+                content = path.read_bytes()
+            for mail in json.loads(content)["mails"]:
                 name, digest, found = str(mail["mail"]), str(mail["sha256"] or ""), Judgement.from_dict(mail["now"])
                 self._by_name[name] = (digest, found)
                 if digest:

@@ -17,6 +17,7 @@ from bridge.console.sessions import PASSWORD_LINK_S
 from bridge.console.tokens import is_token
 from bridge.console.url_part import from_part, to_part
 from bridge.console.users import MIN_PASSWORD, User, UserMistake
+from bridge.runtime.storable import is_storable
 
 PER_PAGE = 50
 _MAX_TENANTS = 1000
@@ -122,7 +123,7 @@ async def _named(call: Call) -> User:
 
 
 async def _found(call: Call, name: str) -> User:
-    found = await call.run(call.sources.users.find, name[:200]) if name and audit_log.is_storable(name) else None
+    found = await call.run(call.sources.users.find, name[:200]) if name and is_storable(name) else None
     if found is None:
         raise Refused(404, "No such user", "This user no longer exists.")
     return found

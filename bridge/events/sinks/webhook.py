@@ -23,6 +23,7 @@ import httpx2
 from bridge import __version__
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results
+from bridge.runtime.no_cookies import no_cookies
 
 _SIDE_BY_SIDE = 8
 _GONE_S = 3600.0
@@ -117,6 +118,7 @@ class WebhookSink:
     def _opened(self) -> httpx2.AsyncClient:
         if self._client is None:
             self._client = httpx2.AsyncClient(
+                cookies=no_cookies(),
                 verify=self._settings.tls if self._settings.tls is not None else True,
                 timeout=self._settings.timeout_s,
                 follow_redirects=False,

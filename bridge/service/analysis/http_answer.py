@@ -17,6 +17,7 @@ import httpx2
 
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.no_cookies import no_cookies
 from bridge.service.analysis.connections import BadAnswer, Connection, connect
 from bridge.service.analysis.tls_connection import TlsConnection
 
@@ -97,7 +98,7 @@ def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
     if not hasattr(pool, "_network_backend"):
         raise RuntimeError("this version of httpx2 is not supported: connections to engines would lose early answers")
     pool._network_backend = _Network()
-    return httpx2.AsyncClient(trust_env=False, timeout=timeout_s, transport=transport)
+    return httpx2.AsyncClient(cookies=no_cookies(), trust_env=False, timeout=timeout_s, transport=transport)
 
 
 async def answer_to(

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-from bridge.console.audit import is_storable
 from bridge.console.checks import Refused
 from bridge.console.preview import document
 from bridge.digests.findings import in_words
@@ -26,6 +25,7 @@ from bridge.quarantine.content import beginning
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import is_id
 from bridge.runtime.marked_text import N_
+from bridge.runtime.storable import is_storable
 from bridge.user_pages import copies
 from bridge.user_pages.call import Call
 from bridge.user_pages.copies import Copy

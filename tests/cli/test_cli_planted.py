@@ -1,0 +1,179 @@
+"""Root's commands in a state directory of another user do only what that user could do himself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bridge.cli import main
+from bridge.runtime import state_owner
+from tests.requirements import need
+
+NOBODY = 65534
+CONFIG = """\
+scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
+listeners: [{{name: mx, address: "127.0.0.1:2"}}]
+relay: {{next_hop: "smtp://127.0.0.1:3"}}
+admin: {{address: "127.0.0.1:4"}}
+console: {{address: "127.0.0.1:5"}}
+digests: {{schedule: daily, from: "q@example.org", domains: [example.org]}}
+personal_lists: {{allow_by: administrators}}
+log: {{addresses: hashed}}
+events: [{{name: siem, type: file, path: events.jsonl}}]
+state_directory: {state}
+"""
+MAIL = b"From: a@example.org\r\nSubject: x\r\nMessage-ID: <1@example.org>\r\n\r\nx\r\n"
+COMMANDS = {
+    "history": ["history"],
+    "explain": ["explain", "a@example.org"],
+    "stats": ["stats"],
+    "quarantine": ["quarantine", "list"],
+    "purge": ["quarantine", "purge", "--older-than", "1d", "--yes"],
+    "events": ["events", "status"],
+    "events test": ["events", "test"],
+    "personal lists": ["lists", "personal", "add", "block", "me@example.org", "a@example.org"],
+    "console user": ["console", "user", "list"],
+    "digest": ["digest", "keys", "rotate"],
+    "address": ["config", "address", "a@example.org"],
+    "check": ["check"],
+    "report": ["report", "spam", "{mail}"],
+}
+
+
+_EXPECTED = {"explain": (3,), "check": (1,), "report": (0, 1)}
+
+
+@pytest.fixture(params=["reachable", "closed"])
+def place(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Below a directory that everybody may enter, or only root, as systemd's /var/lib/private."""
+    need(root=True)
+    with tempfile.TemporaryDirectory(prefix="scanbridge-tests-") as name:
+        directory = Path(name)
+        directory.chmod(0o755 if request.param == "reachable" else 0o700)
+        (directory / "token").write_text("0123456789abcdef")
+        (directory / "token").chmod(0o600)
+        (directory / "mail.eml").write_bytes(MAIL)
+        (directory / "mail.eml").chmod(0o600)
+        (directory / "bridge.yml").write_text(CONFIG.format(state=directory / "state"))
+        yield directory
+
+
+def state_of_nobody(place: Path) -> Path:
+    state = place / "state"
+    if state.exists():
+        shutil.rmtree(state)
+    state.mkdir(mode=0o700)
+    os.chown(state, NOBODY, NOBODY)
+    return state
+
+
+def run(place: Path, command: list[str]) -> Result:
+    words = [word.replace("{mail}", str(place / "mail.eml")) for word in command]
+    return CliRunner().invoke(main, [*words, "-c", str(place / "bridge.yml")])
+
+
+def names_below(directory: Path) -> list[Path]:
+    return [path.relative_to(directory) for path in directory.rglob("*")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_root_creates_belongs_to_the_owner(place: Path, command: str) -> None:
+    """The daemon could not use what root had created."""
+    state = state_of_nobody(place)
+    done = run(place, COMMANDS[command])
+    assert done.exit_code in _EXPECTED.get(command, (0,)), done.output
+    assert {path.lstat().st_uid for path in state.rglob("*")} <= {NOBODY}
+    assert os.stat(place).st_uid == 0 and state_owner.current_user() == 0
+
+
+@pytest.fixture
+def victim(place: Path) -> Path:
+    """A database of root, which only root may read."""
+    path = place / "closed" / "victim"
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE precious (x)")
+    connection.commit()
+    connection.close()
+    path.chmod(0o600)
+    return path
+
+
+def plant(place: Path, names: list[Path], kind: str, victim: Path) -> None:
+    state = state_of_nobody(place)
+    for name in names:
+        for parent in reversed(name.parents[:-1]):
+            (state / parent).mkdir(exist_ok=True)
+            os.chown(state / parent, NOBODY, NOBODY)
+        if kind == "second name":
+            os.link(victim, state / name)
+            continue
+        (state / name).symlink_to({"link": victim, "new": victim.with_name("new"), "directory": victim.parent}[kind])
+        os.chown(state / name, NOBODY, NOBODY, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_root_created_and_changed_what_planted_names_lead_to(place: Path, victim: Path, command: str) -> None:
+    """Databases, their journals, keys and directories: each leads to a place where only root may write."""
+    state, before = state_of_nobody(place), victim.read_bytes()
+    run(place, COMMANDS[command])
+    known = names_below(state)
+    files = [path for path in known if not (state / path).is_dir()]
+    journals = [path.with_name(path.name + end) for path in files for end in ("-wal", "-shm", "-journal")]
+    directories = [path for path in known if path not in files and path.parent == Path()]
+    planted = [(names, kind) for names in (files, journals) for kind in ("link", "new", "second name")]
+    for names, kind in [*planted, (directories, "directory")]:
+        if names:
+            plant(place, names, kind, victim)
+            done = run(place, COMMANDS[command])
+            assert names_below(victim.parent) == [Path("victim")], f"{kind} for {names}: {done.output}"
+    found = victim.stat()
+    assert victim.read_bytes() == before
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o600)
+
+
+def test_root_still_writes_where_the_operator_says(place: Path) -> None:
+    """A chart goes to a directory in which only root may write, and the token that only root may read is found."""
+    state_of_nobody(place)
+    (place / "out").mkdir(mode=0o700)
+    done = run(place, ["stats", "--by", "hour", "--plot", str(place / "out" / "chart.svg")])
+    assert done.exit_code == 0, done.output
+    assert (place / "out" / "chart.svg").stat().st_uid == 0
+    assert "token" not in run(place, ["check"]).output
+
+
+def test_the_identity_belongs_to_the_command_and_comes_back(place: Path) -> None:
+    state = state_of_nobody(place)
+    groups = os.getgroups()
+    with state_owner.acting_for(state):
+        assert state_owner.current_user() == NOBODY
+        with pytest.raises(PermissionError):
+            (place / "new").touch()
+        with state_owner.as_operator():
+            assert state_owner.current_user() == 0
+            (place / "new").touch()
+        assert state_owner.current_user() == NOBODY
+        (state / "ours").touch()
+    assert (state_owner.current_user(), os.getgroups()) == (0, groups)
+    assert (state / "ours").stat().st_uid == NOBODY and (place / "new").stat().st_uid == 0
+
+
+def test_who_controls_a_link_on_the_way_decides(place: Path) -> None:
+    """A link of another user that leads to a directory of root gives root's rights to nobody."""
+    state = state_of_nobody(place)
+    (place / "closed").mkdir()
+    (state / "link").symlink_to(place / "closed")
+    os.chown(state / "link", NOBODY, NOBODY, follow_symlinks=False)
+    (place / "admin-link").symlink_to("state")
+    assert state_owner.foreign_owner(state / "link") == NOBODY
+    assert state_owner.foreign_owner(place / "admin-link") == NOBODY
+    assert state_owner.foreign_owner(place / "closed" / ".." / "closed") is None
+    assert state_owner.foreign_owner(place / "nothing" / "yet") is None

@@ -1,0 +1,174 @@
+"""Files that somebody else has put into our directories are not trusted, and the error names them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.daemon import named_files
+from bridge.digests.signed_links import LinkKeys
+from bridge.errors import BridgeError, ConfigError
+from bridge.events.outbox import Outbox
+from bridge.history import segments
+from bridge.history.segments import MERGING
+from bridge.history.sqlite import SqliteHistory
+from bridge.history.store import HistoryError
+from bridge.quarantine.index import Index
+from bridge.quarantine.local_store import LocalStore
+from bridge.runtime import durable_files, state_owner
+from bridge.runtime.database import Database
+from tests.history.history_kit import find, mail
+from tests.requirements import need
+
+NOBODY, DAEMON = 65534, 2  # `bin` of every Debian stands for the daemon's user
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A directory of the daemon's user; the tests run with its rights."""
+    need(root=True)
+    with tempfile.TemporaryDirectory(prefix="scanbridge-tests-") as name:
+        directory = Path(name) / "state"
+        directory.mkdir(mode=0o700)
+        os.chown(directory, DAEMON, DAEMON)
+        with state_owner.acting_for(directory):
+            assert state_owner.current_user() == DAEMON
+            yield directory
+
+
+def give_away(path: Path) -> None:
+    with state_owner.as_operator():
+        os.chown(path, NOBODY, NOBODY)
+        path.chmod(0o666)
+
+
+USERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "secret": ("log-key", lambda state: named_files.make_secret(state / "log-key", "log.addresses")),
+    "secret that is read": ("release-key", lambda state: named_files.read_own_secret(state / "release-key", "key")),
+    "keys of links": ("digest-keys", lambda state: LinkKeys(state / "digest-keys").keys),
+    "outbox": ("events.sqlite", lambda state: Outbox(Database.file(state / "events.sqlite")).states()),
+    "journal of the outbox": (
+        "events.sqlite-wal",
+        lambda state: Outbox(Database.file(state / "events.sqlite")).states(),
+    ),
+    "index": ("index.sqlite", lambda state: Index(Database.file(state / "index.sqlite")).known()),
+    "record": ("q.json", lambda state: LocalStore(state).read("q")),
+    "later": ("later.db", lambda state: SqliteHistory(state).later(["x"])),
+}
+
+
+@pytest.mark.parametrize("use", USERS)
+def test_a_file_of_another_user_was_trusted(state: Path, use: str) -> None:
+    """It was put there before the first start, while the directory was open to others."""
+    name, work = USERS[use]
+    (state / name).write_text("a" * 64)
+    give_away(state / name)
+    with pytest.raises(BridgeError, match="belongs to another user"):
+        work(state)
+    assert (state / name).read_text() == "a" * 64
+
+
+def test_a_segment_of_another_user_was_searched_and_continued(state: Path) -> None:
+    history = SqliteHistory(state)
+    history.append([mail(1)])
+    history.close()
+    (live,) = segments.live_files(state)
+    give_away(live)
+    with pytest.raises(HistoryError, match="belongs to another user"):
+        SqliteHistory(state).append([mail(2)])
+    with pytest.raises(HistoryError, match="belongs to another user"):
+        find(SqliteHistory(state))
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "problem"),
+    [
+        (0o700, DAEMON, DAEMON, ""),
+        (0o770, DAEMON, DAEMON, ""),  # its own group
+        (0o770, 0, NOBODY, ""),  # an administrator's choice, as Kubernetes makes it
+        (0o770, DAEMON, NOBODY, "is writable by another group"),
+        (0o777, DAEMON, DAEMON, "is writable by every user"),
+        (0o1777, 0, 0, "is writable by every user"),
+        (0o777, NOBODY, DAEMON, "belongs to another user (65534)"),
+    ],
+)
+def test_a_directory_in_which_others_can_write_is_refused(
+    state: Path, mode: int, uid: int, gid: int, problem: str
+) -> None:
+    directory = state / "q"
+    with state_owner.as_operator():
+        directory.mkdir()
+        os.chown(directory, uid, gid)
+        directory.chmod(mode)
+    assert durable_files.others_who_write(directory) == problem
+    if problem:
+        with pytest.raises(ConfigError) as error:
+            named_files.make_directory(directory, "quarantine.directory")
+        assert str(error.value).startswith(f"quarantine.directory: {directory} {problem}")
+
+
+def test_root_does_not_start_the_daemon_in_the_directory_of_another_user(tmp_path: Path) -> None:
+    """It would use whatever that user puts there."""
+    need(root=True)
+    os.chown(tmp_path, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        named_files.make_directory(tmp_path, "state_directory")
+
+
+def test_links_of_an_administrator_are_followed(state: Path) -> None:
+    with state_owner.as_operator():
+        (state / "key").symlink_to(state / "elsewhere")
+    (state / "elsewhere").write_text("0123456789abcdef")
+    assert named_files.read_own_secret(state / "key", "key") == "0123456789abcdef"
+
+
+# The history's note about a merge
+
+PART, OTHER, MERGED = (f"{1_800_000_000_000 + n}-{1_800_000_000_000 + n}-{n:08x}.sqlite" for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is damaged"),
+        (b"{", "is damaged"),
+        (b"[]", "is damaged"),
+        (b"null", "is damaged"),
+        (b'{"merged": 1, "parts": 2}', "is damaged"),
+        (b"\xff", "is damaged"),
+        (json.dumps({"merged": MERGED, "parts": ["../../precious"]}).encode(), "not segments"),
+        (json.dumps({"merged": "/etc/passwd", "parts": [PART]}).encode(), "not segments"),
+        (json.dumps({"merged": MERGED, "parts": [{}]}).encode(), "not segments"),
+        (b" " * (2 << 20), "larger than"),
+    ],
+)
+def test_a_note_about_a_merge_that_is_not_ours_fails_loudly(tmp_path: Path, content: bytes, problem: str) -> None:
+    """A day was counted twice, or files outside of the history were deleted."""
+    (tmp_path / "precious").write_text("precious")
+    directory = tmp_path / "a" / "history"
+    history = SqliteHistory(directory)
+    history.append([mail(1)])
+    (directory / MERGING).write_bytes(content)
+    for work in (lambda: find(history), lambda: history.maintain(0.0, None)):
+        with pytest.raises(HistoryError, match=problem) as error:
+            work()
+        assert str(directory / MERGING) in str(error.value)
+    assert (tmp_path / "precious").exists() and (directory / MERGING).exists()
+    (directory / MERGING).unlink()
+    assert find(history) == ["ID0001"]
+    history.close()
+
+
+def test_a_note_about_a_merge_from_another_user_fails_loudly(state: Path) -> None:
+    history = SqliteHistory(state)
+    history.append([mail(1)])
+    (state / MERGING).write_text(json.dumps({"merged": MERGED, "parts": [PART, OTHER]}))
+    give_away(state / MERGING)
+    with pytest.raises(HistoryError, match="belongs to another user"):
+        find(history)
+    history.close()
