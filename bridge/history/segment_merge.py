@@ -1,7 +1,8 @@
 """Merging the segments of a day that is over: a search opens one file for each day instead of eight or eighty.
 
 `merging.json` names the merged segment and its parts. It is written before the merged segment gets its name, and as
-long as both exist, the parts do not count: a crash at any point neither loses a mail nor shows it twice.
+long as both exist, the parts do not count: a crash at any point neither loses a mail nor shows it twice. If the file is
+damaged, the merged segment's table `part` says the same.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def _copy_all(paths: list[Path], new: Path) -> None:
             connection.execute(statement)
         connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")  # temporary ones are not kept in memory
         connection.execute("CREATE TEMP TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
+        connection.execute("CREATE TABLE finished.part (name TEXT)")
+        connection.executemany("INSERT INTO finished.part VALUES (?)", [(path.name,) for path in paths])
         kinds: dict[Kind, int] = {}
         for path in paths:
             connection.execute("ATTACH ? AS part", (f"file:{quoted(path)}?mode=ro",))  # must exist

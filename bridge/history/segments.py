@@ -25,6 +25,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fi
 CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
 """
 _PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
-_PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
+_ONE_MAIL = f"(?, {', '.join('?' * len(Row._fields))})"
+_TOGETHER = 100  # mails in one statement; SQLite takes 32,766 values
+_PUT_MAIL = f"INSERT INTO mail VALUES {_ONE_MAIL}"  # noqa: S608
+_PUT_MAILS = f"INSERT INTO mail VALUES {', '.join([_ONE_MAIL] * _TOGETHER)}"  # noqa: S608
 
 # What a finished segment is searched by. `hourly` has what statistics count most.
 _INDEXED = ("id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
@@ -217,12 +221,19 @@ def set_aside(path: Path) -> None:
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
     try:
         with transaction(connection):
-            connection.executemany(_PUT_KIND, kinds)
-            connection.executemany(_PUT_MAIL, mails)
+            _put(connection, kinds, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
-            connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
-            connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
+            clean = [[tuple(map(storable, values)) for values in rows] for rows in (kinds, mails)]
+            _put(connection, *clean)
+
+
+def _put(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+    connection.executemany(_PUT_KIND, kinds)
+    whole = len(mails) - len(mails) % _TOGETHER
+    for start in range(0, whole, _TOGETHER):
+        connection.execute(_PUT_MAILS, list(chain.from_iterable(mails[start : start + _TOGETHER])))
+    connection.executemany(_PUT_MAIL, mails[whole:])
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:
@@ -343,12 +354,26 @@ def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
 
 
 def read_merging(directory: Path) -> dict[str, Any] | None:
-    """None if nothing is being merged, or if the file cannot be read: then nothing was merged yet."""
+    """None if nothing is being merged. A merged segment names its parts itself, in case this file is damaged."""
     try:
         merging = json.loads((directory / MERGING).read_bytes())
-        return merging if {"merged", "parts"} <= merging.keys() else None
-    except (FileNotFoundError, ValueError, AttributeError):
+        return merging if {"merged", "parts"} <= merging.keys() else _merging_by_segments(directory)
+    except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise HistoryError(f"{directory / MERGING}: {exc.strerror}") from exc
+    except (ValueError, AttributeError):
+        return _merging_by_segments(directory)
+
+
+def _merging_by_segments(directory: Path) -> dict[str, Any] | None:
+    files = {path.name: path for path in _files(directory) if _FINISHED.fullmatch(path.name)}
+    for name, path in files.items():
+        with suppress(sqlite3.Error), closing(open_for_reading(path)) as connection:  # most have no such table
+            parts = [str(part) for (part,) in connection.execute("SELECT name FROM part")]
+            if not files.keys().isdisjoint(parts):
+                return {"merged": name, "parts": parts}
+    return None
 
 
 def live_files(directory: Path) -> list[Path]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bridge.history import segment_merge
 from bridge.history.query import HistoryQuery
 from bridge.history.segments import MERGING
@@ -99,6 +101,22 @@ def test_a_crash_while_merging_neither_loses_nor_doubles_a_mail(tmp_path: Path) 
     (tmp_path / merged).unlink()
     assert contents(history) == before
     (tmp_path / merged).write_bytes(kept)
+    segment_merge.merge_days(tmp_path, LATER)
+    assert len(list(tmp_path.glob("*.sqlite"))) == 2 and not (tmp_path / MERGING).exists()
+    assert contents(history) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"merged": 1}', b"\xff"])
+def test_a_damaged_note_about_a_merge_doubled_a_day(tmp_path: Path, damage: bytes) -> None:
+    """The merged segment says itself which ones it replaces."""
+    history = made(tmp_path)
+    before = contents(history)
+    parts = {path.name: path.read_bytes() for path in tmp_path.glob("*.sqlite")}
+    segment_merge.merge_days(tmp_path, LATER)
+    for name in sorted(parts)[:3]:
+        (tmp_path / name).write_bytes(parts[name])
+    (tmp_path / MERGING).write_bytes(damage)
+    assert contents(history) == before
     segment_merge.merge_days(tmp_path, LATER)
     assert len(list(tmp_path.glob("*.sqlite"))) == 2 and not (tmp_path / MERGING).exists()
     assert contents(history) == before
