@@ -1,10 +1,10 @@
 """The direct way: events are written to a file without a stay in the outbox, as long as none waits there.
 
-The way through the outbox costs about 100 us for each event, most of it in SQLAlchemy and SQLite; this one costs a
-fifth. It is for the only process that has events for the file, while it may deliver to it: so the order is that of the
-outbox. A file that fails, or does not answer in time, is left to the outbox and to `delivery`, which knows how to wait.
-A write that ends later writes its events a second time, with the same ids. If this is wrong, events are lost, or
-overtake others.
+From the report to the file, an event costs 46 us instead of 92 (Python 3.11, lowest of five turns on a busy machine);
+what is left is nearly all for making it. This way is for the only process that has events for the file, while it may
+deliver to it: so the order is that of the outbox. A file that fails, or does not answer in time, is left to the outbox
+and to `delivery`, which knows how to wait. A write that ends later writes its events a second time, with the same ids.
+If this is wrong, events are lost, or overtake others.
 """
 
 from __future__ import annotations
