@@ -22,7 +22,7 @@ STATUS_PATH = "/v1/admin/status"
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # a larger mail gets HTTP 413
 DEFAULT_IN_PROCESSING = 20  # maxGuardRequestsInProcessing, if mainWorkerCount is unset
 DEFAULT_PORT = 9081
-MAX_TAGS = 1000  # in a result; each is logged, searched for and indexed
+MAX_TAGS = 1000  # of a result that are kept; each is logged, searched for and indexed
 MAX_REASONS = 6  # sentences in a result
 MAX_REASON = 300  # characters of each
 MAX_LIST_MATCHES = 20  # in a result
@@ -194,7 +194,7 @@ class AnalysisResult:
             _DECISIONS.get(decision, _UNDECIDED),
             ggrid if isinstance(ggrid, str) else "",
             verdict if isinstance(verdict, str) else "",
-            tuple([tag for tag in tags[:MAX_TAGS] if isinstance(tag, str)]) if isinstance(tags, list) else (),
+            tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
             created if isinstance(created, str) else "",
             completed if isinstance(completed, str) else "",
             reasons=readable_reasons(value["reasons"]) if "reasons" in value else (),

@@ -18,6 +18,7 @@ from bridge.config.model import Config
 from bridge.daemon import named_files, wiring
 from bridge.errors import ConfigError
 from bridge.events.delivery import DeliverySettings, SinkPlan
+from bridge.events.direct import Lines
 from bridge.events.event import Event, EventType, Release, Report, released, reported
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
@@ -46,7 +47,10 @@ def event_plans(conf: Config, state: Path) -> EventPlans | None:
     if not conf.events:
         return None
     sinks = tuple(
-        SinkPlan(sink.name, sink_maker(conf, sink, state), sink.format == "ocsf", sink.max_attempts)
+        SinkPlan(
+            *(sink.name, sink_maker(conf, sink, state), sink.format == "ocsf", sink.max_attempts),
+            open_directly=_direct(conf, sink, state),
+        )
         for sink in conf.events
     )
     if warning := events_left_behind(conf, state):
@@ -108,6 +112,17 @@ def _file(sink: EventSink, state: Path) -> Callable[[], Sink]:
     if not path.parent.is_dir():
         raise ConfigError(f"{_key(sink, 'path')}: there is no directory {path.parent}; create it for the daemon's user")
     return lambda: FileSink(path)
+
+
+def _direct(conf: Config, sink: EventSink, state: Path) -> Callable[[], Lines] | None:
+    """With other processes, whose events wait in the outbox, the order would be lost; OCSF is made by `delivery`."""
+    if sink.type != "file" or sink.format == "ocsf" or wiring.worker_count(conf) > 1:
+        return None
+    if not outbox_place(conf, state).is_sqlite:  # other bridges share it, and perhaps the file
+        return None
+    from bridge.events.sinks.file import FileSink
+
+    return lambda: FileSink(state / (sink.path or ""))
 
 
 def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:

@@ -57,6 +57,7 @@ class Events:
             on_lost=self._lost,
             on_made=lambda type_: _count(metrics.events.values, (str(type_),)),
             on_written=self._delivery.wake,
+            direct=self._delivery.direct_files(),
         )
         self._delivery.start()
         self.recorder.start()

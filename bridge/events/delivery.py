@@ -18,7 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from bridge.events.direct import DirectFile, Lines
 from bridge.events.ocsf import to_ocsf
 from bridge.events.outbox import LEASE_S, Entry, Failed, Outbox, OutboxError, SinkState
 from bridge.events.sinks.sink import NotDelivered, Results, Sink
@@ -42,6 +44,7 @@ class SinkPlan:
     create: Callable[[], Sink]  # called in the thread
     is_ocsf: bool = False
     max_attempts: int = 12
+    open_directly: Callable[[], Lines] | None = None  # a file of JSON lines that only this process has events for
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,22 @@ class Delivery:
         if self._thread is not None:
             self._thread.join(limit_s)
             self._thread = None
+
+    def direct_files(self) -> dict[str, DirectFile]:
+        """For the recorder, by sink."""
+        return {
+            plan.name: DirectFile(plan.open_directly(), partial(self._may_deliver, plan.name), self._counter(plan.name))
+            for plan in self.settings.plans
+            if plan.open_directly is not None
+        }
+
+    def _may_deliver(self, sink: str, for_s: float) -> bool:
+        """From any thread."""
+        return self._held.get(sink, 0.0) - time.monotonic() > for_s
+
+    def _counter(self, sink: str) -> Callable[[int], None]:
+        """Counts what was delivered, from any thread; the counters belong to ours."""
+        return lambda number: self._call(lambda: self.on_delivered(sink, number))
 
     def _spread_news(self) -> None:
         for news in self._news.values():

@@ -28,6 +28,7 @@ from sqlalchemy import (
     Row,
     String,
     Table,
+    bindparam,
     case,
     delete,
     false,
@@ -140,6 +141,9 @@ event_sink = Table(
 _s = event_sink.c
 
 
+_WAITING = select(_c.seq).where(_c.sink == bindparam("name"), _c.is_dead.is_(False)).limit(1)
+
+
 def _create(connection: Connection) -> None:
     metadata.create_all(connection)
 
@@ -197,6 +201,11 @@ class Outbox:
         return found
 
     # Delivering
+
+    def has_waiting(self, sink: str) -> bool:
+        """Whether an event waits for this sink, also one that was set aside."""
+        with self._tables.reading() as connection:
+            return connection.execute(_WAITING, {"name": sink}).first() is not None
 
     def hold_lease(self, sink: str, owner: str) -> bool:
         """Take or keep the right to deliver to this sink; False if another process has it."""

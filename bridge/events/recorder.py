@@ -1,8 +1,9 @@
 """The recorder: takes reports from the mail's path, and writes events to the outbox from a thread.
 
 `put` only appends to a bounded queue: it is called for every mail. A thread makes the events and writes them in
-batches. A database that is slow, full, locked or gone fills the queue; what does not fit is counted for each sink it
-was meant for, and mail continues. If this is wrong, a slow database slows mail, or events are lost without a trace.
+batches; events for a file are written there at once if none waits for it (`direct`). A database that is slow, full,
+locked or gone fills the queue; what does not fit is counted for each sink it was meant for, and mail continues. If this
+is wrong, a slow database slows mail, or events are lost without a trace.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import time as now
 
+from bridge.events.direct import DirectFile
 from bridge.events.event import Event, of_mail, types_of
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.filter.outcome import Record
@@ -66,6 +68,7 @@ class Recorder:
     on_lost: OnLost = lambda sink, reason, number: None
     on_made: Callable[[str], None] = lambda type_: None
     on_written: Callable[[], None] = lambda: None
+    direct: Mapping[str, DirectFile] = field(default_factory=dict)  # by sink
     problem: str = ""  # why the outbox cannot be written to now
     _queue: deque[tuple[float, Record | Event]] = field(default_factory=deque)
     _lost: Counter[str] = field(default_factory=Counter)  # by sink, not yet counted in the outbox
@@ -106,16 +109,34 @@ class Recorder:
                     self._write_or_lose(batch)
         finally:
             self.outbox.close()
+            for file in self.direct.values():
+                file.close()
 
     def _write_or_lose(self, batch: Sequence[Entry]) -> None:
         try:
-            self._write(batch)
+            if left := self._left_for_outbox(batch):
+                self._write(left)
         except Exception:  # of these events: they must not cost all later ones
             log.exception("events: unexpected error; %d events were lost", len(batch))
             for sink, number in Counter(entry.sink for entry in batch).items():
                 with self._counting:
                     self._lost[sink] += number
                     self.on_lost(sink, QUEUE, number)
+
+    def _left_for_outbox(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Without the events that could be written to their files at once: no other event of the sink waits."""
+        with self._counting:
+            has_lost = any(self._lost.values())  # the outbox is to count them
+        for sink, file in self.direct.items() if not has_lost else ():
+            own = [entry for entry in entries if entry.sink == sink]
+            try:
+                is_written = bool(own) and not self.outbox.has_waiting(sink) and file.write(own)
+            except OutboxError:
+                self.outbox.close()
+                break  # adding them will say why
+            if is_written:
+                entries = [entry for entry in entries if entry.sink != sink]
+        return entries
 
     def _next_batch(self) -> list[Entry]:
         """The events of the next reports; reports that nobody wants to hear of leave nothing."""

@@ -25,6 +25,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fi
 CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
 """
 _PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
-_PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
+_ONE_MAIL = f"(?, {', '.join('?' * len(Row._fields))})"
+_TOGETHER = 100  # mails in one statement: 4.2 us for each instead of 4.8; SQLite takes 32,766 values
+_PUT_MAIL = f"INSERT INTO mail VALUES {_ONE_MAIL}"  # noqa: S608
+_PUT_MAILS = f"INSERT INTO mail VALUES {', '.join([_ONE_MAIL] * _TOGETHER)}"  # noqa: S608
 
 # What a finished segment is searched by. `hourly` has what statistics count most.
 _INDEXED = ("id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
@@ -220,12 +224,18 @@ def set_aside(path: Path) -> None:
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
     try:
         with transaction(connection):
-            connection.executemany(_PUT_KIND, kinds)
-            connection.executemany(_PUT_MAIL, mails)
+            _put(connection, kinds, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
-            connection.executemany(_PUT_KIND, list(map(storable_row, kinds)))
-            connection.executemany(_PUT_MAIL, list(map(storable_row, mails)))
+            _put(connection, list(map(storable_row, kinds)), list(map(storable_row, mails)))
+
+
+def _put(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+    connection.executemany(_PUT_KIND, kinds)
+    whole = len(mails) - len(mails) % _TOGETHER
+    for start in range(0, whole, _TOGETHER):
+        connection.execute(_PUT_MAILS, list(chain.from_iterable(mails[start : start + _TOGETHER])))
+    connection.executemany(_PUT_MAIL, mails[whole:])
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
 from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
+from bridge.scanner.bounded_result import bounded
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect
 from bridge.scanner.dialects.email_scanning import EmailScanning
@@ -157,7 +158,7 @@ class Host:
         elif self.echoes and answer.status == 200:
             raise ScanMalformed(f"{self.url}: the decision does not carry our request id, although earlier ones did")
         try:
-            result = self.dialect.result(answer)
+            result = bounded(self.dialect.result(answer))
         except (MessageTooLarge, ScanRefused):
             self.learn(Event.ALIVE, now)
             raise

@@ -190,6 +190,8 @@ def test_allowed_sender_is_delivered_to_this_recipient_alone(bridge: RunningBrid
         {"verdict": "spam", "tags": ["mime:executable"]},
         {"verdict": "spam", "tags": ["auth:dmarc-reject"]},
         {"verdict": "spam", "tags": ["auth:dmarc-temperror"]},
+        {"verdict": "spam", "tags": ["auth:spf-pass", *(f"tag:{number}" for number in range(1500)), "malware:eicar"]},
+        {"verdict": "spam", "tags": ["x" * 300 + "virus"]},
         {"verdict": "suspicious", "tags": []},
         {"verdict": "", "tags": []},
     ],

@@ -240,3 +240,16 @@ def test_a_directory_that_cannot_be_read_is_no_empty_history(tmp_path: Path) -> 
     (tmp_path / "file").write_text("x")
     with pytest.raises(HistoryError, match="file: Not a directory"):
         find(SqliteHistory(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("number", [1, 99, 100, 101, 250])
+@pytest.mark.parametrize("helo", ["mx.example", "\udcff"])
+def test_mails_written_together_are_all_there(tmp_path: Path, number: int, helo: str) -> None:
+    """In their order, each with its own kind, also if one has bytes that are not text."""
+    history = SqliteHistory(tmp_path)
+    history.append([mail(each, rule=f"r{each % 7}", helo=helo if each == number - 1 else "") for each in range(number)])
+    found = history.find(HistoryQuery(limit=0))
+    assert sorted((entry.row.id, entry.kind.rule) for entry in found) == [
+        (f"ID{each:04d}", f"r{each % 7}") for each in range(number)
+    ]
+    history.close()

@@ -81,12 +81,12 @@ def config(sections: dict[str, Any], listener: dict[str, Any]) -> Config:
     ],
 )
 def test_the_line_of_a_mail_has_rule_and_tags(tmp_path: Path, decision: str, rule: str, action: str) -> None:
-    """As the service sent them, in one value; a tag with a space or a quote is quoted."""
+    """As the service sent them, in one value and printable; a tag with a space or a quote is quoted."""
     with running_bridge(tmp_path) as bridge, mail_lines() as lines:
         bridge.scanner.reply = answer(200, result(decision, tags=["spam:high", 'odd "tag"\n']))
         send(bridge)
         assert (lines[0]["rule"], lines[0]["action"]) == (rule, action)
-        assert lines[0]["tags"] == 'spam:high,odd "tag"\n'
+        assert lines[0]["tags"] == 'spam:high,odd "tag"?'
         records = list((tmp_path / "state" / "quarantine").glob("*.json"))
         assert [f'"rule": "{rule}"' in path.read_text() for path in records] == [True] * (action == "quarantine")
 

@@ -19,6 +19,7 @@ from bridge.errors import (
     ScanRefused,
     ScanUnavailable,
 )
+from bridge.matching.dangerous_tags import has_danger
 from tests.scanner.fault_server import (
     GGRID,
     TOKEN,
@@ -255,7 +256,41 @@ async def test_a_word_that_occurs_twice_is_not_two_decisions() -> None:
 
 async def test_the_index_took_seconds_for_a_hundred_thousand_tags() -> None:
     found = await submit_to(answer(200, result("drop", tags=[f"tag:{number}" for number in range(50_000)])))
-    assert found.tags == tuple(f"tag:{number}" for number in range(1000))
+    assert found.tags == ("limit:tags", *(f"tag:{number}" for number in range(999)))
+
+
+async def test_a_danger_behind_the_thousandth_tag_was_dropped() -> None:
+    """It comes first, so that nobody who shows only some of the tags leaves it out."""
+    many = [f"tag:{number}" for number in range(2000)]
+    found = await submit_to(answer(200, result("quarantine", tags=[*many, "malware:late", *many])))
+    assert found.tags[:3] == ("limit:tags", "malware:late", "tag:0") and len(found.tags) == 1000
+    assert has_danger(found.tags[1:])
+    some = [f"tag:{number}" for number in range(101)]
+    assert (await submit_to(answer(200, result("drop", tags=[*some, "Virus"])))).tags == ("Virus", *some)
+
+
+async def test_a_danger_at_the_end_of_a_long_tag_is_not_lost() -> None:
+    """The tag is cut, so the mail counts as dangerous, whatever the rest of the tag said."""
+    found = await submit_to(answer(200, result("quarantine", tags=["x" * 500 + "virus", "b"])))
+    assert found.tags == ("limit:tags", "x" * 200, "b")
+
+
+async def test_tags_verdict_and_ggrid_are_bounded() -> None:
+    """Each tag, all of them together, and the words; a megabyte of them was logged for each mail."""
+    found = await submit_to(answer(200, result("drop", tags=["y" * 200] * 3 + [f"{n:0200}" for n in range(300)])))
+    assert sum(map(len, found.tags)) <= 20_000 and len(found.tags) == 100
+    long = await submit_to(answer(200, result("drop", verdict="v" * 5000, ggrid="g" * 5000, tags=["t" * 200])))
+    assert (long.verdict, long.ggrid, long.tags) == ("v" * 300, "g" * 300, ("t" * 200,))
+
+
+async def test_tags_verdict_and_ggrid_are_printable() -> None:
+    """Whoever shows them shows text: no escapes, no lines, no reversed reading direction, no half characters."""
+    odd = "a\x1b[31m\r\nb\u202e\x00\x9b"
+    found = await submit_to(answer(200, result("drop", verdict=odd, ggrid=odd, tags=[odd, "\u00e4\u00a0b"])))
+    clean = "a?[31m??b???"
+    assert (found.verdict, found.ggrid, found.tags) == (clean, clean, (clean, "\u00e4 b"))
+    body = result("drop", tags=["x"]).replace(b'"x"', b'"\\ud800x"')
+    assert (await submit_to(answer(200, body))).tags == ("?x",)
 
 
 @each_dialect

@@ -146,6 +146,8 @@ def test_of_ten_thousand_symbols_those_that_weigh_most_are_kept() -> None:
     symbols = {f"S{number}": {"score": number if number % 2 else -number} for number in range(10_000)}
     tags = reading(symbols=symbols).tags
     assert len(tags) == 257 and tags[1:4] == ("S9999", "S9998", "S9997")
+    tags = reading(symbols=symbols | {"CLAM_VIRUS": {"score": 0.0}, "PHISHED": {}}).tags
+    assert len(tags) == 257 and tags[1:4] == ("CLAM_VIRUS", "PHISHED", "S9999")
 
 
 def test_symbols_cannot_write_lines() -> None:

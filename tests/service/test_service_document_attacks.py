@@ -89,6 +89,12 @@ ATTACKS = {
         ole({"WordDocument": b"\xec\xa5" + bytes(60) + b"\x13 DDEAUTO cmd /c calc \x14"}),
         "a.doc",
     ),
+    "DDE behind many harmless fields": (
+        ole(
+            {"WordDocument": b"\xec\xa5" + bytes(60) + b"\x13 DDE Excel a b \x14" * 101 + b"\x13 DDE cmd /c calc \x14"}
+        ),
+        "a.doc",
+    ),
     "DDE in RTF": (b'{\\rtf1{\\field{\\*\\fldinst {\\b DD}{\\i E\\\'41UTO cmd "/c calc"}}{\\fldrslt x}}}', "a.rtf"),
     "DDE in an old workbook": (book(link=b"cmd\x03/c calc"), "a.xls"),
     "DDE in a new workbook": (
@@ -249,6 +255,8 @@ def onenote(name: str, content: bytes) -> bytes:
 
 def test_the_names_of_files_in_onenote_are_judged() -> None:
     assert {"mime:executable", "mime:double-extension"} <= tags(onenote("invoice.pdf.wsf", b"x=1;" * 9), "a.one")
+    many = b"".join(onenote(f"{number}.txt", b"") for number in range(1001))
+    assert "mime:executable" in tags(many + onenote("evil.com", b"x=1;" * 9), "a.one")
     assert {"mime:executable", "office:embedded-file"} <= tags(onenote("Rechnung\u00e4.cmd", b"@echo off"), "a.one")
     assert "attachment:credential-form" in tags(onenote("open.html", b"<!--" + b" " * 5000 + b"-->" + FORM), "a.one")
     assert "mime:executable" not in tags(onenote("report.docx", b"PK\3\4"), "a.one")

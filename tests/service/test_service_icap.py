@@ -246,6 +246,10 @@ def test_reqmod_and_header_injection(liar, tmp_path):
         ({"x-virus-id": ["Eicar-Test"]}, {"malware:eicar-test"}),
         ({"x-virus-id": ["no threats"]}, set()),
         ({"x-violations-found": ["1\na.exe\nEicar\n11101\n0"]}, {"malware:eicar"}),
+        (
+            {"x-violations-found": ["26" + "\na\nHeuristics.Encrypted.Zip\n1\n0" * 25 + "\na\nEicar\n1\n0"]},
+            {"icap:container", "malware:eicar"},
+        ),
         ({"x-violations-found": ["0"]}, set()),
         ({"x-blocked": ["true"]}, {"icap:blocked"}),
     ],

@@ -83,6 +83,9 @@ HIDDEN = {
     "comments": pdf(stream(b"/Type%x\n/ObjStm/N%\n1/First 4/Filter%y>>\n[%z\n/FlateDecode]", PACKED)),
     "other object in a string": pdf(stream(ABOUT + b"/X(8 0 obj)", PACKED)),
     "indirect filter": pdf(stream(b"/Type/ObjStm/First 4/Filter 2 0 R", A85 + b"~>"), b"[/A85/Fl]"),
+    "indirect filter behind others": pdf(
+        stream(b"/Length 3 0 R" * 9 + b"/Type/ObjStm/First 4/Filter 2 0 R", A85 + b"~>"), b"[/A85/Fl]"
+    ),
     "LZW": pdf(stream(b"/Type/ObjStm/First 4/Filter/LZWDecode", lzw(OBJECTS))),
     "hexadecimal and LZW": pdf(stream(b"/Type/ObjStm/First 4/Filter[/AHx/LZW]", lzw(OBJECTS).hex().encode() + b">")),
     "runs": pdf(stream(b"/Type/ObjStm/First 4/Filter/RL", runs(OBJECTS))),

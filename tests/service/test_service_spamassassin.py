@@ -190,3 +190,13 @@ def test_scores_are_relative_to_the_threshold():
     assert read_answer({"spam": "True ; 20.0 / 5.0"}, b"", 0.0).opinion == 10.0
     with pytest.raises(BadAnswer):
         read_answer({}, b"", 8.0)
+
+
+def test_a_rule_behind_the_hundredth_was_lost() -> None:
+    """`decisions` may name any rule: all of them are tags, or the answer does not count."""
+    fields = {"spam": "False ; 0.0 / 5.0"}
+    names = [f"RULE_{number}" for number in range(1000)]
+    found = read_answer(fields, ",".join(names).encode(), 5.0)
+    assert found.tags == {f"spamassassin:{name}" for name in names}
+    with pytest.raises(BadAnswer):
+        read_answer(fields, ",".join([*names, "ONE_MORE"]).encode(), 5.0)

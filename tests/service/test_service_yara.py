@@ -147,3 +147,22 @@ def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yara", None)
     with pytest.raises(ConfigError, match=r"pip install 'scanbridge\[yara\]'"):
         compiled_setup(Yara(rules=["a.yar"]))
+
+
+def test_a_rule_behind_the_hundredth_was_lost(tmp_path):
+    """`decisions` may name any rule: all of them are tags, or the mail counts as not examined completely."""
+    names = [f"Lab_{number:04}" for number in range(1001)]
+    (tmp_path / "lab.yar").write_text(
+        "".join(f'rule {name} {{ strings: $a = "xyzzy" condition: $a }}\n' for name in names)
+    )
+    (tmp_path / "one.yar").write_text('rule Last { strings: $a = "plugh" condition: $a }')
+    matcher = Matcher(compiled_setup(Yara(rules=[str(tmp_path / "*.yar")])))
+    matcher.see(b"xyzzy", ())
+    assert not matcher.answer(saw_all=True)["is_complete"]
+    (tmp_path / "lab.yar").write_text(
+        "".join(f'rule {name} {{ strings: $a = "xyzzy" condition: $a }}\n' for name in names[:999])
+    )
+    matcher = Matcher(compiled_setup(Yara(rules=[str(tmp_path / "*.yar")])))
+    matcher.see(b"xyzzy plugh", ())
+    found = matcher.answer(saw_all=True)
+    assert found["is_complete"] and set(found["tags"]) == {f"yara:{name}" for name in (*names[:999], "Last")}

@@ -2,15 +2,19 @@
 
 The name is looked at before each batch: once a file was renamed or removed (logrotate), the next batch creates a new
 one. A line is whole or not there: what a full disk cut off is taken back, and what a crash cut off is ended with a
-line feed, so that the next line can be read.
+line feed, so that the next line can be read. Several threads and processes may write to one file, also one whose caller
+has given up: while one of them writes, the others wait, so that nothing but its own bytes is ever taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,19 +28,34 @@ class FileSink:
     path: Path
     batch: int = 500
     _fd: int = field(default=-1, init=False)
+    _is_closing: bool = field(default=False, init=False)
+    _using: threading.Lock = field(default_factory=threading.Lock, init=False)  # the descriptor
 
     async def deliver(self, entries: Sequence[Entry]) -> Results:
         try:
-            await asyncio.to_thread(self._append, b"".join([entry.body + b"\n" for entry in entries]))
+            await asyncio.to_thread(self.append, b"".join([entry.body + b"\n" for entry in entries]))
         except OSError as exc:
             await self.close()
             return all_failed(entries, NotDelivered(f"{self.path}: {exc.strerror or exc}"))
         return {entry.seq: None for entry in entries}
 
-    def _append(self, lines: bytes) -> None:
-        if not self._is_current():
-            self._open()
+    def append(self, lines: bytes) -> None:
+        """All of them or none, on disk. Raises OSError."""
+        with self._using:
+            try:
+                if not self._is_current():
+                    self._open()
+                with _locked(self._fd):
+                    self._write(lines)
+            finally:
+                if self._is_closing:
+                    self._is_closing = False
+                    self._close()
+
+    def _write(self, lines: bytes) -> None:
         start = os.fstat(self._fd).st_size
+        if start and os.pread(self._fd, 1, start - 1) != b"\n":
+            start += os.write(self._fd, b"\n")
         view = memoryview(lines)
         try:
             while view:
@@ -67,8 +86,6 @@ class FileSink:
         if not stat.S_ISREG(found.st_mode):  # a FIFO without a reader would stop all sinks
             self._close()
             raise OSError("is not a regular file")
-        if found.st_size and os.pread(self._fd, 1, found.st_size - 1) != b"\n":
-            os.write(self._fd, b"\n")
 
     def _close(self) -> None:
         if self._fd >= 0:
@@ -76,4 +93,26 @@ class FileSink:
             self._fd = -1
 
     async def close(self) -> None:
-        self._close()
+        self.close_now()
+
+    def close_now(self) -> None:
+        """A write whose caller was cancelled may still use the descriptor: it closes it then."""
+        self._is_closing = True
+        if self._using.acquire(blocking=False):
+            self._is_closing = False
+            self._close()
+            self._using.release()
+
+
+@contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    """Against other writers of the file, as far as its file system has locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -19,6 +19,7 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision, Queue
 from bridge.errors import ScanMalformed
 from bridge.mail.message import Message
 from bridge.scanner.answers import need_decision, need_status, unreadable
+from bridge.scanner.bounded_result import dangerous_first
 from bridge.scanner.dialect import request_line
 from bridge.scanner.dialects import allowed_changes
 from bridge.scanner.dialects.allowed_changes import Wishes
@@ -170,11 +171,12 @@ def _items(found: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _tags(found: dict[str, Any]) -> tuple[str, ...]:
-    """The score, then the symbols: all of them, or those that weigh most. Raises ValueError."""
+    """The score, then the symbols: all of them, or the dangerous ones and those that weigh most. Raises ValueError."""
     symbols = found.get("symbols")
     names: Iterable[Any] = symbols if isinstance(symbols, dict) else ()
     if isinstance(symbols, dict) and len(symbols) > _MAX_SYMBOLS:
-        names = sorted(symbols, key=lambda name: -abs(_number(symbols[name], "score")))[:_MAX_SYMBOLS]
+        heaviest = tuple(sorted(symbols, key=lambda name: -abs(_number(symbols[name], "score"))))
+        names = dangerous_first(heaviest)[:_MAX_SYMBOLS]
     if not _ORDINARY.fullmatch(" ".join(names)):
         names = allowed_changes.names(names, _MAX_SYMBOLS, _MAX_WORD)
     skipped = ("skipped",) if found.get("is_skipped") is True else ()

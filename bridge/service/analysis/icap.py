@@ -357,7 +357,7 @@ def _violations(value: str) -> set[str]:
     lines = value.split("\n")
     if lines[0].strip() in ("", "0"):
         return set()
-    return {_threat(line) for line in lines[2::4][:20] if line.strip()} or {"icap:blocked"}
+    return {_threat(line) for line in lines[2::4] if line.strip()} or {"icap:blocked"}
 
 
 def _threat(name: str) -> str:

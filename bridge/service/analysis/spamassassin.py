@@ -18,7 +18,7 @@ from bridge.service.analysis.opinions import FAR, SUFFICIENT, UNSURE, opinion_of
 from bridge.service.engine_settings import SpamAssassin
 
 MAX_ANSWER = 256 * 1024
-MAX_RULES = 100
+MAX_RULES = 1000  # more do not match one mail
 MAX_FIELDS = 100
 _STATUS = re.compile(rb"SPAMD/\d{1,3}\.\d{1,3} (\d{1,9}) .*")
 _SPAM = re.compile(r"(True|False|Yes|No) *; *(-?\d{1,9}(?:\.\d{1,9})?) */ *(-?\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
@@ -126,7 +126,9 @@ def read_answer(fields: dict[str, str], body: bytes, spam_score: float) -> Findi
         raise BadAnswer("no score")
     score, threshold = float(match.group(2)), float(match.group(3))
     rules = [name.strip() for name in re.split(r"[,\s]+", body.decode("ascii", "replace")) if name.strip()]
-    tags = {f"spamassassin:{name}" for name in rules[:MAX_RULES] if _RULE.fullmatch(name)}
+    if len(rules) > MAX_RULES:
+        raise BadAnswer("too many rules")  # `decisions` may name one that would be left out
+    tags = {f"spamassassin:{name}" for name in rules if _RULE.fullmatch(name)}
     is_spam = match.group(1).lower() in ("true", "yes")
     if is_spam:
         tags.add(_CALLED_SPAM)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the processes that inspect mail do not need the settings
     from bridge.service.engine_settings import Yara
 
 INSTALL = "yara-python is not installed; run: pip install 'scanbridge[yara]'"
-MAX_TAGS = 100
+MAX_TAGS = 1000  # of each kind; a mail that matches more rules counts as not examined completely
 _EXTERNALS = ("filename", "extension")  # variables that public rule sets expect
 _PLACE = re.compile(r"(.*)\((\d+)\): (.*)", re.DOTALL)
 
@@ -144,7 +144,8 @@ class Matcher:
         """For `YaraAnswer.from_dict`. `saw_all`: the inspection has reached no limit."""
         tags = [f"yara:{rule}" for rule in sorted(self._found)[:MAX_TAGS]]
         tags += [f"malware:yara.{rule.lower()}" for rule in sorted(self._malware)[:MAX_TAGS]]
-        return {"tags": tags, "score": sum(self._found.values()), "is_complete": self._is_complete and saw_all}
+        is_complete = self._is_complete and saw_all and len(self._found) <= MAX_TAGS
+        return {"tags": tags, "score": sum(self._found.values()), "is_complete": is_complete}
 
 
 def _number(value: Any, default: float) -> float:

@@ -45,6 +45,7 @@ _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 _LINK = re.compile(rb"https?://[\x21-\x7e]{4,}+")  # to the end: a long user name may precede the host
 _WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,}+")
 _DDE_FIELD = re.compile(rb"\x13(\0?[\s\"]{0,9}\0?D\0?D\0?E\0?[^\x14\x15]{0,2000})", re.IGNORECASE)
+_DDE_WORK = 4096  # for each such field
 _RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
 _FIELD = re.compile(
     r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}(?:\"([^\"]*)|'([^']*))|fldCharType\s{0,9}=\s{0,9}[\"']begin()"
@@ -152,8 +153,9 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
     elif name == "worddocument":
         if _has_password(content):
             yield ENCRYPTED
-        for field in _DDE_FIELD.findall(content)[:100]:
-            yield office_attacks.tag_of_field(field.replace(b"\0", b"").decode("latin-1"))
+        for match in _DDE_FIELD.finditer(content):
+            budget.take_work(_DDE_WORK)
+            yield office_attacks.tag_of_field(match[1].replace(b"\0", b"").decode("latin-1"))
     elif name in ("0table", "1table") and any(map(office_attacks.is_remote, office_attacks.associated(content))):
         yield TEMPLATE
     elif name == "\x01ole" and _URL_MONIKER in content and any(map(office_attacks.is_remote, _links(content))):

@@ -20,7 +20,7 @@ _FILE_HEAD = 36
 _NAME_IDS = tuple(number.to_bytes(4, "little") for number in (0x1C001D9C, 0x1C001D9D))  # EmbeddedFileName, its source
 _SIZES = {0x1: 0, 0x2: 0, 0x3: 1, 0x4: 2, 0x5: 4, 0x6: 8, 0x8: 0, 0x9: 4, 0xA: 0, 0xB: 4, 0xC: 0, 0xD: 4}  # by type
 _SIZED = 0x7  # a value that begins with its length
-_MOST_PROPERTIES, _MOST_NAMES, _LONGEST = 64, 1000, 1024
+_MOST_PROPERTIES, _LONGEST = 64, 1024
 _SEARCH_WORK = 4096
 # Names of programs anywhere in the file, for what is not found that way: but not `.com`, which ends hosts, too.
 _PROGRAM_NAME = re.compile(
@@ -34,7 +34,7 @@ _BEFORE = 100  # bytes of such a name before its last dot
 
 def onenote_members(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(10 * len(content))
-    names = tuple(dict.fromkeys(_names(content, budget)))[:_MOST_NAMES]
+    names = tuple(dict.fromkeys(_names(content, budget)))
     pages = tuple(name for name in names if recognition.is_page((name,)))[:20]
     has_file = False
     at = content.find(_FILE)

@@ -128,7 +128,7 @@ class Decoder:
     def described(self, stream: Stream) -> bytes:
         """What describes a stream, with the objects that it refers to."""
         about = without_comments(stream.about[max(0, stream.about.rfind(b"obj")) :])
-        found = _LOOKED_UP.findall(about)[:8]
+        found = dict.fromkeys(_LOOKED_UP.findall(about))  # each is charged, so that all of them can be looked up
         return about + b"".join(b"/%b %b" % (key, self._object(number)) for key, number in found)
 
     def _end(self, stream: Stream, about: bytes) -> int:
