@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bridge.config.model import Config
 from bridge.daemon import named_files
 from bridge.errors import ConfigError
-from bridge.history import segments
+from bridge.history import segment_files
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 from bridge.observe.redaction import FULL, Redaction
@@ -35,7 +35,7 @@ def history_directory(state: Path) -> Path:
 def older_history(conf: Config, state: Path) -> Path | None:
     """The directory of the history that was kept before `state_database` was set: nobody searches it now."""
     directory = history_directory(state)
-    return directory if has_server(conf) and segments.has_mails(directory) else None
+    return directory if has_server(conf) and segment_files.has_mails(directory) else None
 
 
 def history(conf: Config, state: Path, wait_s: float | None = None) -> HistoryStore:

@@ -14,17 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from bridge.history.entry import Kind, Row
-from bridge.history.segments import (
-    FINISHED_SCHEMA,
-    INDEXES,
-    MERGING,
-    finished_name,
-    is_live,
-    quoted,
-    read_merging,
-    segment_files,
-    transaction,
-)
+from bridge.history.segment_files import MERGING, finished_name, is_live, quoted, read_merging, segment_files
+from bridge.history.segments import FINISHED_SCHEMA, INDEXES, transaction
 from bridge.runtime import durable_files
 
 MAX_MERGED = 500 * 1024 * 1024  # bytes of the parts: merging more would take minutes

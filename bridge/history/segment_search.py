@@ -20,9 +20,10 @@ from bridge.history import odd_addresses
 from bridge.history.entry import MailEntry
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_conditions import add_functions
+from bridge.history.segment_files import is_live, segment_files
 from bridge.history.segment_plan import read_page
 from bridge.history.segment_sums import OF_MAIL, Statement, SumsFile, has_key, hourly_sums, sums
-from bridge.history.segments import is_damage, is_live, open_for_reading, segment_files, set_aside
+from bridge.history.segments import is_damage, open_for_reading, set_aside
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 

@@ -15,11 +15,8 @@ continued by the next owner of the slot, or finished by any process that finds i
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
-import math
 import os
-import re
 import secrets
 import sqlite3
 import time
@@ -30,6 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from bridge.history.entry import Kind, Row, address_keys
+from bridge.history.segment_files import (
+    finished_name,
+    is_live,
+    live_files,
+    quoted,
+    remove_live,
+    size_of,
+    slot_of,
+    token_of,
+)
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
 from bridge.runtime.storable import storable_row
@@ -42,8 +49,6 @@ MAX_AGE_S = 86_400.0
 BUSY_S = 5.0
 _FINISH_RETRY_S = 10.0
 _MAX_SLOTS = 1000
-_FINISHED = re.compile(r"(\d{13})-(\d{13})-([0-9a-f]{8})\.sqlite")
-_LIVE = re.compile(r"slot-(\d{1,3})-([0-9a-f]{8})\.live")
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAIL_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
@@ -78,9 +83,6 @@ _COPY = (
     "INSERT INTO finished.kind SELECT * FROM main.kind",
     "INSERT INTO finished.mail SELECT * FROM main.mail",  # SQLite copies whole pages: 0.7 us for each mail; sorted 4.5
 )
-MERGING = "merging.json"  # see `segment_merge`
-_MAX_MERGING = 1024 * 1024
-_MERGING_STEP = "find out who changed it, restore the history from a backup if you have one, then remove this file"
 
 
 class SegmentWriter:
@@ -130,7 +132,7 @@ class SegmentWriter:
                 raise
             self._last_kind += len(new)
             self._rows += len(rows)
-            is_full = self._rows >= self._max_rows or _size(self._path) > self._max_bytes
+            is_full = self._rows >= self._max_rows or size_of(self._path) > self._max_bytes
         if is_full:
             self._finish()
         else:
@@ -186,7 +188,7 @@ class SegmentWriter:
 
     def _live_segment(self) -> Path:
         """The segment that our slot already has, or a new one."""
-        ours = [path for path in live_files(self._directory) if _slot_of(path) == self._slot]
+        ours = [path for path in live_files(self._directory) if slot_of(path) == self._slot]
         return ours[0] if ours else self._directory / f"slot-{self._slot}-{secrets.token_hex(4)}.live"
 
     def _finish(self) -> None:
@@ -249,7 +251,7 @@ def finish(path: Path, busy_s: float = BUSY_S) -> None:
             if first is not None:
                 _copy(connection, new)
         if first is not None:
-            new.rename(path.with_name(finished_name(first, last, _token_of(path))))
+            new.rename(path.with_name(finished_name(first, last, token_of(path))))
     finally:
         new.unlink(missing_ok=True)
     remove_live(path)
@@ -264,22 +266,6 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
         _copy_keys(connection)
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
-
-
-def has_mails(directory: Path) -> bool:
-    try:
-        return any(_FINISHED.fullmatch(path.name) or _LIVE.fullmatch(path.name) for path in directory.iterdir())
-    except OSError:
-        return False
-
-
-def finished_name(first: float, last: float, token: str) -> str:
-    return f"{int(first * 1000):013d}-{int(last * 1000):013d}-{token}.sqlite"
-
-
-def remove_live(path: Path) -> None:
-    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-        path.with_name(name).unlink(missing_ok=True)
 
 
 def _copy_keys(connection: sqlite3.Connection) -> None:
@@ -302,7 +288,7 @@ def finish_abandoned(directory: Path) -> None:
     """Finish live segments whose slot has no owner: a process was killed, or there are fewer workers than before."""
     with _translated():
         for path in live_files(directory):
-            with slot_lock(directory / f"slot-{_slot_of(path)}.lock") as lock:
+            with slot_lock(directory / f"slot-{slot_of(path)}.lock") as lock:
                 if lock < 0 or not path.exists():
                     continue
                 try:
@@ -311,108 +297,6 @@ def finish_abandoned(directory: Path) -> None:
                     if not is_damage(exc):
                         raise
                     set_aside(path)
-
-
-def delete_old(directory: Path, before: float, max_size: int | None) -> tuple[int, int]:
-    """Delete finished segments that end before this time, then the oldest until all fit. Returns both numbers."""
-    finished = sorted((last, path) for _, last, path in segment_files(directory) if not is_live(path))
-    old = [path for last, path in finished if last < before]
-    left = [path for last, path in finished if last >= before]
-    sizes = {path: _size(path) for path in left}
-    total = sum(sizes.values()) + sum(map(_size, live_files(directory)))
-    too_many = []
-    while max_size is not None and total > max_size and left:
-        too_many.append(left.pop(0))
-        total -= sizes[too_many[-1]]
-    for path in (*old, *too_many):
-        path.unlink(missing_ok=True)
-    return len(old), len(too_many)
-
-
-def total_size(directory: Path) -> int:
-    return sum(map(_size, _files(directory)))
-
-
-def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
-    """All segments with the times of their first and last mail; the newest first. A live one has no end."""
-    files = _files(directory)
-    if any(path.name == MERGING for path in files):
-        files = _without_parts(directory, files)
-    finished = {found[3]: (*_span(found), path) for path in files if (found := _FINISHED.fullmatch(path.name))}
-    live = [
-        (0.0, math.inf, path) for path in files if (found := _LIVE.fullmatch(path.name)) and found[2] not in finished
-    ]
-    return sorted((*finished.values(), *live), key=lambda segment: segment[1], reverse=True)
-
-
-def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
-    """The parts of a merged segment do not count, and it does not count itself until it has its final name."""
-    merging = read_merging(directory)
-    if merging is None:  # it is complete now
-        return [path for path in files if path.exists()]
-    if not (directory / merging["merged"]).exists():
-        return files
-    return [path for path in files if path.name not in merging["parts"]]
-
-
-def read_merging(directory: Path) -> dict[str, Any] | None:
-    """None if nothing is being merged. Raises HistoryError if the file is not one of ours: we write it completely or
-    not at all, and without it, a day would be counted twice or not at all."""
-    path = directory / MERGING
-    try:
-        merging = json.loads(durable_files.read(path, _MAX_MERGING)[0])
-        names = [merging["merged"], *merging["parts"]]
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise HistoryError(f"{path} cannot be used: {exc.strerror}; {_MERGING_STEP}") from exc
-    except (ValueError, TypeError, KeyError) as exc:
-        raise HistoryError(f"{path} is damaged; {_MERGING_STEP}") from exc
-    if not all(isinstance(name, str) and _FINISHED.fullmatch(name) for name in names):
-        raise HistoryError(f"{path} names files that are not segments; {_MERGING_STEP}")
-    return {"merged": merging["merged"], "parts": merging["parts"]}
-
-
-def live_files(directory: Path) -> list[Path]:
-    """Live segments; the remains of those that have been finished are removed."""
-    files = _files(directory)
-    finished = {found[3] for path in files if (found := _FINISHED.fullmatch(path.name))}
-    live = sorted(path for path in files if _LIVE.fullmatch(path.name))
-    for path in live:
-        if _token_of(path) in finished:
-            remove_live(path)
-    return [path for path in live if _token_of(path) not in finished]
-
-
-def is_live(path: Path) -> bool:
-    return path.suffix == ".live"
-
-
-def _files(directory: Path) -> list[Path]:
-    """Raises HistoryError, but not if there is no such directory."""
-    try:
-        return [Path(entry.path) for entry in os.scandir(directory)]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise HistoryError(f"{directory}: {exc.strerror}") from exc
-
-
-def _span(found: re.Match[str]) -> tuple[float, float]:
-    return int(found[1]) / 1000, (int(found[2]) + 1) / 1000
-
-
-def _slot_of(path: Path) -> int:
-    return int(path.name.split("-")[1])
-
-
-def _token_of(path: Path) -> str:
-    return path.stem.split("-")[-1]
-
-
-def quoted(path: Path) -> str:
-    """As a part of a URI for SQLite."""
-    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -490,10 +374,3 @@ def _translated() -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as exc:
         raise HistoryError(str(exc) or type(exc).__name__) from exc
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from bridge.history import segment_merge, segments
+from bridge.history import segment_files, segment_merge, segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_search import SegmentSearch
@@ -56,7 +56,7 @@ class SqliteHistory:
             raise HistoryError(f"{self._directory}: {exc}") from exc
 
     def _maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
-        deleted = segments.delete_old(self._directory, before, max_size)
+        deleted = segment_files.delete_old(self._directory, before, max_size)
         with self._later() as connection:
             connection.execute("DELETE FROM later WHERE at < ?", (before,))
         segments.finish_abandoned(self._directory)
@@ -64,7 +64,7 @@ class SqliteHistory:
         return deleted
 
     def size(self) -> int:
-        return segments.total_size(self._directory)
+        return segment_files.total_size(self._directory)
 
     def close(self) -> None:
         self._writer.close()

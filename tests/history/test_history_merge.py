@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bridge.history import segment_merge
 from bridge.history.query import HistoryQuery
-from bridge.history.segments import MERGING
+from bridge.history.segment_files import MERGING
 from bridge.history.sqlite import SqliteHistory
 from tests.history.history_kit import NOON, add, find, mail
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.history import segments
+from bridge.history import segment_files, segments
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
@@ -216,7 +216,7 @@ def test_times_are_in_the_name(tmp_path: Path) -> None:
     add(history, mail(1, at=1_000_000_000.5), mail(2, at=1_000_000_009.25))
     (path,) = tmp_path.glob("*.sqlite")
     assert path.name.startswith("1000000000500-1000000009250-")
-    assert segments.segment_files(tmp_path) == [(1_000_000_000.5, 1_000_000_009.251, path)]
+    assert segment_files.segment_files(tmp_path) == [(1_000_000_000.5, 1_000_000_009.251, path)]
 
 
 def test_of_a_segment_that_was_finished_only_the_finished_one_counts(tmp_path: Path) -> None:

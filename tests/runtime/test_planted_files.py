@@ -14,8 +14,8 @@ from bridge.daemon import named_files
 from bridge.digests.signed_links import LinkKeys
 from bridge.errors import BridgeError, ConfigError
 from bridge.events.outbox import Outbox
-from bridge.history import segments
-from bridge.history.segments import MERGING
+from bridge.history import segment_files
+from bridge.history.segment_files import MERGING
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
 from bridge.quarantine.index import Index
@@ -77,7 +77,7 @@ def test_a_segment_of_another_user_was_searched_and_continued(state: Path) -> No
     history = SqliteHistory(state)
     history.append([mail(1)])
     history.close()
-    (live,) = segments.live_files(state)
+    (live,) = segment_files.live_files(state)
     give_away(live)
     with pytest.raises(HistoryError, match="belongs to another user"):
         SqliteHistory(state).append([mail(2)])
