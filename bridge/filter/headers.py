@@ -118,11 +118,6 @@ def _date(second: int) -> str:
     return formatdate(second, localtime=True)
 
 
-def count_received(lower: bytes) -> int:
-    """How many servers this mail has passed, by its header section in lower case."""
-    return lower.count(b"\nreceived:") + lower.startswith(b"received:")
-
-
 def message_id(head: bytes, lower: bytes) -> str:
     """The first Message-ID, as mail servers log it, truncated; "" if there is none.
 

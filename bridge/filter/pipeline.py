@@ -22,7 +22,8 @@ from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
 from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
-from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
+from bridge.filter.header_checks import HeaderChecks
+from bridge.filter.headers import HeaderEditor, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.mail_rates import MailRates
 from bridge.filter.outcome import Outcome, Record
@@ -30,10 +31,7 @@ from bridge.filter.personal_rules import PersonalLists
 from bridge.filter.personal_split import PersonalSplit
 from bridge.filter.policy import (
     AMBIGUOUS,
-    BARE,
     CONTINUES,
-    LONG_HEAD,
-    LOOP,
     NO_STORAGE,
     TENANTS_CHANGED,
     TOO_MUCH_MAIL,
@@ -118,6 +116,7 @@ class Filter:
         self._scanner = scanner
         self._slots = Slots(admission, limit, scanner)
         self._headers = headers
+        self._header_checks = HeaderChecks(headers, settings.max_received, settings.keeps_refused)
         self._actions = Actions(headers, quarantine, relay)
         self._report = report
         self._trace = trace
@@ -285,7 +284,7 @@ class Filter:
         lower = head.lower()
         record.message_id = message_id(head, lower)
         record.subject = subject(head, lower)
-        refusal = self._check_header(record, head, lower)
+        refusal = self._header_checks.refuse(record, head, lower)
         if refusal is None and token is None and self._headers.may_be_in(lower):
             token = await self._strip_our_fields(tx, head)
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
@@ -333,19 +332,6 @@ class Filter:
             return Outcome(Action.REJECT, with_id(reply, record.tx.id))
         log.info("mail %s: quarantined instead of bounced: %s", record.tx.id, reply)
         return await self._actions.keep_refused(record, reply)
-
-    def _check_header(self, record: Record, head: bytes, lower: bytes) -> Reply | None:
-        """Refuses a mail in a loop, and one whose long header could hide fields that only we may write."""
-        message = record.tx.message
-        if self._settings.keeps_refused and not message.has_clean_lines:
-            return BARE
-        if count_received(lower) > self._settings.max_received:
-            record.limit = "max_received"
-            return LOOP
-        if self._headers.is_hidden(message, head, lower):
-            record.limit = "header"
-            return LONG_HEAD
-        return None
 
     async def _is_ambiguous(self, record: Record) -> bool:
         """Whether mail programs may read the mail differently: its structure is one that they seldom or never write."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.filter.headers import HeaderEditor, count_received
+from bridge.filter.header_checks import count_received
+from bridge.filter.headers import HeaderEditor
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session

@@ -10,7 +10,8 @@ from typing import Any
 
 from aiosmtpd.proxy_protocol import get_proxy
 
-from bridge.filter.headers import HeaderEditor, count_received, message_id
+from bridge.filter.header_checks import count_received
+from bridge.filter.headers import HeaderEditor, message_id
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, HiddenClient, TwoClients
 from bridge.intake.smtp.line_buffer import LineBuffer
 from bridge.mail.message import Message, Spool

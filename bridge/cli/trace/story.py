@@ -16,7 +16,7 @@ from bridge.cli.trace.mail_server import MAX_MAILS, Exchange, left_out
 from bridge.cli.trace.run import Run, Setup
 from bridge.cli.trace.stand_ins import ACCEPTED
 from bridge.daemon import wiring
-from bridge.filter.headers import count_received
+from bridge.filter.header_checks import count_received
 from bridge.filter.outcome import Record
 from bridge.filter.policy import Case
 from bridge.mail.action import Action
