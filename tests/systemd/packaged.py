@@ -112,6 +112,7 @@ def removed(next_hop: NextHop) -> str:
 def by_ansible(next_hop: NextHop) -> str:
     done, first = play(next_hop), CONFIG.read_text()
     assert " failed=0 " in done, done
+    assert "reload succeeded" in journal(), "the role's first configuration was not reloaded"
     reply = mail(b"by Ansible")
     assert reply.startswith("250"), reply
     assert systemctl("is-enabled", *UNITS).split() == ["enabled"] * 4
@@ -122,9 +123,13 @@ def by_ansible(next_hop: NextHop) -> str:
     assert status()["max_in_processing"] == 7, "the new configuration is not in effect"
     second = CONFIG.read_text()
     assert " failed=1 " in play(next_hop, no_such_key=1) and CONFIG.read_text() == second != first
+    restarted = play(next_hop, log={"format": "json"})
+    assert " failed=0 " in restarted and show("MainPID") != process, restarted
+    assert (later := mail(b"after a restart")).startswith("250"), later
     return (
         f"the role of deploy/ansible installs it, and a mail passes ({reply[:3]}); a second run changes nothing; a new "
-        "configuration is reloaded in the same process; one with a mistake makes the play fail and is not installed"
+        "configuration is reloaded in the same process; one with a mistake makes the play fail and is not installed; "
+        "one that a reload cannot apply causes a restart"
     )
 
 
