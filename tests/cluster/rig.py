@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.monkey import Monkey
+from tests.cluster.operators import PATIENCE_S
 from tests.cluster.releases import Releases
 from tests.cluster.scenarios import Scenario, cause_of, is_deferred, play
 from tests.cluster.world import DEADLINE_S, FULL, ClusterWorld
@@ -198,6 +199,7 @@ def table(result: Result) -> str:
         *((f"... {why}", len(ids)) for why, ids in sorted(account.duplicates.items())),
         ("longest wait for a reply", f"{max(waits, default=0):.1f} s"),
         ("longest time until a mail was accepted", f"{max(delays, default=0):.1f} s"),
+        (f"NATS servers restarted, not current for {PATIENCE_S:.0f} s", len(result.monkey.operator.restarts)),
         ("faults", _counted(result.monkey.counts())),
     ]
     text = "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)

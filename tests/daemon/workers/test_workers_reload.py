@@ -195,7 +195,7 @@ _IN_MEMORY = {"late_decisions": {"store": "memory"}}
 def test_only_a_change_of_what_is_in_effect_needs_a_restart(
     tmp_path: Path, old: dict[str, Any], new: dict[str, Any], refused: list[str]
 ) -> None:
-    """A default that is written down is no change. Another database of late decisions is one, even without a history."""
+    """A default that is written down is no change. Another database of late decisions is one, history or not."""
     path, _, _ = write_config(tmp_path, "http://127.0.0.1:1", "smtp://127.0.0.1:1", history={"enabled": False})
     data, _ = yaml_file.read(path, path.read_text())
     del data["admin"]
