@@ -45,7 +45,7 @@ class Monkey:
 
     def __init__(self, world: ClusterWorld, seed: int, longest_s: float = 10.0) -> None:
         self.world, self._dice, self._longest_s = world, random.Random(seed), longest_s
-        self.operator = Operator()
+        self.operator = Operator(lambda: world.cluster.of("nats"))
         self.faults: list[Fault] = []
         self.ends: list[tuple[str, float]] = []  # nodes that were killed or stopped, and when
         self._errors: list[BaseException] = []
@@ -54,6 +54,10 @@ class Monkey:
 
     def start(self) -> None:
         self._lane.start()
+
+    def wait(self, seconds: float) -> None:
+        """Returns early if a node did not come back; `heal` then says which one."""
+        self._lane.join(seconds)
 
     def heal(self) -> None:
         self._stop.set()
