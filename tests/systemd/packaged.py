@@ -72,18 +72,28 @@ def upgrade(next_hop: NextHop) -> str:
         begun = time.monotonic()
         dpkg("-i", str(TRIAL / "new.deb"))
         took = time.monotonic() - begun
-        assert took < 45, f"{took:.0f} s: something waited for the whole drain_timeout"
         assert show("MainPID") != process and status()["ready"], "it was not restarted"
+        # Not the time of `dpkg`: on a busy machine, it unpacks for a minute.
+        stops = stop_times()
+        assert min(stops) > 0 and max(stops) < 20, f"{stops}: a daemon waited for mail that nobody finishes"
         done = len(load.accepted)
         until(lambda: len(load.accepted) > done + 20, "mail to flow again", 60)
     assert CONFIG.read_text() == edited and (ETC / "api-token").read_text() == token
     assert not load.lost(next_hop) and load.seen["refused"] == 0, load.seen
     others = {what: count for what, count in load.seen.items() if what not in ("250", "refused")}
     return (
-        f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted; "
+        f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted "
+        f"(each stopped within {max(stops):.1f} s); "
         f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, "
         f"told to try again: {sum(others.values())}"
     )
+
+
+def stop_times() -> list[float]:
+    """How long each daemon took to stop when it was last restarted."""
+    units, names = ("scanbridge-scanner.service", BRIDGE), ("ActiveExit", "InactiveEnter")
+    moments = [[int(show(f"{name}TimestampMonotonic", unit)) / 1e6 for name in names] for unit in units]
+    return [stopped - told for told, stopped in moments]
 
 
 def removed(next_hop: NextHop) -> str:
