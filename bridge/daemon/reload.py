@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import wiring
+from bridge.daemon import named_files, wiring
 from bridge.daemon.systemd import notify
 from bridge.errors import ConfigError
 from bridge.observe.metrics import Metrics
@@ -52,7 +53,8 @@ def check_change(old: Config, new: Config) -> None:
 
 
 def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
-    yield "state_directory", old.state_directory, new.state_directory
+    """Effective values: a key that is left out has the value of its default, which may come from the environment."""
+    yield "state_directory", _state(old), _state(new)
     yield "workers", wiring.worker_count(old), wiring.worker_count(new)
     yield "admin.address", str(old.admin.address), str(new.admin.address)
     yield "log", old.log, new.log
@@ -69,13 +71,19 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
             and (other := before.get((listener.name, str(listener.address)))) is not None
         ):
             yield f"listener {listener.name}: tls", other.tls is None, listener.tls is None
-    if old.history.enabled:
+    late = [wiring.effective_late_decisions(conf) for conf in (old, new)]
+    if old.history.enabled or "database" in [found.store for found in late]:
         yield "state_database", old.state_database, new.state_database
-    yield "late_decisions", old.late_decisions, new.late_decisions
+    yield "late_decisions", *late
     yield "embedded_service", old.embedded_service, new.embedded_service
     if old.embedded_service:
         yield "scanner.urls", old.scanner.urls[0], new.scanner.urls[0]
         yield "scanner.token_file", old.scanner.token_file, new.scanner.token_file
+
+
+def _state(conf: Config) -> Path:
+    """Without links: /var/lib/scanbridge is one, if systemd gives the unit a dynamic user."""
+    return named_files.state_directory(conf.state_directory).resolve()
 
 
 def notify_reloading() -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.config.listener import Listener
 from bridge.config.model import Config, Tenant
+from bridge.config.model import LateDecisions as LateConfig
 from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
@@ -343,19 +344,26 @@ def tracing(conf: Config) -> Tracing | None:
     return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
 
 
+def effective_late_decisions(conf: Config) -> LateConfig:
+    """`database` is `sqlite` if there is no `state_database`."""
+    late = conf.late_decisions
+    is_file = late.store == "database" and conf.state_database is None
+    return late.model_copy(update={"store": "sqlite"}) if is_file else late
+
+
 def late_decisions(conf: Config, state: Path, on_end: Callable[[LateScanEnd], None]) -> LateDecisions | None:
     """Not started yet; None when late decisions are off."""
-    late = conf.late_decisions
+    late = effective_late_decisions(conf)
     if late.store == "off":
         return None
     settings = LateSettings(late.max_age, late.max_entries, late.scan_limit)
-    return LateDecisions(settings, _late_store(conf, state), on_end)
+    return LateDecisions(settings, _late_store(late.store, conf, state), on_end)
 
 
-def _late_store(conf: Config, state: Path) -> LateStore:
-    if conf.late_decisions.store == "memory":
+def _late_store(store: str, conf: Config, state: Path) -> LateStore:
+    if store == "memory":
         return MemoryStore()
-    if conf.late_decisions.store == "sqlite" or conf.state_database is None:
+    if store == "sqlite":
         return SqlStore.in_file(state / "late.sqlite")
     return SqlStore(state_database(conf, state, ""), state / "late-stamp")
 

@@ -40,9 +40,13 @@ class Node:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def await_ready(self, limit_s: float, cancelled: threading.Event | None = None) -> float:
+    def await_ready(
+        self, limit_s: float, cancelled: threading.Event | None = None,
+        on_trouble: Callable[[str], None] = lambda said: None,
+    ) -> float:  # fmt: skip
         """The seconds until it was ready. A node that exits is started again, as systemd does.
 
+        `on_trouble` gets what the node says while it runs and is not ready.
         Raises TimeoutError, or InterruptedError when cancelled.
         """
         began, said = time.monotonic(), ""
@@ -51,7 +55,9 @@ class Node:
                 raise InterruptedError
             if time.monotonic() - began > limit_s:
                 raise TimeoutError(self._not_ready(limit_s, said if self.is_alive() else "it is not running"))
-            if not self.is_alive():
+            if self.is_alive():
+                on_trouble(said)
+            else:
                 time.sleep(0.2)
                 self.start()
             time.sleep(0.1)

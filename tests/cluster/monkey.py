@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from deploy.cluster.network import Namespaces
 from deploy.cluster.node import Node
+from tests.cluster.operators import Operator
 from tests.cluster.world import ClusterWorld
 from tests.faults.troubles import Fault
 
@@ -44,6 +45,7 @@ class Monkey:
 
     def __init__(self, world: ClusterWorld, seed: int, longest_s: float = 10.0) -> None:
         self.world, self._dice, self._longest_s = world, random.Random(seed), longest_s
+        self.operator = Operator(lambda: world.cluster.of("nats"))
         self.faults: list[Fault] = []
         self.ends: list[tuple[str, float]] = []  # nodes that were killed or stopped, and when
         self._errors: list[BaseException] = []
@@ -52,6 +54,10 @@ class Monkey:
 
     def start(self) -> None:
         self._lane.start()
+
+    def wait(self, seconds: float) -> None:
+        """Returns early if a node did not come back; `heal` then says which one."""
+        self._lane.join(seconds)
 
     def heal(self) -> None:
         self._stop.set()
@@ -98,9 +104,14 @@ class Monkey:
         for trouble in troubles:
             trouble.ended()
         for trouble, entry in zip(troubles, entries, strict=True):
-            for node in trouble.nodes:
-                node.await_ready(BACK_S)
+            for node in self._affected(trouble):
+                self.operator.await_ready(node, BACK_S)
             entry.ended = time.time()
+
+    def _affected(self, trouble: Trouble) -> list[Node]:
+        """Its nodes; the fault of one NATS server may leave another one behind."""
+        servers = self.world.cluster.of("nats") if any(node.kind == "nats" for node in trouble.nodes) else []
+        return [*trouble.nodes, *(node for node in servers if node not in trouble.nodes)]
 
     # What can be done
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.monkey import Monkey
+from tests.cluster.operators import NOT_CURRENT, NOT_ENABLED, PATIENCE_S
 from tests.cluster.releases import Releases
 from tests.cluster.scenarios import Scenario, cause_of, is_deferred, play
 from tests.cluster.world import DEADLINE_S, FULL, ClusterWorld
@@ -64,7 +65,7 @@ def run(
         releases.start()
         if troubles is None:
             monkey.start()
-            time.sleep(seconds)
+            monkey.wait(seconds)
         else:
             monkey.act(troubles)
         monkey.heal()
@@ -181,6 +182,7 @@ def table(result: Result) -> str:
         accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
         rows.append((f"via `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
     huge = [mail for mail in mails if mail.kind == "huge"]
+    restarts = result.monkey.operator.restarts
     rows += [
         ("through the object store", f"{len(huge)} mails: {sum(mail.accepted for mail in huge)} accepted"),
         ("**accepted and never arrived**", f"**{len(account.lost)}**"),
@@ -198,6 +200,8 @@ def table(result: Result) -> str:
         *((f"... {why}", len(ids)) for why, ids in sorted(account.duplicates.items())),
         ("longest wait for a reply", f"{max(waits, default=0):.1f} s"),
         ("longest time until a mail was accepted", f"{max(delays, default=0):.1f} s"),
+        (f"NATS servers that said for {PATIENCE_S:.0f} s `{NOT_ENABLED}`, restarted", restarts[NOT_ENABLED]),
+        (f"NATS servers that said for {PATIENCE_S:.0f} s `{NOT_CURRENT}`, restarted", restarts[NOT_CURRENT]),
         ("faults", _counted(result.monkey.counts())),
     ]
     text = "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)

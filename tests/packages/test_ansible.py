@@ -16,6 +16,8 @@ import yaml
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.service import config_files
+from bridge.testing import free_port
+from tests.daemon.process_kit import running
 from tests.requirements import need
 
 ANSIBLE = Path(__file__).parents[2] / "deploy/ansible"
@@ -117,6 +119,40 @@ def test_a_service_configuration_with_a_mistake_is_not_installed(copy: Path, tmp
     before = written.read_bytes()
     code, said = apply_here(copy, etc, scanbridge_service_config={"listen": "192.0.2.41:9081", "no_such_key": 1})
     assert code != 0 and "no_such_key" in said and written.read_bytes() == before, said
+
+
+def use_configuration(place: Path, config: Path) -> tuple[int, str]:
+    """The handlers for a changed bridge.yml, with this file; a unit is not restarted."""
+    text = (ANSIBLE / "roles/scanbridge/handlers/main.yml").read_text()
+    handlers = yaml.safe_load(text.replace("/etc/scanbridge/bridge.yml", str(config)))
+    for handler in handlers:
+        if handler.pop("ansible.builtin.systemd_service", None):
+            handler["ansible.builtin.debug"] = {"msg": f"would be done: {handler['name']}"}
+    notify = {"name": "Change", "ansible.builtin.debug": {"msg": "x"}, "changed_when": True}
+    notify["notify"] = "Use the bridge's new configuration"
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "handlers": handlers, "tasks": [notify]}
+    play["vars"] = {"scanbridge_bridge": True, "ansible_python_interpreter": sys.executable}
+    (place / "handlers.yml").write_text(yaml.safe_dump([play]))
+    return run(place, "ansible-playbook", "-i", "localhost,", "handlers.yml")
+
+
+@pytest.mark.long
+def test_a_bridge_is_restarted_only_if_a_reload_cannot_make_the_change(copy: Path, tmp_path: Path) -> None:
+    """The play failed. After a mistake that only the bridge finds, a restart would have stopped it."""
+    restarts = "would be done: Restart the bridge if a reload is not enough"
+    with running(tmp_path) as (bridge, _, _):
+        config = tmp_path / "bridge.yml"
+        before, _ = yaml_file.read(config, config.read_text())
+        for change, code, restarted in (
+            ({"admission": {"max_in_processing": 7}}, 0, False),
+            ({"log": {"format": "json"}}, 0, True),
+            ({"admin": {"address": f"127.0.0.1:{free_port()}"}}, 0, True),
+            ({"relay": {**before["relay"], "ca_file": "missing.pem"}}, 2, False),
+        ):
+            config.write_text(yaml_file.dump({**before, **change}))
+            found, said = use_configuration(copy, config)
+            assert (found, restarts in said) == (code, restarted), said
+        assert "missing.pem" in said and bridge.send().startswith("250 ")
 
 
 def test_example_and_documented_variables_are_correct(tmp_path: Path) -> None:

@@ -72,18 +72,28 @@ def upgrade(next_hop: NextHop) -> str:
         begun = time.monotonic()
         dpkg("-i", str(TRIAL / "new.deb"))
         took = time.monotonic() - begun
-        assert took < 45, f"{took:.0f} s: something waited for the whole drain_timeout"
         assert show("MainPID") != process and status()["ready"], "it was not restarted"
+        # Not the time of `dpkg`: on a busy machine, it unpacks for a minute.
+        stops = stop_times()
+        assert min(stops) > 0 and max(stops) < 20, f"{stops}: a daemon waited for mail that nobody finishes"
         done = len(load.accepted)
         until(lambda: len(load.accepted) > done + 20, "mail to flow again", 60)
     assert CONFIG.read_text() == edited and (ETC / "api-token").read_text() == token
     assert not load.lost(next_hop) and load.seen["refused"] == 0, load.seen
     others = {what: count for what, count in load.seen.items() if what not in ("250", "refused")}
     return (
-        f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted; "
+        f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted "
+        f"(each stopped within {max(stops):.1f} s); "
         f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, "
         f"told to try again: {sum(others.values())}"
     )
+
+
+def stop_times() -> list[float]:
+    """How long each daemon took to stop when it was last restarted."""
+    units, names = ("scanbridge-scanner.service", BRIDGE), ("ActiveExit", "InactiveEnter")
+    moments = [[int(show(f"{name}TimestampMonotonic", unit)) / 1e6 for name in names] for unit in units]
+    return [stopped - told for told, stopped in moments]
 
 
 def removed(next_hop: NextHop) -> str:
@@ -112,6 +122,7 @@ def removed(next_hop: NextHop) -> str:
 def by_ansible(next_hop: NextHop) -> str:
     done, first = play(next_hop), CONFIG.read_text()
     assert " failed=0 " in done, done
+    assert "reload succeeded" in journal(), "the role's first configuration was not reloaded"
     reply = mail(b"by Ansible")
     assert reply.startswith("250"), reply
     assert systemctl("is-enabled", *UNITS).split() == ["enabled"] * 4
@@ -122,9 +133,13 @@ def by_ansible(next_hop: NextHop) -> str:
     assert status()["max_in_processing"] == 7, "the new configuration is not in effect"
     second = CONFIG.read_text()
     assert " failed=1 " in play(next_hop, no_such_key=1) and CONFIG.read_text() == second != first
+    restarted = play(next_hop, log={"format": "json"})
+    assert " failed=0 " in restarted and show("MainPID") != process, restarted
+    assert (later := mail(b"after a restart")).startswith("250"), later
     return (
         f"the role of deploy/ansible installs it, and a mail passes ({reply[:3]}); a second run changes nothing; a new "
-        "configuration is reloaded in the same process; one with a mistake makes the play fail and is not installed"
+        "configuration is reloaded in the same process; one with a mistake makes the play fail and is not installed; "
+        "one that a reload cannot apply causes a restart"
     )
 
 

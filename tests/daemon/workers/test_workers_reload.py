@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 import trustme
 
+from bridge.config.model import Config
+from bridge.daemon.reload import check_change
+from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
 from bridge.testing import SmtpClient, answer, free_port, result
 from tests.daemon.process_kit import (
@@ -28,6 +31,7 @@ from tests.daemon.process_kit import (
     parts,
     running,
     scanbridge,
+    start,
     until,
     write_config,
 )
@@ -146,6 +150,62 @@ def test_a_change_that_needs_a_restart_is_refused(tmp_path: Path) -> None:
         bridge.signal(signal.SIGHUP)  # without the check of `scanbridge reload`
         until(lambda: "expected a list" in bridge.log, "a log line about the mistake")
         assert bridge.send().startswith("250 ")
+
+
+def test_a_state_directory_that_the_unit_sets_too_is_no_change(tmp_path: Path) -> None:
+    """The package's file names the directory that systemd sets; a file without the key was refused until a restart.
+
+    systemd's name of it may be a link.
+    """
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to("state")
+    unit = environment(PYTHONPATH=str(ROOT), STATE_DIRECTORY=str(tmp_path / "link"))
+    with parts() as (_, scanner, next_hop):
+        bridge = start(*write_config(tmp_path, scanner.url, next_hop.url), env=unit)
+        try:
+            for directory in (None, str(tmp_path / "link"), str(tmp_path / "state")):
+                change(bridge, state_directory=directory)
+                assert (done := reload(bridge)).returncode == 0, done.stderr
+            change(bridge, state_directory=str(tmp_path))
+            assert "state_directory: cannot be changed by a reload" in reload(bridge).stderr
+            assert bridge.send().startswith("250 ")
+        finally:
+            bridge.end()
+
+
+_SERVER = "postgresql://scanbridge@192.0.2.61/scanbridge"
+_IN_MEMORY = {"late_decisions": {"store": "memory"}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        ({}, {"late_decisions": {"store": "sqlite"}}, []),
+        ({"late_decisions": {"store": "sqlite"}}, {}, []),
+        ({}, _IN_MEMORY, ["late_decisions"]),
+        ({}, {"late_decisions": {"max_age": "1h"}}, ["late_decisions"]),
+        ({}, {"state_database": _SERVER}, ["state_database", "late_decisions"]),
+        ({"state_database": _SERVER}, {"state_database": f"{_SERVER}2"}, ["state_database"]),
+        (_IN_MEMORY, {**_IN_MEMORY, "state_database": _SERVER}, []),
+        ({"workers": 1}, {}, []),
+        ({}, {"admin": {"address": "127.0.0.1:9082"}}, []),
+        ({}, {"log": {}, "tracing": None}, []),
+    ],
+)  # fmt: skip
+def test_only_a_change_of_what_is_in_effect_needs_a_restart(
+    tmp_path: Path, old: dict[str, Any], new: dict[str, Any], refused: list[str]
+) -> None:
+    """A default that is written down is no change. Another database of late decisions is one, history or not."""
+    path, _, _ = write_config(tmp_path, "http://127.0.0.1:1", "smtp://127.0.0.1:1", history={"enabled": False})
+    data, _ = yaml_file.read(path, path.read_text())
+    del data["admin"]
+    before, after = (yaml_file.load(path, Config, yaml_file.dump({**data, **more})) for more in (old, new))
+    try:
+        check_change(before, after)
+        found = []
+    except ConfigError as exc:
+        found = [line.partition(":")[0] for line in str(exc).splitlines()]
+    assert found == refused
 
 
 def test_one_process_changes_its_configuration_under_open_connections(tmp_path: Path) -> None:
