@@ -99,10 +99,12 @@ class PersonalLists:
         is_handed_on = rule.action is Action.RELAY
         if not is_handed_on and not _may_allow(rules, result):
             return [Fate(rule, tuple(range(len(envelope.recipients))))]
-        authors = addresses_in_from(head)
-        blocking = candidates(envelope.sender, *authors)
+        authors, shown_instead = addresses_in_from(head)
+        blocking = candidates(envelope.sender, *shown_instead, *authors)
         tags = result.tags if result is not None else ()
-        allowing = candidates(*_trusted(envelope.sender, authors, tags, needs_proof=not is_handed_on))
+        allowing = candidates(
+            *_trusted(envelope.sender, [] if shown_instead else authors, tags, needs_proof=not is_handed_on)
+        )
         kind = BLOCK if is_handed_on else ALLOW
         return _split(
             kind, rule, rules, [self._match(kind, address, blocking, allowing) for address in envelope.addresses]

@@ -25,13 +25,15 @@ _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", r
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
 
 
-def addresses_in_from(head: bytes) -> list[str]:
-    """The addresses in all From fields of a header section."""
+def addresses_in_from(head: bytes) -> tuple[list[str], list[str]]:
+    """The addresses in all From fields of a header section, and what some program may show instead of them."""
     found: list[str] = []
+    others: list[str] = []
     for field in _FROM.findall(head)[:_MOST_FIELDS]:
-        text = field[:_LONGEST].decode("utf-8", "replace")
-        found += addresses(re.sub(r"\r?\n(?=[ \t])", "", text).strip())
-    return list(dict.fromkeys(found))
+        value = re.sub(r"\r?\n(?=[ \t])", "", field[:_LONGEST].decode("utf-8", "replace")).strip()
+        others += read(value).others
+        found += addresses(value)
+    return [each for each in dict.fromkeys(found) if each not in others], list(dict.fromkeys(others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _QUOTES = re.compile(r'["\'\\]')
 _BEFORE_HOST = re.compile(r"[\s.\"'\[(<\\]*")
 _COMMENT = re.compile(r"\([^()@]*\)|\s+")
-_LOCAL_END = re.compile(r"[^\s<>\"'(),;:\[\]\\\0]*\Z")
+_NOT_LOCAL = re.compile(r"[\s<>\"'(),;:\[\]\\\0]")
 _BRACKETS = re.compile("\\A[^\\x00-\\x7f\\w]+")  # those of other scripts
 _LITERAL = re.compile(r"\[(?:ipv6:)?([0-9a-f:.]+)\]", re.IGNORECASE)
 _IN_NAMES = frozenset("-_.\u00b7\u0375\u05f3\u05f4\u30fb\u3002\uff0e\uff61" + JOINERS)  # RFC 5892 A.3 to A.7; dots
@@ -58,9 +58,9 @@ def _at_signs(text: str) -> list[str]:
     for before, after in pairwise(pieces):
         begin = _BEFORE_HOST.match(after)
         host = _host(after[begin.end() if begin else 0 :][: _MAX_HOST + 1])
-        local = _LOCAL_END.search(before[-_MAX_LOCAL:])
+        local = _NOT_LOCAL.split(before[-_MAX_LOCAL:])[-1]
         if _DOTS.search(host):
-            found.append(f"{_BRACKETS.sub('', local[0]) if local else ''}@{host}")
+            found.append(f"{_BRACKETS.sub('', local)}@{host}")
     return found
 
 
