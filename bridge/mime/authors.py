@@ -17,6 +17,7 @@ from bridge.runtime.visible_text import without_invisible
 # A quoted local part, an address literal, or a plain word.
 _WORD = re.compile(r"\"[^\"]*\"@[^\s<>\"'(),;\0]+|[^\s<>\"'(),;:\0]+@\[[^\s<>\[\]]*\]|[^\s<>\"'(),;:\0]+")
 _SIMPLE = re.compile(r"""(?:[^"<>(),:;\\@=]*|"[^"<>(),:;\\@=]*" ?)<([^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+)>""")
+_PLAIN = re.compile(r"[\w.+-]+@[a-z0-9][a-z0-9-]*(?:\.[a-z0-9][a-z0-9-]*)*", re.ASCII | re.IGNORECASE)
 _BRACKETS = re.compile("<([^<>]*)>")
 _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
 _AT = re.compile(r"\s*@")
@@ -45,21 +46,29 @@ class Reading:
 
 
 def read(value: str) -> Reading:
+    if plain := _plain(value):
+        return Reading([plain], [])
     value = without_invisible(value)
-    simple = _SIMPLE.fullmatch(value)
-    exact, rest = ([simple[1]], []) if simple is not None else _by_grammar(value)
+    exact, rest = _by_grammar(value)
     found = list(dict.fromkeys(exact)) or _in_any_way(value)
-    known = {shown_addresses.host_of(address) for address in found}
-    shown = dict.fromkeys(each for text in (*found, *rest) for each in shown_addresses.find(text))
+    unread = ",".join([*(address for address in found if not _PLAIN.fullmatch(address)), *rest])
+    shown = shown_addresses.find(unread)
+    known = {shown_addresses.host_of(address) for address in found} if shown else set()
     return Reading(found, [each for each in shown if shown_addresses.host_of(each) not in known])
 
 
 def addresses(value: str) -> list[str]:
     """All addresses that one mail program or another takes for the author's, those of RFC 5322 first."""
-    value = without_invisible(value)
+    if plain := _plain(value):
+        return [plain]
+    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *read(value).others]))
+
+
+def _plain(value: str) -> str:
+    """The address, if the field has nothing but one, and perhaps a name: nearly all do."""
     simple = _SIMPLE.fullmatch(value)
-    found = [simple[1]] if simple is not None else _in_any_way(value)
-    return list(dict.fromkeys([*found, *read(value).others]))
+    address = simple[1] if simple is not None else value
+    return address if _PLAIN.fullmatch(address) else ""
 
 
 def authors(value: str) -> list[str]:

@@ -41,8 +41,8 @@ def host_of(address: str) -> str:
 
 
 def _forms(text: str) -> dict[str, None]:
-    if text.isascii() and text.isprintable() and "=?" not in text and not _QUOTES.search(text):
-        return {text: None}  # nearly all
+    if text.isascii() and "=?" not in text and "@" not in text:
+        return {}  # nearly all
     forms: dict[str, None] = {}
     for decoded in dict.fromkeys((text, decode_words(text))):
         for form in (without_invisible(decoded), unicodedata.normalize("NFKC", without_invisible(decoded))):

@@ -15,7 +15,7 @@ from bridge.mime.shown_addresses import host_of
 from bridge.mime.structure import Bounds, TooMuch, walk
 
 MAX_AUTHORS = 4  # domains; regular mail has one
-_IP = re.compile(r"[0-9.]+|[0-9a-f:.]*:[0-9a-f:.]*")
+_IP = re.compile("[0-9.]+")  # or the end of one
 
 
 @dataclass(frozen=True, slots=True)
