@@ -25,7 +25,7 @@ from bridge.service.analysis.decision import DecisionTable  # noqa: E402
 from bridge.service.analysis.dmarc import Proofs, dmarc, find_record, judge  # noqa: E402
 from bridge.service.analyzer_settings import Authentication  # noqa: E402
 from bridge.service.decision_settings import Decisions  # noqa: E402
-from tests.service.dns_kit import DER, PEM, PUBLIC, auth_tags, name_server, txt, with_dns  # noqa: E402
+from tests.service.zone_kit import DER, PEM, PUBLIC, auth_tags, txt, with_dns, zone_server  # noqa: E402
 
 HARD_KEY = base64.b64encode(  # a modulus and an exponent of 8,000 bits
     bytes.fromhex("308207d8") + 2 * (bytes.fromhex("028203e8") + b"\x7f" + b"\xfd" * 999)
@@ -58,7 +58,7 @@ ZONE = {
 
 @pytest.fixture(scope="module")
 def nameserver():
-    with name_server(ZONE) as port:
+    with zone_server(ZONE) as port:
         yield port
 
 

@@ -35,7 +35,7 @@ def txt(text: str) -> list[str]:
 
 
 @contextmanager
-def name_server(zone: Zone) -> Iterator[int]:
+def zone_server(zone: Zone) -> Iterator[int]:
     """Its port. Names with `silent.` get no answer, those with `broken.` a failure, those with `slow.` a late one."""
 
     class Handler(socketserver.BaseRequestHandler):
