@@ -188,6 +188,7 @@ class FileInspector(ABC):
         """Whether programs may take it for something else: it is broken, or nothing is in it."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
+            self.named(archives.inner_names(names))
             return False
         if not self.limits.archives:
             raise NeedsProcess

@@ -138,7 +138,7 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
     foreign = [target for target in targets if not known[target.site]]
     yield from _codes(material, known)
     yield from _hosts(foreign)
-    yield from _imitations(target.host for target in others if not known[target.site])
+    yield from _imitations((target.host for target in others if not known[target.site]), material)
     yield from _addresses(foreign, sender)
     yield from _purpose(targets, foreign, sender)
 
@@ -170,11 +170,16 @@ def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:
             yield "url:deep-host", host
 
 
-def _imitations(hosts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """In a plain text beside a page: some programs show it, but its other signals would count twice."""
+def _imitations(hosts: Iterable[str], material: Material) -> Iterator[tuple[str, str]]:
+    """In a plain text beside a page: some programs show it, but its other signals would count twice.
+
+    Such a text lists the pictures of the page as well.
+    """
     for host in dict.fromkeys(hosts):
         if imitated := kind_of(host).imitated:
-            yield "url:lookalike", f"{imitated}|{host}"
+            picture = re.compile(rf"src\s{{0,3}}=\s{{0,3}}[\"']?https?://{re.escape(host)}[/:?]", re.IGNORECASE)
+            if not any(map(picture.search, material.sources)):
+                yield "url:lookalike", f"{imitated}|{host}"
 
 
 def _addresses(foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:

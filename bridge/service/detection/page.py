@@ -100,7 +100,8 @@ def _read(source: str) -> Page:
     found.hidden = len(as_text(hidden)) if hidden else 0
     found.split_words = 0 if found.text.isascii() else _split_words(found.text)
     _add_links(found, source, lower)
-    if marks["area"] or marks["form"] or marks["base"] or "refresh" in lower or "formaction" in lower:
+    has_refresh = "http-equiv" in lower and ("refresh" in lower or "&#" in lower)
+    if has_refresh or marks["area"] or marks["form"] or marks["base"] or "formaction" in lower:
         _add_others(found, source, lower)
     return found
 
@@ -219,7 +220,7 @@ def _attribute(lower: str, start: int, wanted: str) -> tuple[int, int] | None:
         if match is None:
             return None
         if match[1] == wanted or match[1] == f"xlink:{wanted}":
-            return match.span(match.lastindex) if (match.lastindex or 0) > 1 else None
+            return match.span(match.lastindex or 0) if match.lastindex != 1 else None
         at = match.end()
     return None
 

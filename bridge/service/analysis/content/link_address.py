@@ -57,6 +57,13 @@ def read(link: str, base: Address | None = None) -> Address | None:
     return Address(scheme, user, host, port, link[end:]) if host else None
 
 
+def mailbox_host(link: str) -> str:
+    """The host of a link to somebody at a server: `mailto:user@host`, `sip:user@host`; or ""."""
+    match = _SCHEME.match(link.strip(_AROUND))
+    authority = _AUTHORITY.match(match.string, match.end()) if match else None
+    return authority[0].rpartition("@")[2] if authority else ""
+
+
 def _has_host(scheme: str, slashes: int) -> bool:
     """Windows takes a path that begins with two slashes for a server: `file:////server/share`."""
     if scheme == "file":

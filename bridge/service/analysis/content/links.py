@@ -51,9 +51,9 @@ _QUOTES = frozenset("'\"`")
 _WORD_ENDS = ' \t\r\n\f"<>'  # of a link that does not stand in an attribute
 _VALUE_ENDS = {"=": ">\t\r\n\f ", **{quote: quote for quote in _QUOTES}}
 _REFRESH = re.compile(  # `<meta http-equiv=refresh content="0; url=https://...">`: all of the value follows
-    r"content\s{0,3}=\s{0,3}[\"']?\s{0,3}[\d.]{0,9}\s{0,3}[;,]\s{0,3}(?:url\s{0,3}=)?\Z"
+    r"content\s{0,3}=\s{0,3}([\"'])\s{0,3}[\d.]{0,9}\s{0,3}[;,]\s{0,3}(?:url\s{0,3}=)?\Z"
 )
-_INNER, _INNER_ENDS = ("=", ";", ","), "\"'<>"
+_INNER = ("=", ";", ",")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
     ("h", re.compile(r"h(?=[t\t\r\n])(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:")),
@@ -177,8 +177,9 @@ class Links:
     def add(self, link: str) -> None:
         """A link outside of any text, which is read as a whole; but something may follow it."""
         address = link_address.read(link)
-        for host in dict.fromkeys((address.host, _END.split(address.host, 1)[0])) if address else ():
-            self._add(ascii_lower(f"{address.user}@{host}"))
+        host, user = (address.host, address.user) if address else (link_address.mailbox_host(link), "")
+        for name in dict.fromkeys((host, _END.split(host, maxsplit=1)[0])):
+            self._add(ascii_lower(f"{user}@{name}"))
 
     def _check_length(self, text: str) -> None:
         """In the event loop: only a short text may have any number of places where a link may begin."""
@@ -302,8 +303,8 @@ def _may_be_link(text: str, start: int) -> bool:
 def _ends_of(text: str, start: int) -> str:
     """The characters that end the value of an attribute, or a string, that begins at `start`; "" if it is neither."""
     before = text[start - 1]
-    is_inner = before in _INNER and _REFRESH.search(text, max(0, start - 60), start)
-    return _INNER_ENDS if is_inner else _VALUE_ENDS.get(before, "")
+    refresh = _REFRESH.search(text, max(0, start - 60), start) if before in _INNER else None
+    return refresh[1] if refresh else _VALUE_ENDS.get(before, "")
 
 
 def _skip_back(text: str, position: int) -> int:
