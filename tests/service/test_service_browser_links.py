@@ -151,6 +151,7 @@ def test_a_document_with_such_a_link() -> None:
 def test_a_link_that_shows_another_host(address: str) -> None:
     """`url:mismatch` was found for `https://` right behind the quote only."""
     assert "url:mismatch" in found(f'<a href="{address}">www.bank.example </a>').tags
+    assert "url:mismatch" in found(f'<a data-href=//bank.example href="{address}">www.bank.example </a>').tags
     assert "url:mismatch" not in found(f'<a href="{address}">www.evil.example </a>').tags
 
 
@@ -248,6 +249,9 @@ def test_names_for_the_model_are_converted_in_a_process() -> None:
     page = "".join(f'<a href="https://{chr(0xE0 + n) * 20}.example/">x</a>' for n in range(20))
     with pytest.raises(NeedsProcess):
         inspect(letter(page), Limits(phishing=Search(), archives=False, look_at_urls=False))
+    text = " ".join(f"https://good.example{chr(0x4E00 + n) * 20}" for n in range(20))
+    with pytest.raises(NeedsProcess):
+        inspect(letter(text=text), Limits(phishing=Search(), archives=False, look_at_urls=False))
     inspect(letter('<a href="https://b\u00fccher.example/">x</a>'), Limits(phishing=Search(), archives=False))
 
 

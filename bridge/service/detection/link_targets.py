@@ -65,9 +65,10 @@ def _in_text(material: Material) -> Iterator[Target]:
     for match in islice(_IN_TEXT.finditer(material.plain), MAX_TARGETS):
         for link in dict.fromkeys((match[0], _WORD.split(match[0], maxsplit=1)[0])):  # a quote may end it, or not
             address = link_address.read(link)
-            target = _led_to(material, _without_text(address), "") if address else None
-            if target:
-                yield target
+            if address:
+                _spend(material, address.host)
+                if target := _led_to(_without_text(address), ""):
+                    yield target
 
 
 def _without_text(address: Address) -> Address:
@@ -82,12 +83,18 @@ def _without_text(address: Address) -> Address:
 
 def _target(material: Material, link: str, shown: str = "", base: Address | None = None) -> Target | None:
     address = link_address.read(link, base)
-    return _led_to(material, address, shown) if address and address.scheme in _SCHEMES else None
+    if address is None or address.scheme not in _SCHEMES:
+        return None
+    _spend(material, address.host)
+    return _led_to(address, shown)
 
 
-def _led_to(material: Material, address: Address, shown: str) -> Target | None:
-    if not address.host.isascii() or "%" in address.host:
-        material.spend(unquote(address.host))
+def _spend(material: Material, host: str) -> None:
+    if not host.isascii() or "%" in host:
+        material.spend(unquote(host))
+
+
+def _led_to(address: Address, shown: str) -> Target | None:
     host, site = (_place if len(address.host) <= _MAX_KEPT else _place.__wrapped__)(address.host)
     rest = _REST.match(address.rest)
     return Target(host, site, rest[0] if rest else "", address.port.isdigit(), shown) if host else None

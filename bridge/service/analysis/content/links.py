@@ -39,7 +39,7 @@ _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link afte
 _WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
 _BARE = re.compile(r"www\.([\w.-]+)")
 _ANCHOR = re.compile(r"<a\s")
-_HREF = re.compile(r"href\s*+=\s*+(?:\"([^\"]*+)|'([^']*+)|([^\s>]++))")
+_HREF = re.compile(r"href(?<![\w-]href)\s*+=\s*+(?:\"([^\"]*+)|'([^']*+)|([^\s>]++))")
 _SHOWN = re.compile(r"\s*(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)[\s/<]")
 _AUTHORITY_END = re.compile(r"[/\\?#]")
 
