@@ -139,11 +139,6 @@ def test_bridges_and_the_service_have_a_database_and_a_role_each() -> None:
         ours, theirs = urlsplit(bridge["state_database"]), urlsplit(service["database"])
         assert (ours.username, ours.path) == ("scanbridge", "/scanbridge")
         assert (theirs.username, theirs.path) == ("scan", "/scan")
-            "scanbridge",
-            "/scanbridge",
-            "scan",
-            "/scan",
-        )
         assert bridge["state_database_password_file"] != service["database_password_file"]
     rules = [line.split() for line in (CLUSTER / "pg_hba.conf").read_text().splitlines() if line.startswith("host")]
     assert [(rule[1], rule[2]) for rule in rules] == [("scanbridge", "scanbridge"), ("scan", "scan")]
