@@ -3,7 +3,7 @@
 A NATS server whose disk was full has shut down its JetStream, and enables it again only when it is restarted. Another
 server that was killed at that time stayed "not current", also after a restart, until the first one was restarted
 (2.15.1; probably because its copy of the queue was in memory, and the third one alone has no majority). So the server
-whose JetStream is not enabled comes first, as in docs/operate/runbooks.md. All other nodes must come back by themselves.
+whose JetStream is not enabled comes first, as in docs/operate/runbooks.md. All other nodes come back by themselves.
 """
 
 from __future__ import annotations
