@@ -99,7 +99,7 @@ def embedded(raw: bytes) -> Iterator[bytes]:
     if has_begin(raw):
         for block in _uu_blocks(raw):
             for text in (block, *_unescaped(block)):
-                yield _uuencoded(text, is_certain=True)
+                yield from _uu_readings(text)
                 yield _xxencoded(text)
         if has_word(_UU64, raw, 0, len(raw)):
             yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
@@ -328,6 +328,19 @@ _FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other charac
 def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
     """If it is certain that these are such lines, spaces at their ends may be missing."""
     return b"".join(_uu_decoded(raw, is_certain=is_certain))
+
+
+_SMALL_LETTERS = re.compile(rb"^[^a-z\r\n]*+[a-z][^\r\n]*+", re.MULTILINE)
+
+
+def _uu_readings(raw: bytes) -> Iterator[bytes]:
+    """Programs disagree on lines that are shorter than they say, or have small letters: some leave them out."""
+    whole = _uuencoded(raw, is_certain=True)
+    yield whole
+    for without in (raw, _SMALL_LETTERS.sub(b"", raw)):
+        left = _uuencoded(without)
+        if left != whole:
+            yield left
 
 
 def _uu_decoded(raw: bytes, *, is_certain: bool) -> Iterator[bytes]:
