@@ -32,6 +32,14 @@ def state_directory(conf: Config, path: Path | None) -> Path:
     return found
 
 
+def owner(conf: Config, path: Path | None) -> int | None:
+    """The user who owns the daemon's state directory; None if there is none."""
+    try:
+        return _place(conf, path).stat().st_uid
+    except OSError:
+        return None
+
+
 def act_for(directory: Path, key: str) -> None:
     """Until the end of this command, root has only the rights of this directory's owner. Raises ConfigError."""
     try:
