@@ -46,6 +46,7 @@ def act_for(directory: Path, key: str) -> None:
         context = click.get_current_context(silent=True)
         if context is not None:  # without a command, `make_directory` refuses the directory of another user
             context.find_root().with_resource(state_owner.acting_for(directory))
+            named_files.warn_of_foreign_parent(directory, key)
     except OSError as exc:
         raise ConfigError(f"{key}: {directory} {exc.strerror}; run this command as that user") from exc
 
