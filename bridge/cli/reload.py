@@ -40,10 +40,12 @@ def reload(path: Path | None, timeout_s: float) -> None:
     signalled, or if it keeps its old configuration; the reason is printed. If the scanner refuses the token or cannot
     be reached with the new configuration, a warning is printed, and the exit code is still 0.
     """
+    from bridge.cli import state
     from bridge.cli.hang_up import NotOurs, hang_up
     from bridge.observe.admin_client import ask
 
-    address = _load(path).admin.address
+    conf = _load(path)
+    address = conf.admin.address
     before = ask(address)
     if before is None:
         _fail(no_daemon(address))
@@ -51,7 +53,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
         _fail(f"the program at {address} is not a scanbridge daemon: it reports the process id {pid!r:.20}")
     try:
-        hang_up(pid, address)
+        hang_up(pid, address, state.owner(conf, path))
     except NotOurs as exc:
         _fail(
             f"{exc}, so it was not signalled: if the daemon runs in another container or on another machine, "
@@ -63,10 +65,10 @@ def reload(path: Path | None, timeout_s: float) -> None:
         _fail("the daemon runs in another container or on another machine: send it SIGHUP there")
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        state = ask(address)
-        if state is not None and state["reload"]["count"] > before["reload"]["count"]:
-            _report(state["reload"])
-            _warn_about_scanner(address, state)
+        now = ask(address)
+        if now is not None and now["reload"]["count"] > before["reload"]["count"]:
+            _report(now["reload"])
+            _warn_about_scanner(address, now)
             return
         time.sleep(_POLL_S)
     _fail(f"no result within {timeout_s:g} s: see the log and `scanbridge status`")

@@ -32,12 +32,21 @@ def state_directory(conf: Config, path: Path | None) -> Path:
     return found
 
 
+def owner(conf: Config, path: Path | None) -> int | None:
+    """The user who owns the daemon's state directory; None if there is none."""
+    try:
+        return _place(conf, path).stat().st_uid
+    except OSError:
+        return None
+
+
 def act_for(directory: Path, key: str) -> None:
     """Until the end of this command, root has only the rights of this directory's owner. Raises ConfigError."""
     try:
         context = click.get_current_context(silent=True)
         if context is not None:  # without a command, `make_directory` refuses the directory of another user
             context.find_root().with_resource(state_owner.acting_for(directory))
+            named_files.warn_of_foreign_parent(directory, key)
     except OSError as exc:
         raise ConfigError(f"{key}: {directory} {exc.strerror}; run this command as that user") from exc
 

@@ -48,7 +48,10 @@ def event_plans(conf: Config, state: Path) -> EventPlans | None:
         return None
     sinks = tuple(
         SinkPlan(
-            *(sink.name, sink_maker(conf, sink, state), sink.format == "ocsf", sink.max_attempts),
+            sink.name,
+            sink_maker(conf, sink, state),
+            sink.format == "ocsf",
+            sink.max_attempts,
             open_directly=_direct(conf, sink, state),
         )
         for sink in conf.events

@@ -6,10 +6,13 @@ that cannot be used raises a ConfigError with the key, the file and the next ste
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import ssl
+import stat
+from functools import cache
 from pathlib import Path
 
 from bridge.config.listener import Tls
@@ -17,6 +20,8 @@ from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
 from bridge.runtime import durable_files, state_owner
 from bridge.runtime.tls import chain_problem, server_context
+
+log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
@@ -39,6 +44,16 @@ def found_state_directory(configured: str | None, name: str = "scanbridge") -> t
 
 
 def make_directory(path: Path, key: str) -> Path:
+    """For our own files: nobody else but root may write there. Raises ConfigError."""
+    make_shared_directory(path, key)
+    warn_of_foreign_parent(path, key)
+    if others := durable_files.others_who_write(path):
+        _refuse_shared(path, key, others)
+    return path
+
+
+def make_shared_directory(path: Path, key: str) -> Path:
+    """For files that other programs own as well, such as a Maildir. Raises ConfigError."""
     try:
         durable_files.make_directory(path)
     except OSError as exc:
@@ -49,10 +64,37 @@ def make_directory(path: Path, key: str) -> Path:
         raise ConfigError(f"{key}: {path} is on a read-only file system; remount it, or choose another directory")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
-    if others := durable_files.others_who_write(path):
-        step = f"chown it to the daemon's user, or run this as its owner, and run chmod go-w {path}"
-        raise ConfigError(f"{key}: {path} {others}, who could put files of their own there; {step}")
     return path
+
+
+def _refuse_shared(path: Path, key: str, others: str) -> None:
+    """A volume that its provisioner has opened to all, as an emptyDir of Kubernetes is, can only be warned about."""
+    found = path.stat()
+    own = f"choose a directory that does not exist yet, such as {path}/state: scanbridge creates it for itself alone"
+    if found.st_uid == 0 and stat.S_IMODE(found.st_mode) & 0o1777 == 0o777 and os.path.ismount(path):
+        _warn(f"{key}: {path} {others}; {own}")
+        return
+    if found.st_uid == state_owner.current_user():
+        step = f"run chmod go-w {path}"
+    elif found.st_uid == 0:
+        step = own
+    else:
+        step = "give it to the daemon's user with chown, or run this command as its owner"
+    raise ConfigError(f"{key}: {path} {others}, so others could replace the files in it; {step}")
+
+
+def warn_of_foreign_parent(path: Path, key: str) -> None:
+    """Not an error: there may be mail in it."""
+    if state_owner.current_user() != 0:
+        return
+    if above := state_owner.foreign_parent(path):
+        _warn(f"{key}: {above} belongs to another user, who could replace {path}; move it to a directory of root")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once: several parts of the daemon look at the same directory."""
+    log.warning("%s", text)
 
 
 def locate(name: str, directory: Path) -> Path:

@@ -193,7 +193,7 @@ def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wr
 
 def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
-        return Maildir(named_files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+        return Maildir(named_files.make_shared_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     is_verified = settings.tls == "required" or settings.ca_file
     tls_context = named_files.client_tls(settings.ca_file, conf.directory, "relay.ca_file") if is_verified else None
     return SmtpRelay(

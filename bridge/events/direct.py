@@ -1,4 +1,4 @@
-"""The direct way: events are written to a file without a stay in the outbox, as long as none waits there.
+"""The direct way: events are written to their file at once, not to the outbox first, as long as none waits there.
 
 From the report to the file, an event costs 46 us instead of 92 (Python 3.11, lowest of five turns on a busy machine);
 what is left is nearly all for making it. This way is for the only process that has events for the file, while it may
@@ -56,6 +56,7 @@ class DirectFile:
     def close(self) -> None:
         if not self._is_hanging():  # otherwise its descriptor is in use
             self._lines.close_now()
+        self._threads.close()
 
     def _is_hanging(self) -> bool:
         return self._running is not None and not self._running.done()

@@ -96,9 +96,9 @@ def address_text(address: str) -> str:
 
 
 def recipient_text(address: str) -> str:
-    """As `address_text`, but short enough for an index. Of a long address, only how it is compared, or the end of it.
+    """As `address_text`, but short enough for an index: of a long address, only the form that is compared.
 
-    If it begins with `CUT`, it may be such an end: another address, which nobody may take for the recipient.
+    If that is too long as well, only its end is kept, after the mark `CUT`. Such a text is not the recipient's address.
     """
     text = address_text(address)
     return text if is_short(text) else indexed_text(search_text(comparable_address(address)))

@@ -262,8 +262,10 @@ def give_to_owner(path: Path) -> None:
 
 
 def refuse_planted(path: Path) -> None:
-    """Raises OSError if this is no regular file, or if another user has put it there: a file, a link, a FIFO.
+    """Raises OSError if this is no regular file, or if it is planted.
 
+    A planted file is one that another user has put where we expect our own, so that we use its content, or follow it
+    elsewhere if it is a link, or wait for it if it is a FIFO.
     In a directory in which only we and root can write, it stays as it is until it is opened.
     """
     try:
@@ -287,14 +289,14 @@ def refuse_planted_database(path: Path) -> None:
 def others_who_write(directory: Path) -> str:
     """Who else could put files in one of our directories, in words; empty if nobody but root can. Raises OSError.
 
-    A group may write if an administrator has set this up: the directory is root's, or the group is our own.
+    A group may write if an administrator has set this up: the directory is root's, or the group is one of ours.
     """
     found, user = directory.stat(), state_owner.current_user()
     if found.st_uid not in (0, user):
         return f"belongs to another user ({found.st_uid})"
     if found.st_mode & stat.S_IWOTH:
         return "is writable by every user"
-    is_ours = found.st_gid == state_owner.current_group() or found.st_uid != user
+    is_ours = found.st_gid in state_owner.current_groups() or found.st_uid != user
     return "is writable by another group" if found.st_mode & stat.S_IWGRP and not is_ours else ""
 
 

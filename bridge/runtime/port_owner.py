@@ -6,6 +6,7 @@ For messages, and to find a process that must be signalled: only root sees the p
 from __future__ import annotations
 
 import ipaddress
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,6 +16,12 @@ from bridge.runtime.endpoints import Endpoint
 
 _LISTENING = "0A"  # TCP_LISTEN in the kernel's net/tcp_states.h
 _ACCEPTING = "00010000"  # __SO_ACCEPTCON in the flags of a unix socket
+_TABLES = Path("/proc/self/net")  # /proc/net is missing in a unit with ProcSubset=pid
+
+
+def can_see_sockets() -> bool:
+    """False where /proc does not show the sockets of this machine, as in some sandboxes."""
+    return os.access(_TABLES / "tcp", os.R_OK)
 
 
 def owners(address: Endpoint) -> list[int]:
@@ -83,7 +90,7 @@ def _unix(path: str) -> Iterator[str]:
 def _rows(table: str, least: int) -> Iterator[list[str]]:
     """The lines with at least `least` fields. The name of a unix socket may contain any byte, even a line end."""
     with suppress(OSError):
-        lines = Path(f"/proc/net/{table}").read_text(errors="replace").split("\n")[1:]
+        lines = (_TABLES / table).read_text(errors="replace").split("\n")[1:]
         yield from (fields for fields in map(str.split, lines) if len(fields) >= least)
 
 

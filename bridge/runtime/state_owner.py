@@ -51,13 +51,40 @@ def current_user() -> int:
     return int(_libc().setfsuid(_NOT_A_USER)) if user == 0 and _acting is not None else user
 
 
-def current_group() -> int:
-    """The group of files that this thread creates."""
-    return os.getegid() if current_user() == os.geteuid() or _acting is None else _acting.gid
+def current_groups() -> frozenset[int]:
+    """The groups whose rights to files this thread has."""
+    own = os.getegid() if current_user() == os.geteuid() or _acting is None else _acting.gid
+    return frozenset((own, *os.getgroups()))
 
 
 def foreign_owner(path: Path) -> int | None:
-    """The user other than root who decides what is at this path, because a directory or link on the way is theirs."""
+    """The user other than root to whom this directory belongs, or the nearest one that exists, or a link on the way.
+
+    A directory further up does not count: a daemon of root may keep its mail below one, and root must get at it.
+    """
+    found, unmapped = None, _unmapped_user()
+    for place in _way(path):
+        found = place.lstat()
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, unmapped):
+            return found.st_uid
+    return found.st_uid if found is not None and found.st_uid != 0 and _is_known(found.st_uid, path) else None
+
+
+def foreign_parent(path: Path) -> Path | None:
+    """The directory above a directory of root that belongs to another user, who could put another in its place."""
+    if foreign_owner(path) is not None:
+        return None
+    trusted = (0, _unmapped_user())
+    return next((place for place in _way(path) if place.lstat().st_uid not in trusted), None)
+
+
+def _is_known(uid: int, path: Path) -> bool:
+    """Not for a directory above a missing one that belongs to a user outside of our user namespace."""
+    return uid != _unmapped_user() or path.exists()
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """The directories and links that lead to this path, as far as they exist. Raises OSError."""
     todo, here, links = list(reversed(path.absolute().parts[1:])), Path("/"), 0
     while todo:
         name = todo.pop()
@@ -67,9 +94,8 @@ def foreign_owner(path: Path) -> int | None:
         try:
             found = (here / name).lstat()
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        if found.st_uid != 0:
-            return found.st_uid
+            return
+        yield here / name
         if not stat.S_ISLNK(found.st_mode):
             here /= name
             continue
@@ -79,12 +105,21 @@ def foreign_owner(path: Path) -> int | None:
         target = (here / name).readlink()
         here = Path("/") if target.is_absolute() else here
         todo += reversed([part for part in target.parts if part != "/"])
-    return None
+
+
+def _unmapped_user() -> int | None:
+    """In a user namespace: the number that stands for all users outside of it, among them the machine's root."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]:
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):  # /proc/sys is not shown in a sandbox
+        return None
 
 
 @contextmanager
 def acting_for(directory: Path) -> Iterator[None]:
-    """As root: with the rights of the user who decides what is in this directory, if that is not root.
+    """As root: with the rights of the user to whom this directory belongs, if that is not root.
 
     For everybody else, and within the same command, it changes nothing. Raises OSError.
     """
@@ -103,7 +138,7 @@ def acting_for(directory: Path) -> Iterator[None]:
             _take(_acting)
         yield
     finally:
-        _take(_Owner(0, os.getegid(), ()))
+        _restore()
         _acting = None
         os.setgroups(groups)
 
@@ -115,7 +150,7 @@ def as_operator() -> Iterator[None]:
         yield
         return
     acting = _acting
-    _take(_Owner(0, os.getegid(), ()))
+    _restore()
     try:
         yield
     finally:
@@ -145,6 +180,11 @@ def _take(owner: _Owner) -> None:
         raise OSError(errno.EPERM, f"belongs to user {owner.uid}, whose rights this process cannot take")
     if owner.reads_all:
         _keep_reading(libc)
+
+
+def _restore() -> None:
+    """Root's own rights."""
+    _take(_Owner(0, os.getegid(), ()))
 
 
 def _keep_reading(libc: Any) -> None:

@@ -43,7 +43,7 @@ class Threads:
         self._process = os.getpid()
         self._count = 0
         self._idle = threading.Semaphore(0)
-        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """The same as `submit`, for a coroutine."""
@@ -66,12 +66,19 @@ class Threads:
                 self._count += 1
         return result
 
+    def close(self) -> None:
+        """The threads end when the work that waits is done. This does not wait for them."""
+        with self._submitting:
+            for _ in range(self._count):
+                self._queue.put(None)
+            self._begin()
+
     @staticmethod
-    def _work(queue: SimpleQueue[_Item], idle: threading.Semaphore) -> None:
-        while True:
-            work, result = queue.get()
+    def _work(queue: SimpleQueue[_Item | None], idle: threading.Semaphore) -> None:
+        while (item := queue.get()) is not None:
+            work, result = item
             _carry_out(work, result)
-            del work, result  # a thread that waits must not keep a mail
+            del item, work, result  # a thread that waits must not keep a mail
             if queue.empty():
                 idle.release()
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bridge.cli import main
+from bridge.daemon import named_files
 from bridge.runtime import state_owner
 from tests.requirements import need
 
@@ -177,3 +180,35 @@ def test_who_controls_a_link_on_the_way_decides(place: Path) -> None:
     assert state_owner.foreign_owner(place / "admin-link") == NOBODY
     assert state_owner.foreign_owner(place / "closed" / ".." / "closed") is None
     assert state_owner.foreign_owner(place / "nothing" / "yet") is None
+
+
+def test_root_was_locked_out_of_the_mail_of_its_own_daemon_below_another_users_directory(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon looks at the last directory only; the commands took the rights of the other user."""
+    home, state = place / "home", place / "home" / "state"
+    state.mkdir(mode=0o700, parents=True)
+    os.chown(home, NOBODY, NOBODY)
+    assert state_owner.foreign_owner(state) is None
+    assert state_owner.foreign_parent(state) == home
+    with state_owner.acting_for(state):
+        assert named_files.make_directory(state, "state_directory") == state
+        (state / "mail").touch()
+    assert f"state_directory: {home} belongs to another user, who could replace {state}" in caplog.text
+    assert state_owner.foreign_owner(home / "new" / "state") == NOBODY
+    assert state_owner.foreign_parent(home / "new") is None
+
+
+def test_the_root_of_a_user_namespace_took_the_machines_root_for_another_user(place: Path) -> None:
+    """There, /proc/self/uid_map has few users, and directories of all others seem to belong to user 65534."""
+    need("unshare", root=True)
+    (place / "closed" / "state").mkdir(parents=True)
+    os.chown(place / "closed", 4321, 4321)
+    program = (
+        "import sys; from pathlib import Path; from bridge.runtime import state_owner as o; "
+        "print([(o.foreign_owner(p), o.foreign_parent(p)) for p in map(Path, sys.argv[1:])])"
+    )
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", program]
+    paths = [place / "closed" / "state", place / "closed" / "new"]
+    done = subprocess.run([*command, *paths], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[(None, None), (None, None)]\n"

@@ -21,6 +21,7 @@ from bridge.cli.hang_up import NotOurs, hang_up
 from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import until
+from tests.requirements import need
 
 CONFIG = """\
 scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
@@ -103,3 +104,77 @@ def test_a_process_that_has_ended_is_said_to_be_gone() -> None:
     with pytest.raises(ProcessLookupError):
         hang_up(process.pid, Endpoint("127.0.0.1", 1))
     assert os.getpid() != process.pid
+
+
+# The sandbox of the packaged units: ProcSubset=pid and ProtectProc=invisible, then PrivateUsers=yes, then User=.
+SANDBOX = """
+mount -t proc -o subset=pid,hidepid=invisible proc /proc || exit 99
+exec setpriv --reuid "$1" --regid "$1" --clear-groups unshare --user --map-current-user "$2" -c "$3"
+"""
+SIGNAL = "from bridge.cli.hang_up import hang_up; from bridge.runtime.endpoints import Endpoint; hang_up({}, {!r})"
+
+
+def in_sandbox(user: int, program: str, **environment: str) -> subprocess.Popen[str]:
+    command = ["unshare", "--mount", "sh", "-c", SANDBOX, "sh", str(user), sys.executable, program]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    )
+
+
+@pytest.mark.parametrize(
+    ("user", "knows_main", "is_signalled"),
+    [
+        (2, False, True),  # the packages' units, and their console: the kernel compares the users
+        (0, True, True),  # a unit whose daemon runs as root: systemd says which process is the unit's
+        (0, False, False),
+    ],
+)
+def test_systemctl_reload_found_no_process_in_the_sandbox_of_the_unit(
+    user: int, knows_main: bool, is_signalled: bool
+) -> None:
+    """/proc/net is not there, and /proc does not show the daemon, which has a user namespace of its own."""
+    need("unshare", "setpriv", root=True)
+    with in_sandbox(user, VICTIM) as daemon:
+        assert daemon.stdout is not None
+        port = int(daemon.stdout.readline())
+        program = SIGNAL.format(daemon.pid, Endpoint("127.0.0.1", port))
+        try:
+            with in_sandbox(user, program, MAINPID=str(daemon.pid) if knows_main else "") as command:
+                _, errors = command.communicate(timeout=60)
+            if is_signalled:
+                assert (command.returncode, errors) == (0, "")
+                assert daemon.wait(10) == 7
+            else:
+                assert "NotOurs" in errors
+                assert daemon.poll() is None
+        finally:
+            daemon.kill()
+
+
+def test_root_finds_the_listener_without_proc_net(victim: tuple[subprocess.Popen[str], int]) -> None:
+    need("unshare", root=True)
+    process, port = victim
+    script = 'mount -t proc -o subset=pid proc /proc && exec "$1" -c "$2"'
+    program = SIGNAL.format(process.pid, Endpoint("127.0.0.1", port))
+    subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, program], check=True, timeout=60)
+    assert process.wait(10) == 7
+
+
+@pytest.mark.parametrize(("user", "is_signalled"), [(None, False), (65534, False), (0, True)])
+def test_where_sockets_cannot_be_seen_root_signals_only_the_owner_of_the_state_directory(
+    victim: tuple[subprocess.Popen[str], int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    user: int | None,
+    is_signalled: bool,
+) -> None:
+    need(root=True)
+    process, port = victim
+    monkeypatch.setattr(port_owner, "_TABLES", tmp_path)
+    if is_signalled:
+        hang_up(process.pid, Endpoint("127.0.0.1", port), user)
+        assert process.wait(10) == 7
+    else:
+        with pytest.raises(NotOurs):
+            hang_up(process.pid, Endpoint("127.0.0.1", port), user)
+        assert process.poll() is None

@@ -1,4 +1,4 @@
-"""Events that go to their file without a stay in the outbox: in order, none lost, only while nothing waits there."""
+"""Events that go to their file at once, not to the outbox first: in order, none lost, and only if none waits there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from bridge.daemon.event_wiring import event_plans
 from bridge.events.delivery import Delivery, DeliverySettings, SinkPlan
-from bridge.events.direct import Lines
+from bridge.events.direct import DirectFile, Lines
 from bridge.events.outbox import Outbox
 from bridge.events.recorder import Plan, Recorder, RecorderSettings
 from bridge.events.sinks.file import FileSink
@@ -207,3 +207,15 @@ async def test_a_cancelled_write_cut_off_later_events(tmp_path: Path) -> None:
     await sink.deliver([entry(body=b'"next"')])
     assert path.read_bytes().splitlines()[3] == b'"next"'
     await sink.close()
+
+
+def test_each_reload_left_a_thread_behind(tmp_path: Path) -> None:
+    def threads() -> int:
+        return sum(thread.name == "event-file" for thread in threading.enumerate())
+
+    before = threads()
+    for number in range(3):
+        file = DirectFile(FileSink(tmp_path / "events.jsonl"), lambda _: True, lambda _: None)
+        assert file.write([entry(str(number))])
+        file.close()
+    until(lambda: threads() == before, "the threads to end")

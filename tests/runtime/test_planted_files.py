@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bridge.daemon import named_files
+from bridge.config.model import Config
+from bridge.daemon import named_files, wiring
 from bridge.digests.signed_links import LinkKeys
 from bridge.errors import BridgeError, ConfigError
 from bridge.events.outbox import Outbox
@@ -110,6 +113,64 @@ def test_a_directory_in_which_others_can_write_is_refused(
         with pytest.raises(ConfigError) as error:
             named_files.make_directory(directory, "quarantine.directory")
         assert str(error.value).startswith(f"quarantine.directory: {directory} {problem}")
+
+
+def test_any_group_of_the_daemon_may_write(tmp_path: Path) -> None:
+    """Only the first one counted, so that a directory for the mail server's group was refused."""
+    need("setpriv", root=True)
+    with tempfile.TemporaryDirectory(prefix="scanbridge-tests-") as name:
+        os.chown(name, DAEMON, 4242)
+        Path(name).chmod(0o2770)
+        assert run_as_daemon(f"print(durable_files.others_who_write(Path({name!r})))", "4242") == "\n"
+        assert run_as_daemon(f"print(durable_files.others_who_write(Path({name!r})))", "4243") != "\n"
+
+
+def run_as_daemon(program: str, groups: str = "2", prefix: tuple[str, ...] = ()) -> str:
+    setup = (
+        "from pathlib import Path; from bridge.daemon import named_files; from bridge.runtime import durable_files; "
+    )
+    ids = ["setpriv", "--reuid", str(DAEMON), "--regid", str(DAEMON), "--groups", groups]
+    command = [*prefix, *ids, sys.executable, "-c", setup + program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    return done.stdout
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("0777", "warned"), ("2777", "warned"), ("1777", "refused")])
+def test_a_volume_that_is_open_to_all_kept_the_bridge_from_starting(tmp_path: Path, mode: str, outcome: str) -> None:
+    """An emptyDir of Kubernetes has mode 0777, and only its node can change that."""
+    need("unshare", "setpriv", root=True)
+    script = f'mount -t tmpfs -o mode={mode} tmpfs /mnt && exec "$@"'
+    program = "named_files.make_directory(Path('/mnt'), 'state_directory'); "
+    program += "named_files.make_directory(Path('/mnt/state'), 'state_directory'); print('started')"
+    said = run_as_daemon(program, prefix=("unshare", "--mount", "sh", "-c", script, "sh"))
+    problem = "state_directory: /mnt is writable by every user"
+    assert problem in said and "such as /mnt/state: scanbridge creates it for itself alone" in said
+    assert said.count(problem) == 1
+    assert said.endswith("started\n") == (outcome == "warned")
+
+
+def test_a_directory_of_ours_that_all_can_write_to_needs_chmod(state: Path) -> None:
+    state.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"others could replace the files in it; run chmod go-w {state}$"):
+        named_files.make_directory(state, "state_directory")
+
+
+def test_a_maildir_of_another_user_and_our_group_was_refused(state: Path) -> None:
+    """The user of the mail store owns it, and the bridge may write to it by its group."""
+    maildir = state / "Maildir"
+    with state_owner.as_operator():
+        maildir.mkdir()
+        os.chown(maildir, NOBODY, DAEMON)
+        maildir.chmod(0o2770)
+    conf = Config.model_validate(
+        {
+            "scanner": {"urls": ["http://127.0.0.1:1"], "token_file": "t"},
+            "listeners": [{"name": "mx", "address": "127.0.0.1:2"}],
+            "relay": {"next_hop": f"maildir:{maildir}"},
+        }
+    )
+    assert conf.relay is not None
+    assert wiring.next_hop(conf, conf.relay, conf.relay.hops[0]) is not None
 
 
 def test_root_does_not_start_the_daemon_in_the_directory_of_another_user(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ has given up: while one of them writes, the others wait, so that nothing but its
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ from pathlib import Path
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results, all_failed
 from bridge.runtime import durable_files
+
+LOCK_S = 2.0  # a batch of another process is written in milliseconds
+_POLL_S = 0.01
 
 
 @dataclass(slots=True)
@@ -106,13 +111,28 @@ class FileSink:
 
 @contextmanager
 def _locked(fd: int) -> Iterator[None]:
-    """Against other writers of the file, as far as its file system has locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError:
-        yield
-        return
+    """Against other writers of the file, as far as its file system has locks. Raises OSError.
+
+    Whoever can read the file can lock it, and keep the lock.
+    """
+    end = time.monotonic() + LOCK_S
+    while not (is_locked := _lock(fd)):
+        if is_locked is None:
+            yield
+            return
+        if time.monotonic() >= end:
+            raise OSError(errno.EWOULDBLOCK, "is locked by another program")
+        time.sleep(_POLL_S)
     try:
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _lock(fd: int) -> bool | None:
+    """Whether it is ours now; None if the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return False if exc.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True

@@ -62,8 +62,9 @@ class SpamAssassinAnalyzer:
 def _trace(mail: Mail) -> bytes:
     """What SpamAssassin knows of the client only from the header: a mail is scanned before our server adds it.
 
-    SpamAssassin takes the sender from our Received field before it looks at any other field, and nothing in the mail
-    changes that. It ignores our X-Envelope-From if the mail has such a field, too; that is for mail without a client.
+    SpamAssassin takes the sender from our Received field before it looks at any other field, so a mail cannot change
+    it. The empty sender `<>` is the exception: then it looks at the other fields as well. It ignores our
+    X-Envelope-From if the mail has such a field, too; that is for mail without a client.
     """
     border = mail.request.border
     sender = _sender(border.envelope_from)
