@@ -62,6 +62,7 @@ BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are 
 AWAY_S = 5.0  # a database server that failed is not tried again for this long
 _BATCH = 200  # ids in one statement
 _FEW = 500  # ids in a search
+_MAX_REFUSED = 1_000  # ids that are remembered
 _FEW_ARRIVALS, _MAX_ADDRESSES = 20, 5000  # read at a time: a mail may have a thousand recipients
 _LOCK = 0x5CA7B12E  # an advisory lock that serialises migrations in PostgreSQL, as SQLite does by itself
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -100,13 +101,19 @@ class Index:
         self._finalizer: Any = None
         self._identity: tuple[int, ...] = ()  # device and inode of the open file, and our process id
         self._away_until = 0.0
+        self._refused: set[str] = set()  # ids of mails that were logged: each repair tries them again
 
     def another(self) -> Index:
         """The same index with its own connection, so that long operations do not block others."""
-        return Index(self._database, self._place, self._busy_s, self._statement_s)
+        made = Index(self._database, self._place, self._busy_s, self._statement_s)
+        made._refused = self._refused
+        return made
 
-    def put(self, stored_records: Iterable[StoredRecord]) -> None:
-        """Add or replace records. Raises IndexFailed. Of several, one that is refused does not keep the others out."""
+    def put(self, stored_records: Iterable[StoredRecord], *, skips_refused: bool = False) -> None:
+        """Add or replace records. Raises IndexFailed. Of several, one that is refused does not keep the others out.
+
+        `skips_refused`: the same for a single one, so that a repair does not fail because of it.
+        """
         by_id = {stored.id: stored for stored in stored_records}
         in_order = [by_id[mail_id] for mail_id in sorted(by_id)]
         if not in_order:
@@ -114,7 +121,7 @@ class Index:
         try:
             self._put(in_order)
         except RecordRefused:
-            if len(in_order) == 1:
+            if len(in_order) == 1 and not skips_refused:
                 raise
             for stored in in_order:
                 self._put_if_possible(stored)
@@ -123,7 +130,9 @@ class Index:
         try:
             self._put([stored])
         except RecordRefused as exc:
-            log.warning("quarantine index: mail %s cannot be searched for: %s", stored.id, exc)
+            if stored.id not in self._refused and len(self._refused) < _MAX_REFUSED:
+                self._refused.add(stored.id)
+                log.warning("quarantine index: mail %s cannot be searched for: %s", stored.id, exc)
 
     def _put(self, stored_records: Sequence[StoredRecord]) -> None:
         with self._transaction(writes=True) as connection:

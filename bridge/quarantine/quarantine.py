@@ -289,7 +289,7 @@ class Quarantine:
         for start in range(0, len(missing), _BATCH):
             began = time.monotonic()
             stored = map(self._stored_or_none, missing[start : start + _BATCH])
-            index.put([each for each in stored if each is not None])
+            index.put([each for each in stored if each is not None], skips_refused=True)
             if gently:
                 time.sleep(time.monotonic() - began)
 

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.console.audit import MAX_STRANGERS, OTHERS
 from bridge.testing import free_port, until
+from bridge.user_pages.pages import sign_in
 from tests.console.held_kit import CONTENT, hold
 from tests.console.test_console_oidc import ROLES, agree, back, provider
 from tests.digests.digest_kit import Browser, Users, users
@@ -89,3 +90,15 @@ def test_answers_that_no_provider_sent_do_not_fill_the_audit_log(world: Users) -
     assert sum(line.startswith("signed in by the provider||refused|") for line in entries) <= MAX_STRANGERS
     (others,) = [line for line in entries if line.startswith(OTHERS)]
     assert int(others.rpartition("|")[2].partition(" ")[0]) >= 20
+
+
+def test_answers_that_no_provider_sent_used_up_the_tries_of_codes(world: Users) -> None:
+    """Any page can have a browser ask for that address, and so kept a whole office from signing in.
+
+    The last test here: it uses up the tries of this address.
+    """
+    browser = world.served.browser()
+    found = [browser.get("/sign-in/back?code=x&state=y").status for _ in range(sign_in._MAX_PER_ADDRESS + 1)]
+    assert found[-1] == 429
+    browser.get("/sign-in")
+    assert browser.post("/sign-in/code", address="ann@a.example", code="000000").status == 403

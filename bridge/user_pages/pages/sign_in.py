@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _MAX_ADDRESS = 254
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
+_PROVIDER = f"{PAGES} provider"  # any page can make a browser call us back, and must not use up the tries of the codes
 _NO_ADDRESS = N_("The provider did not tell us your mail address.")
 _NOT_OURS = N_("There is no quarantine for your mail address here.")
 _NOT_SIGNED_IN = N_("The provider did not sign you in. Start again, or ask your administrator.")
@@ -98,7 +99,7 @@ async def from_provider(call: Call) -> Response:
         claims = await _provider(call).claims(call.request.cookies.get(PROVIDER_COOKIE, ""), call.request.query_params)
         person = await _person_of(call, claims)
     except SignInRefused as exc:
-        await _admit(call, None)
+        await _admit(call, None, _PROVIDER)
         await call.audit_stranger("signed in by the provider", detail=str(exc), name="unknown")
         why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
         response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
@@ -139,9 +140,9 @@ async def _person_of(call: Call, claims: dict[str, object]) -> str:
     return person
 
 
-async def _admit(call: Call, attempt: str | None) -> None:
+async def _admit(call: Call, attempt: str | None, pages: str = PAGES) -> None:
     admit, limit = call.sources.attempts.admit, _MAX_PER_ADDRESS
-    wait_s = await call.run(admit, attempt, call.address, pages=PAGES, max_per_address=limit)
+    wait_s = await call.run(admit, attempt, call.address, pages=pages, max_per_address=limit)
     if wait_s:
         text = call.speak("There were too many attempts. Wait a few minutes.")
         raise Refused(429, call.speak("Too many attempts"), text, int(wait_s) + 1)
