@@ -164,13 +164,12 @@ def test_root_finds_the_listener_without_proc_net(victim: tuple[subprocess.Popen
 def test_where_sockets_cannot_be_seen_root_signals_only_the_owner_of_the_state_directory(
     victim: tuple[subprocess.Popen[str], int],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     user: int | None,
     is_signalled: bool,
 ) -> None:
     need(root=True)
     process, port = victim
-    monkeypatch.setattr(port_owner, "_TABLES", tmp_path)
+    monkeypatch.setattr(port_owner, "can_see_sockets", lambda: False)
     if is_signalled:
         hang_up(process.pid, Endpoint("127.0.0.1", port), user)
         assert process.wait(10) == 7
