@@ -119,3 +119,11 @@ def test_the_secret_has_the_files_that_the_configurations_name() -> None:
     listed = re.search(r"files: \[(api-token[^]]*)\]", (BASE / "README.md").read_text())
     assert listed is not None and set(listed[1].split(", ")) == named
     assert not any("passfile" in text for text in texts)
+
+
+def test_the_bridge_keeps_its_state_in_a_directory_of_its_own() -> None:
+    """An emptyDir is writable by every user; a new directory in it is private."""
+    pod = DEPLOYMENTS["scanbridge"]["template"]["spec"]
+    (volume,) = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "state"]
+    config = yaml_file.load(BASE / "bridge.yml", Config)
+    assert Path(config.state_directory or volume).parent == Path(volume)
