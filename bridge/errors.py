@@ -14,6 +14,7 @@
     │   ├── ScanRefused          401, 403, other 4xx: see the operator  refused       refused      451 4.3.5
     │   └── MessageTooLarge      413, or above the limit here           too_large     too_large    552 5.3.4
     ├── Saturated                admission closed, 429, 503             saturated     saturated    451 4.3.2
+    │   └── NoRoom               503 about this mail only, for its size saturated     saturated    451 4.3.2
     ├── AmbiguousMail            refused by `refuse_ambiguous_mime`                  ambiguous    554 5.6.0
     ├── SpoolFull                no room for incoming content                         spool        452 4.3.1
     ├── StoreError               the mail cannot be quarantined                       quarantine   451 4.3.0
@@ -138,6 +139,10 @@ class Saturated(BridgeError):
     def __init__(self, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class NoRoom(Saturated):
+    """The scanner has no room for a mail of this size at the moment, but for smaller mail."""
 
 
 class AmbiguousMail(BridgeError):

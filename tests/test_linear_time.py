@@ -23,7 +23,10 @@ import bridge
 from bridge.filter.headers import message_id
 from bridge.mime import names, structure, words
 from bridge.service.analysis import headers
+from bridge.service.analysis.content import link_address, page_text
 from bridge.service.analysis.content.links import Links
+from bridge.service.detection import link_targets, page
+from bridge.service.detection.material import Material
 from tests.hard_texts import attacks
 from tests.processor_time import fair_cpu_s, is_linear
 
@@ -199,6 +202,18 @@ UNITS = [
     *("=?", "=?a?q?", "=?a?x?b", "=?utf-8?b?QQ==?= ", "=?gb2312?q?=ff?=", "%ff", 'boundary="'),
     *(";", "=", '"', "\\", "(", ")", "(()", "' ", "a'", "?", '\\"', " ", "\t", "a.b ", "//", "<", "@"),
     *("a@b,", "<a@b>", '"a" ', "(a", "<a", "a@", "a:b;"),
+    *(
+        "// ",
+        "//'a ",
+        "https:(",
+        "https:(@",
+        "http:/'@",
+        "file:///",
+        '0;url="https:',
+        "<area href=",
+        "<meta ",
+        "<input &#",
+    ),
     *("//a", "http:", "https:/\t", "h\tt\tt\tp", "www.", "<a href=", "&#0", "&#9;", "//a (", "'//a\"", "=\n\n//x"),
 ]
 READERS: dict[str, Callable[[str], object]] = {
@@ -211,6 +226,10 @@ READERS: dict[str, Callable[[str], object]] = {
     "header fields": lambda text: headers.check([("from", text), ("reply-to", text), ("date", text)]),
     "links in text": lambda text: Links(10**9).scan(text, is_html=False),
     "links in HTML": lambda text: Links(10**9).scan(text, is_html=True),
+    "a link": lambda text: (link_address.read(text), link_address.read("https:" + text), Links(10**9).add(text)),
+    "input fields": page_text.escaped_inputs,
+    "a page for the model": page.read,
+    "a plain text for the model": lambda text: link_targets.all_of(Material(plain=text)),
     "Message-ID": lambda text: message_id(b"message-id:" + text.encode(), b"message-id:" + text.lower().encode()),
 }
 

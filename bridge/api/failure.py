@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+NO_ROOM = "no_room"  # with 503: for this mail, because of its size; smaller mail is accepted
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

@@ -109,10 +109,10 @@ class PersonalLists:
         is_handed_on = rule.action is Action.RELAY
         if not is_handed_on and not _may_allow(rules, result):
             return [Fate(rule, tuple(range(len(envelope.recipients))))]
-        authors, is_all = addresses_in_from(head)
-        blocking = candidates(envelope.sender, *authors)
+        authors, shown_instead, is_all = addresses_in_from(head)
+        blocking = candidates(envelope.sender, *shown_instead, *authors)
         tags = result.tags if result is not None else ()
-        known = authors if is_all and not is_head_cut else ()
+        known = authors if is_all and not shown_instead and not is_head_cut else ()
         allowing = candidates(*_trusted(envelope.sender, known, tags, needs_proof=not is_handed_on))
         kind = BLOCK if is_handed_on else ALLOW
         return _split(

@@ -11,7 +11,7 @@ import asyncio
 from time import monotonic
 from types import TracebackType
 
-from bridge.errors import Saturated, ScanTimeout
+from bridge.errors import NoRoom, Saturated, ScanTimeout
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
 from bridge.filter.outcome import Record
@@ -74,8 +74,10 @@ class Slots:
         assert self._limit is not None
         if error is None:
             self._limit.sample(scan_s, began_among)
-        elif isinstance(error, Saturated) or (isinstance(error, ScanTimeout) and not error.others_pass):
-            self._limit.overload()  # a mail that is slow by itself says nothing about the load
+        elif isinstance(error, NoRoom) or (isinstance(error, ScanTimeout) and error.others_pass):
+            pass  # a mail that is large or slow by itself says nothing about the load
+        elif isinstance(error, Saturated | ScanTimeout):
+            self._limit.overload()
 
 
 class Slot:

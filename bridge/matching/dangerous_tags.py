@@ -15,7 +15,8 @@ PATTERNS = (
     *("mime:*", "office:*", "pdf:launch", "pdf:javascript", "pdf:embedded-file"),
     *("document:encrypted", "picture:qr-link"),
     *("attachment:builds-*", "attachment:credential-form", "attachment:script", "clamav:*", "icap:*", "yara:*"),
-    *("auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-fail", "auth:dmarc-temperror", "auth:spf-fail"),
+    *("auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-fail", "auth:dmarc-temperror"),
+    *("auth:dmarc-permerror", "auth:spf-fail"),
 )
 _DANGEROUS = re.compile("|".join(map(translate, PATTERNS)), re.IGNORECASE)
 

@@ -1,15 +1,24 @@
-"""The authors of a mail: all addresses that one mail program or another reads in its From fields."""
+"""The authors of a mail: all addresses that one mail program or another reads in its From fields.
+
+Programs show a malformed From as well as a correct one, and each in its own way. What our reading leaves over is
+searched for other addresses that a program may show (`shown_addresses`); if there are any, the field is not clear.
+If this is wrong, a sender can show a reader an author whose domain nobody asks, and whom no list blocks.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from bridge.mime import shown_addresses
 from bridge.mime.words import decode_words
+from bridge.runtime.visible_text import without_invisible
 
 # A quoted local part, an address literal, or a plain word.
 _WORD = re.compile(r"\"[^\"]*\"@[^\s<>\"'(),;\0]+|[^\s<>\"'(),;:\0]+@\[[^\s<>\[\]]*\]|[^\s<>\"'(),;:\0]+")
 _SIMPLE = re.compile(r"""(?:[^"<>(),:;\\@=]*|"[^"<>(),:;\\@=]*" ?)<([^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+)>""")
+_PLAIN = re.compile(r"[\w.+-]+@[a-z0-9][a-z0-9-]*(?:\.[a-z0-9][a-z0-9-]*)*", re.ASCII | re.IGNORECASE)
 _BRACKETS = re.compile("<([^<>]*)>")
 _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
 _AT = re.compile(r"\s*@")
@@ -23,6 +32,7 @@ class InFrom(NamedTuple):
     """The addresses in the From fields of one mail."""
 
     addresses: list[str]
+    others: list[str]  # what some program may show instead
     is_all: bool  # False: there may be others, and what was read of the last one may be a piece of another address
 
 
@@ -30,33 +40,64 @@ def addresses_in_from(head: bytes) -> InFrom:
     """The addresses in all From fields of a header section."""
     fields = _FROM.findall(head)
     found: list[str] = []
+    others: list[str] = []
     for field in fields[:_MOST_FIELDS]:
-        text = field[:_LONGEST].decode("utf-8", "replace")
-        found += addresses(re.sub(r"\r?\n(?=[ \t])", "", text).strip())
+        value = re.sub(r"\r?\n(?=[ \t])", "", field[:_LONGEST].decode("utf-8", "replace")).strip()
+        others += read(value).others
+        found += addresses(value)
     is_all = len(fields) <= _MOST_FIELDS and all(len(field) <= _LONGEST for field in fields)
-    return InFrom(list(dict.fromkeys(found)), is_all)
+    return InFrom([each for each in dict.fromkeys(found) if each not in others], list(dict.fromkeys(others)), is_all)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One From field."""
+
+    authors: list[str]  # as RFC 5322 says; if there are none, whatever could be one
+    others: list[str]  # what some program may show instead, of other domains; empty if the field is clear
+
+
+def read(value: str) -> Reading:
+    if plain := _plain(value):
+        return Reading([plain], [])
+    value = without_invisible(value)
+    exact, rest = _by_grammar(value)
+    found = list(dict.fromkeys(exact)) or _in_any_way(value)
+    unread = ",".join([*(address for address in found if not _PLAIN.fullmatch(address)), *rest])
+    shown = shown_addresses.find(unread)
+    known = {shown_addresses.host_of(address) for address in found} if shown else set()
+    return Reading(found, [each for each in shown if shown_addresses.host_of(each) not in known])
 
 
 def addresses(value: str) -> list[str]:
     """All addresses that one mail program or another takes for the author's, those of RFC 5322 first."""
+    if plain := _plain(value):
+        return [plain]
+    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *read(value).others]))
+
+
+def _plain(value: str) -> str:
+    """The address, if the field has nothing but one, and perhaps a name: nearly all do."""
     simple = _SIMPLE.fullmatch(value)
-    if simple is not None:
-        return [simple[1]]
+    address = simple[1] if simple is not None else value
+    return address if _PLAIN.fullmatch(address) else ""
+
+
+def authors(value: str) -> list[str]:
+    """The addresses as RFC 5322 says; if there are none, whatever could be one."""
+    return read(value).authors
+
+
+def _in_any_way(value: str) -> list[str]:
     found = _readings(value)
     if "=?" in value and (decoded := decode_words(value)) != value:  # some decode before they look for the address
         found += _readings(decoded)
     return list(dict.fromkeys(found))
 
 
-def authors(value: str) -> list[str]:
-    """The addresses as RFC 5322 says; if there are none, whatever could be one."""
-    simple = _SIMPLE.fullmatch(value)
-    return [simple[1]] if simple is not None else list(dict.fromkeys(_by_grammar(value))) or addresses(value)
-
-
 def _readings(value: str) -> list[str]:
     """By the grammar; if brackets alone say something else, or are not in pairs, everything that looks like one."""
-    exact = _by_grammar(value)
+    exact, _ = _by_grammar(value)
     in_brackets = [address for address in _BRACKETS.findall(value) if "@" in address]
     is_odd = not value.count("<") == value.count(">") == len(in_brackets)
     simply = in_brackets or bare_addresses(value)
@@ -65,27 +106,42 @@ def _readings(value: str) -> list[str]:
     return [*exact, *simply, *(bare_addresses(value) if is_odd else ())]
 
 
-def _by_grammar(value: str) -> list[str]:
-    """RFC 5322 3.4: comments and quoted text are not addresses, and brackets count only outside them."""
+def _by_grammar(value: str) -> tuple[list[str], list[str]]:
+    """RFC 5322 3.4: comments and quoted text are not addresses, and brackets count only outside them.
+
+    Also returns what is neither an address nor the name of one.
+    """
     found: list[str] = []
+    rest: list[str] = []
     text: list[str] = []  # of one mailbox, outside brackets
-    position = 0
+    start = position = 0  # `start`: of what is not yet read as an address or a name
+
+    def end_mailbox(end: int) -> None:
+        addresses = _unbracketed(text)
+        found.extend(addresses)
+        if not addresses:
+            rest.append(value[start:end])
+
     while (match := _TOKEN.match(value, position)) is not None:
         position = match.end()
         quoted, bracket, mark, other = match.groups()
         if bracket is not None and "@" in bracket:
             found.append(bracket)
-            text = []  # what precedes is a name
+            text, start = [], position  # what precedes is a name
+        elif bracket is not None:
+            rest.append(bracket)
         elif mark == "(":
-            position = _after_comment(value, position)
+            position, is_closed = _after_comment(value, position)
+            rest += [] if is_closed else [value[match.end() :]]
         elif mark in (",", ";"):
-            found += _unbracketed(text)
-            text = []
+            end_mailbox(match.start())
+            text, start = [], position
         elif mark == ":":  # the name of a group
-            text = []
+            text, start = [], position
         elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
             text.append(quoted or other or "")
-    return found + _unbracketed(text)
+    end_mailbox(len(value))
+    return found, rest
 
 
 def _unbracketed(text: list[str]) -> list[str]:
@@ -96,14 +152,14 @@ def _unbracketed(text: list[str]) -> list[str]:
     return bare_addresses("@".join(".".join(map(str.strip, part.split("."))) for part in joined.split("@")))
 
 
-def _after_comment(value: str, position: int) -> int:
+def _after_comment(value: str, position: int) -> tuple[int, bool]:
     """Comments contain comments; one that does not end reaches to the end of the field."""
     depth = 1
     for match in _IN_COMMENT.finditer(value, position):
         depth += {"(": 1, ")": -1}.get(match.group(), 0)
         if depth == 0:
-            return match.end()
-    return len(value)
+            return match.end(), True
+    return len(value), False
 
 
 def bare_addresses(value: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Base64: the usual reading, every other that mail programs have, and where it is found without a header field.
 
-Nothing here raises, whatever the input, and all work is linear in its length.
+Nothing here raises, whatever the input, and all work is linear in its length. Lines and groups are decoded in blocks,
+because they may be millions (`bridge/mime/blocks.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import mmap
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
+
+from bridge.mime.blocks import AFTER_LF, AFTER_LINE, BEFORE_EQUALS, BLOCK, blocks, line_lists
 
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
@@ -44,7 +47,11 @@ def is_plain_base64(raw: bytes) -> bool:
     padding = others.translate(None, b"\r\n")
     if padding and (padding not in (b"=", b"==") or not raw.endswith(padding)):
         return False
-    return _has_equal_lines(raw, others.count(b"\n")) or all(len(line) % 4 == 0 for line in raw.split())
+    return _has_equal_lines(raw, others.count(b"\n")) or all(map(_has_whole_groups, blocks(raw, AFTER_LINE)))
+
+
+def _has_whole_groups(lines: bytes) -> bool:
+    return all(len(line) % 4 == 0 for line in lines.split())
 
 
 def _has_equal_lines(raw: bytes, line_feeds: int) -> bool:
@@ -65,17 +72,21 @@ def base64_readings(raw: bytes) -> Iterator[bytes]:
     if b"=" in raw:
         padded = raw.translate(None, _NOT_BASE64_OR_PAD)
         yield decode_base64(padded.lstrip(b"=").partition(b"=")[0])  # ends at the first padding
-        yield _one_by_one(_PADDING.split(padded))  # starts again after each padding
-        yield _one_by_one(_without_padding(_GROUPS.findall(padded)))  # each group separately, with padding anywhere
+        yield _restarted(padded)
+        yield _by_groups(padded, _without_padding)  # each group separately, with padding anywhere
         yield decode_base64(padded.rstrip(b"=").replace(b"=", b"A"))  # padding counts as the letter that means zero,
-        yield _one_by_one(map(_padded_groups, _GROUPS.findall(padded)))  # and may shorten the result of its group
+        yield _by_groups(padded, _padded_groups)  # and may shorten the result of its group
     if b"-" in raw or b"_" in raw:
         yield decode_base64(raw.translate(_FROM_URL_SAFE))
     if not raw.isascii():
         yield decode_base64(raw.translate(_SEVEN_BITS))
     yield decode_base64(raw[: _JUNK.search(raw + b"#").start()])  # type: ignore[union-attr]  # ends at the first other byte
     yield decode_base64(_without_junk_lines(raw))  # such lines do not count,
-    yield decode_base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
+    yield decode_base64(_without_junk(raw))  # or their beginning does
+
+
+def _without_junk(raw: bytes) -> bytes:
+    return b"".join([_JUNK_TO_LINE_END.sub(b"", block) for block in blocks(raw, AFTER_LF)])
 
 
 def line_readings(raw: bytes) -> list[bytes]:
@@ -84,14 +95,23 @@ def line_readings(raw: bytes) -> list[bytes]:
     A line with a few other characters may be one of them, or be words in between.
     """
     other = [decode_base64(raw.translate(_FROM_URL_SAFE))] if b"-" in raw or b"_" in raw else []
-    pure = b"\n".join([line for line in raw.split(b"\n") if not line.strip(_AROUND).translate(None, _BASE64_OR_PAD)])
+    pure = _lines_that(_are_base64, raw)[:-1]
     return [*(decode(text) for text in dict.fromkeys((raw, pure)) for decode in (decode_base64, _by_lines)), *other]
+
+
+def _are_base64(line: bytes) -> bool:
+    return not line.strip(_AROUND).translate(None, _BASE64_OR_PAD)
+
+
+def _lines_that(are_wanted: Callable[[bytes], bool], text: bytes) -> bytes:
+    """Each with a line end, the last one too."""
+    return b"".join([b"".join([line + b"\n" for line in lines if are_wanted(line)]) for lines in line_lists(text)])
 
 
 class UnbrokenBase64:
     """Base64 with anything in between, read to the end of a text from any place in it.
 
-    A part of an ambiguous mail may begin in many places, so each line and each padded piece is decoded once for all.
+    A part of an ambiguous mail may begin in many places, so each block of lines and padded pieces is decoded once.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -100,56 +120,47 @@ class UnbrokenBase64:
     def readings(self, start: int) -> Iterator[bytes]:
         rest = self._text[start:]
         yield decode_base64(rest)
-        line = bisect_left(self._line_starts, start)
-        first = self._text[start : self._line_starts[line]]
-        yield _by_lines(first) + self._decoded_lines.since(line)
-        yield decode_base64(_without_junk_lines(first) + self._kept_lines.since(line))  # they may look like delimiters
+        yield self._decoded_lines.since(start)
+        yield decode_base64(self._kept_lines.since(start))  # others may look like delimiters
         if b"=" in rest:
-            yield self._restarted(len(self._text[:start].translate(None, _NOT_BASE64_OR_PAD)))
-
-    def _restarted(self, start: int) -> bytes:
-        """Starts again after each padding."""
-        piece = bisect_left(self._pieces.starts, start)
-        first = self._padded[start : self._pieces.starts[piece]].strip(b"=")
-        return _decode_clean(first) + self._decoded_pieces.since(piece)
+            yield self._decoded_pieces.since(len(self._text[:start].translate(None, _NOT_BASE64_OR_PAD)))
 
     @cached_property
-    def _line_starts(self) -> array[int]:
-        return array("q", accumulate((len(line) + 1 for line in self._text.split(b"\n")), initial=0))
+    def _decoded_lines(self) -> _Decoded:
+        return _Decoded(self._text, AFTER_LF, _by_lines)
 
     @cached_property
-    def _decoded_lines(self) -> _Joined:
-        return _Joined(map(_by_lines, self._text.translate(None, _NOT_BASE64_PAD_OR_LINE).split(b"\n")))
+    def _kept_lines(self) -> _Decoded:
+        return _Decoded(self._text, AFTER_LF, _without_junk_lines)
 
     @cached_property
-    def _kept_lines(self) -> _Joined:
-        return _Joined(line if _is_base64_line(line) else b"" for line in self._text.split(b"\n"))
-
-    @cached_property
-    def _padded(self) -> bytes:
-        return self._text.translate(None, _NOT_BASE64_OR_PAD)
-
-    @cached_property
-    def _pieces(self) -> _Joined:
-        return _Joined(_PADDED_PIECE.findall(self._padded))
-
-    @cached_property
-    def _decoded_pieces(self) -> _Joined:
-        return _Joined(_decode_clean(piece.strip(b"=")) for piece in _PADDED_PIECE.findall(self._padded))
+    def _decoded_pieces(self) -> _Decoded:
+        return _Decoded(self._text.translate(None, _NOT_BASE64_OR_PAD), BEFORE_EQUALS, _restarted)
 
 
-class _Joined:
-    """Pieces of content, and where each of them starts."""
+class _Decoded:
+    """What a decoder makes of a text from any place on. It starts anew wherever the text is cut."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        content, self.starts = bytearray(), array("q", [0])
-        for piece in pieces:  # there may be millions, so they are not kept
-            content += piece
-            self.starts.append(len(content))
+    def __init__(self, text: bytes, cut: re.Pattern[bytes], decode: Callable[[bytes], bytes]) -> None:
+        self._text, self._decode = text, decode
+        self._starts, self._places = array("q"), array("q")  # of the blocks, and of what they decode to
+        content, at = bytearray(), 0
+        for block in blocks(text, cut, _SMALL_BLOCK):
+            self._starts.append(at)
+            self._places.append(len(content))
+            content += decode(block)
+            at += len(block)
+        self._starts.append(at)
+        self._places.append(len(content))
         self._content = bytes(content)
 
-    def since(self, piece: int) -> bytes:
-        return self._content[self.starts[piece] :]
+    def since(self, start: int) -> bytes:
+        following = bisect_left(self._starts, start)
+        first = self._decode(self._text[start : self._starts[following]])
+        return first + self._content[self._places[following] :]
+
+
+_SMALL_BLOCK = 1024  # bytes: as much is decoded again for each place
 
 
 def base64_runs(text: bytes) -> list[bytes]:
@@ -185,10 +196,11 @@ def similar_lines(text: bytes) -> bytes:
 
     Lines may be indented or quoted (`> `), and may use the Base64 letters for links.
     """
-    return b"".join([b"\n" + line for line in text.split(b"\n") if _is_similar(line.strip(_AROUND))])
+    return (b"\n" + _lines_that(_are_similar, text))[:-1]
 
 
-def _is_similar(line: bytes) -> bool:
+def _are_similar(line: bytes) -> bool:
+    line = line.strip(_AROUND)
     if len(line) <= _LONG_ENOUGH:
         return len(line) % 4 == 0 and not line.translate(None, _BASE64_OR_PAD)
     is_other = b":" in line or line.startswith(b"--")  # a field, a delimiter
@@ -217,7 +229,14 @@ _PIECE = re.compile(rb"([^\n]{254})(?=[^\n])")
 
 
 def _line_runs(text: bytes) -> list[bytes]:
-    return [run for run in _OTHER_LINE.split(text) if len(run) >= WORTH_READING]
+    found, start = [], 0
+    for other in _OTHER_LINE.finditer(text):  # nearly all of what `split` would make of them may be empty
+        if other.start() - start >= WORTH_READING:
+            found.append(text[start : other.start()])
+        start = other.end()
+    if len(text) - start >= WORTH_READING:
+        found.append(text[start:])
+    return found
 
 
 _OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
@@ -231,7 +250,6 @@ _ONE_IN = 50  # characters
 _ANY_BASE64 = _BASE64_OR_PAD + b"-_"
 _AROUND = b"> \t\r\v\f"
 _PADDING = re.compile(rb"=+")
-_PADDED_PIECE = re.compile(rb"=*[^=]+|=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SEVEN_BITS = bytes(byte & 0x7F for byte in _EVERY)
@@ -242,7 +260,7 @@ _IN_BASE64_LINE = ALPHABET + b"=\t\v\f "
 
 def _without_junk_lines(raw: bytes) -> bytes:
     """With long lines, two fifths of the time of a pattern with `^`, which is tried at every byte (Python 3.11)."""
-    return b"".join([line for line in raw.split(b"\n") if _is_base64_line(line)])
+    return b"".join([b"".join([line for line in lines if _is_base64_line(line)]) for lines in line_lists(raw)])
 
 
 def _is_base64_line(line: bytes) -> bool:
@@ -261,8 +279,23 @@ _INNER_LINES = re.compile(  # begins with a literal byte: much faster (Python 3.
 
 def _by_lines(raw: bytes) -> bytes:
     """Each line separately; an incomplete group at the end of a line is dropped unless it is padded."""
-    lines = raw.translate(None, _NOT_BASE64_PAD_OR_LINE).splitlines()
-    return _one_by_one(line.replace(b"=", b"") if b"=" in line else line[: len(line) // 4 * 4] for line in lines)
+    return b"".join([_one_by_one(_in_lines(block)) for block in blocks(raw, AFTER_LINE)])
+
+
+def _in_lines(block: bytes) -> Iterator[bytes]:
+    for line in block.translate(None, _NOT_BASE64_PAD_OR_LINE).splitlines():
+        yield line.replace(b"=", b"") if b"=" in line else line[: len(line) // 4 * 4]
+
+
+def _restarted(padded: bytes) -> bytes:
+    """Starts again after each padding. There is nothing but Base64 and padding, here and below."""
+    return b"".join([_one_by_one(_PADDING.split(block)) for block in blocks(padded, BEFORE_EQUALS)])
+
+
+def _by_groups(padded: bytes, letters: Callable[[bytes], bytes]) -> bytes:
+    """Each group separately; `letters` makes groups without padding of some that may have it."""
+    parts = (padded[at : at + BLOCK] for at in range(0, len(padded), BLOCK))
+    return b"".join([_one_by_one(map(letters, _GROUPS.findall(part))) for part in parts])
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:
@@ -306,8 +339,8 @@ def _decode_equal(pieces: list[bytes], length: int) -> bytes:
     return bytes(decoded)
 
 
-def _without_padding(groups: Iterable[bytes]) -> Iterator[bytes]:
-    return (group.replace(b"=", b"") for group in groups)
+def _without_padding(groups: bytes) -> bytes:
+    return groups.replace(b"=", b"")
 
 
 def _padded_groups(groups: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 `decode` is for well-formed content; it says whether all programs agree on the result. `readings` is
 for content on which they may disagree: it returns the result of each known way to read it. Nothing
-here raises, whatever the input, and all work is linear in its length.
+here raises, whatever the input, and all work is linear in its length. What may consist of millions of lines or escapes
+is decoded in blocks (`bridge/mime/blocks.py`); the result is longer than the input only where the format compresses.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import binascii
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
 
 from bridge.mime import yenc
 from bridge.mime.base64_text import ALPHABET as _ALPHABET
 from bridge.mime.base64_text import WORTH_READING as _WORTH_READING
 from bridge.mime.base64_text import base64_readings, is_plain_base64
 from bridge.mime.base64_text import decode_base64 as _base64
+from bridge.mime.blocks import AFTER_LINE, AFTER_SPACE, BEFORE_EQUALS, blocks
 from bridge.mime.references import unescaped
 
 _EVERY = bytes(range(256))
@@ -39,6 +40,14 @@ def decode(raw: bytes, encoding: str) -> tuple[bytes, bool]:
             return _uuencoded(raw, is_certain=True), False
         case _:
             return raw, encoding in PLAIN
+
+
+def decoded_blocks(raw: bytes, encoding: str) -> Iterator[bytes]:
+    """What `decode` returns, in pieces: the lines of uuencode may leave out nearly all that they stand for."""
+    if encoding in UUENCODE:
+        yield from _uu_decoded(raw, is_certain=True)
+    else:
+        yield decode(raw, encoding)[0]
 
 
 def readings(raw: bytes) -> Iterator[bytes]:
@@ -77,9 +86,9 @@ def quoted_readings(raw: bytes) -> Iterator[bytes]:
     yield binascii.a2b_qp(raw)
     if _ODD_QUOTED.search(raw) is None:
         return
-    joined = _SOFT_BREAK.sub(b"", raw)
-    for wrong, instead in _WRONG:
-        yield binascii.a2b_qp(wrong.sub(instead, joined))  # now every "=" begins an escape
+    joined = b"".join([_SOFT_BREAK.sub(b"", block) for block in blocks(raw, BEFORE_EQUALS)])
+    for wrong, instead in _WRONG:  # then every "=" begins an escape
+        yield b"".join([binascii.a2b_qp(wrong.sub(instead, block)) for block in blocks(joined, BEFORE_EQUALS)])
 
 
 # Formats that mark their own beginning
@@ -90,7 +99,7 @@ def embedded(raw: bytes) -> Iterator[bytes]:
     if has_begin(raw):
         for block in _uu_blocks(raw):
             for text in (block, *_unescaped(block)):
-                yield _uuencoded(text, is_certain=True)
+                yield from _uu_readings(text)
                 yield _xxencoded(text)
         if has_word(_UU64, raw, 0, len(raw)):
             yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
@@ -248,13 +257,19 @@ def _is_at_line_start(data: bytes | mmap.mmap, at: int) -> bool:
 
 def _uu_blocks(raw: bytes) -> Iterator[bytes]:
     """What each such line begins, to the next one; and to the end of the file, if such lines may be part of it."""
-    begins = [match for match, _ in _uu_begins(raw)]
-    for match, following in zip_longest(begins, begins[1:]):
-        limit = following.start() if following else len(raw)
-        end = raw.find(b"\nend", match.end() - 1, limit)
-        yield raw[match.end() : end if end >= 0 else limit]
-    if begins:  # these are among them
-        yield from _blocks(raw, _UU_BEGIN, b"\nend")
+    start = 0
+    for match, _ in _uu_begins(raw):
+        if start:
+            yield _up_to_end(raw, start, match.start())
+        start = match.end()
+    if start:
+        yield _up_to_end(raw, start, len(raw))
+        yield from _blocks(raw, _UU_BEGIN, b"\nend")  # these are among them
+
+
+def _up_to_end(raw: bytes, start: int, limit: int) -> bytes:
+    end = raw.find(b"\nend", start - 1, limit)
+    return raw[start : end if end >= 0 else limit]
 
 
 def _data_in(line: bytes, after_one: bool) -> tuple[bool, bool]:
@@ -312,16 +327,37 @@ _FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other charac
 
 def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
     """If it is certain that these are such lines, spaces at their ends may be missing."""
-    out = []
-    for line in raw.splitlines():
-        if not line or line[:6].lower() == b"begin " or line == b"end":
-            continue
-        length = (line[0] - 32) & 63
-        needed = -(-length // 3) * 4
-        if line[0] < 32 or line[0] > 96 or (len(line) < needed and not is_certain):
-            continue  # not such a line
-        out.append(binascii.a2b_base64(line[1 : 1 + needed].ljust(needed).translate(_FROM_UU))[:length])
-    return b"".join(out)
+    return b"".join(_uu_decoded(raw, is_certain=is_certain))
+
+
+_SMALL_LETTERS = re.compile(rb"^[^a-z\r\n]*+[a-z][^\r\n]*+", re.MULTILINE)
+
+
+def _uu_readings(raw: bytes) -> Iterator[bytes]:
+    """Programs disagree on lines that are shorter than they say, or have small letters: some leave them out."""
+    whole = _uuencoded(raw, is_certain=True)
+    yield whole
+    for without in (raw, _SMALL_LETTERS.sub(b"", raw)):
+        left = _uuencoded(without)
+        if left != whole:
+            yield left
+
+
+def _uu_decoded(raw: bytes, *, is_certain: bool) -> Iterator[bytes]:
+    for block in blocks(raw, AFTER_LINE):
+        lines = block.splitlines()
+        decoded = {line: _uu_line(line, is_certain) for line in set(lines)}  # very short ones repeat each other
+        yield b"".join([decoded[line] for line in lines])
+
+
+def _uu_line(line: bytes, is_certain: bool) -> bytes:
+    if not line or line[0] < 32 or line[0] > 96 or line[:6].lower() == b"begin " or line == b"end":
+        return b""
+    length = (line[0] - 32) & 63
+    needed = -(-length // 3) * 4
+    if len(line) < needed and not is_certain:
+        return b""  # not such a line
+    return binascii.a2b_base64(line[1 : 1 + needed].ljust(needed).translate(_FROM_UU))[:length]
 
 
 _XX = b"+-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -340,7 +376,11 @@ _SIZES = tuple(map(_sizes, range(256)))
 
 def _xxencoded(raw: bytes) -> bytes:
     """Like uuencode, with other characters."""
-    lines = raw.split()
+    return b"".join(map(_xx_decoded, blocks(raw, AFTER_SPACE)))
+
+
+def _xx_decoded(block: bytes) -> bytes:
+    lines = block.split()
     decoded = {line: _xx_line(line) for line in set(lines)}  # ordinary text repeats most of its words
     return b"".join([decoded[line] for line in lines])
 
@@ -375,11 +415,20 @@ def _binhex_content(raw: bytes) -> bytes:
 
 def _without_runs(content: bytes) -> bytes:
     """0x90 and a count repeat the byte before; 0x90 0x00 is the byte 0x90."""
-    first, *rest = content.split(b"\x90")
-    out, last = [first], first[-1:]
-    for piece in rest:
-        count = piece[0] if piece else 0
-        run = (b"\x90" if count == 0 else last * (count - 1)) + piece[1:]
-        last = run[-1:] or last
-        out.append(run)
-    return b"".join(out)
+    return b"".join(_run_blocks(content))
+
+
+def _run_blocks(content: bytes) -> Iterator[bytes]:
+    last = b""
+    for block in blocks(content, _BEFORE_RUN):
+        first, *rest = block.split(b"\x90")
+        out, last = [first], first[-1:] or last
+        for piece in rest:
+            count = piece[0] if piece else 0
+            run = (b"\x90" if count == 0 else last * (count - 1)) + piece[1:]
+            last = run[-1:] or last
+            out.append(run)
+        yield b"".join(out)
+
+
+_BEFORE_RUN = re.compile(rb"(?=\x90)")

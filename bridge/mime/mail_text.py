@@ -7,12 +7,12 @@ Nothing is opened, fetched or unpacked.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from bridge.mime.digests import Digests
 from bridge.mime.encodings import decode
 from bridge.mime.references import unescaped
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
@@ -36,11 +36,11 @@ _ALT = re.compile(r"""alt\s{0,9}=\s{0,9}["']([^"']{1,200})""", re.IGNORECASE)
 class Attachment:
     name: str
     content_type: str
-    size: int  # decoded
-    sha256: str  # of the decoded content, as in the list blocked-attachments
+    size: int  # decoded, if there is a hash
+    sha256: str  # of the decoded content, as in the list blocked-attachments; "": not computed
 
     def to_dict(self) -> dict[str, object]:
-        return {"name": self.name, "type": self.content_type, "size": self.size, "sha256": self.sha256}
+        return {"name": self.name, "type": self.content_type, "size": self.size, "sha256": self.sha256 or None}
 
 
 @dataclass(slots=True)
@@ -55,19 +55,18 @@ class Reading:
 
 
 def read(mail: bytes) -> Reading:
-    found = Reading()
+    found, digests = Reading(), Digests(mail)
     texts: dict[str, str] = {}  # the first of each type that says something
     quoted_until = 0  # the end of an attached message: its texts are not those of this mail
     try:
         for part in walk(mail, Bounds()):
             if part.content_type.startswith("multipart/") or (is_message(part.content_type) and part.depth == 0):
                 continue
-            raw = mail[part.body : part.end]
             if not _is_text(part):
-                _add_attachment(found, raw, part)
+                _add_attachment(found, part, digests)
                 quoted_until = max(quoted_until, part.end if is_message(part.content_type) else 0)
             elif part.body >= quoted_until and not texts.get(part.content_type, "").strip():
-                texts[part.content_type] = _text(raw, part)
+                texts[part.content_type] = _text(mail, part)
     except TooMuch as exc:
         found.problem = f"the mail was read only in part, because it exceeds a limit ({exc})"
     text = texts.get("text/plain", "")
@@ -85,7 +84,7 @@ def html_of(mail: bytes) -> str:
             if is_message(part.content_type) and part.depth:
                 quoted_until = max(quoted_until, part.end)
             if part.content_type == "text/html" and part.body >= quoted_until and _is_text(part):
-                found = _text(mail[part.body : part.end], part)
+                found = _text(mail, part)
                 if found.strip():
                     return found
     return ""
@@ -96,19 +95,19 @@ def _is_text(part: Part) -> bool:
     return part.content_type in ("text/plain", "text/html") and not is_attached and not part.filename
 
 
-def _text(raw: bytes, part: Part) -> str:
-    content = decode(raw[: 2 * MAX_TEXT], part.encoding)[0][:MAX_TEXT]
+def _text(mail: bytes, part: Part) -> str:
+    raw = mail[part.body : min(part.end, part.body + 2 * MAX_TEXT)]
+    content = decode(raw, part.encoding)[0][:MAX_TEXT]
     return as_text(content, part.params.get("charset", "").strip())
 
 
-def _add_attachment(found: Reading, raw: bytes, part: Part) -> None:
+def _add_attachment(found: Reading, part: Part, digests: Digests) -> None:
     if len(found.attachments) >= MAX_ATTACHMENTS:
         found.problem = f"only the first {MAX_ATTACHMENTS} attachments are shown"
         return
-    content = decode(raw, part.encoding)[0]
-    found.attachments.append(
-        Attachment(part.filename, part.content_type, len(content), hashlib.sha256(content).hexdigest())
-    )
+    size, sha256 = digests.of(part)
+    found.attachments.append(Attachment(part.filename, part.content_type, size, sha256))
+    found.problem = found.problem or digests.problem
 
 
 def _put_lines(found: Reading, text: str) -> None:

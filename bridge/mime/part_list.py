@@ -5,10 +5,9 @@ The plain reading (`bridge.mime.structure`), within bounds; never raises, becaus
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
-from bridge.mime.encodings import decode
+from bridge.mime.digests import Digests
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 
 MAX_PARTS = 300
@@ -21,13 +20,10 @@ class PartFacts:
     name: str
     encoding: str
     charset: str
-    size: int  # decoded; of a container, as it is in the mail
-    sha256: str  # of the decoded content; "" for a container
+    size: int  # decoded; of a container, or without a hash, as it is in the mail
+    sha256: str  # of the decoded content; "" for a container, or if it was not computed
     doubts: tuple[str, ...]  # why mail programs may read it differently
-
-    @property
-    def is_container(self) -> bool:
-        return not self.sha256
+    is_container: bool
 
 
 @dataclass(slots=True)
@@ -37,24 +33,24 @@ class PartList:
 
 
 def list_parts(mail: bytes) -> PartList:
-    found = PartList()
+    found, digests = PartList(), Digests(mail)
     try:
         for part in walk(mail, Bounds()):
             if len(found.parts) >= MAX_PARTS:
                 found.problem = f"only the first {MAX_PARTS} parts are shown"
                 break
-            found.parts.append(_facts(mail, part))
+            found.parts.append(_facts(part, digests))
     except TooMuch as exc:
         found.problem = f"the mail was not read to its end, because it exceeds a limit ({exc})"
+    found.problem = found.problem or digests.problem
     return found
 
 
-def _facts(mail: bytes, part: Part) -> PartFacts:
+def _facts(part: Part, digests: Digests) -> PartFacts:
     is_container = part.content_type.startswith("multipart/") or is_message(part.content_type)
-    content = mail[part.body : part.end]
-    if not is_container:
-        content = decode(content, part.encoding)[0]
-    sha256 = "" if is_container else hashlib.sha256(content).hexdigest()
+    size, sha256 = (part.end - part.body, "") if is_container else digests.of(part)
     charset = part.params.get("charset", "")
     doubts = tuple(sorted(part.doubts))
-    return PartFacts(part.depth, part.content_type, part.filename, part.encoding, charset, len(content), sha256, doubts)
+    return PartFacts(
+        part.depth, part.content_type, part.filename, part.encoding, charset, size, sha256, doubts, is_container
+    )

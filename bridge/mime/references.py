@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
+from bridge.mime.blocks import blocks
+
 _LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
 _DELIMITER = re.compile(  # white space, quotes, and brackets; all names begin like these
@@ -22,12 +24,14 @@ _DELIMITER = re.compile(  # white space, quotes, and brackets; all names begin l
 
 def unescaped(text: str) -> str:
     """Numbers may have any length: browsers ignore leading zeros."""
-    return _unescape(_short(text)) if "&" in text else text
+    return "".join([_unescape(_short(block)) for block in blocks(text, _BEFORE)]) if "&" in text else text
 
 
 def in_values(text: str) -> str:
     """As `unescaped`, but no reference ends the value of an attribute."""
-    return _unescape(_replaced(_DELIMITER, _escape, _short(text))) if "&" in text else text
+    if "&" not in text:
+        return text
+    return "".join([_unescape(_replaced(_DELIMITER, _escape, _short(block))) for block in blocks(text, _BEFORE)])
 
 
 def _unescape(text: str) -> str:
@@ -42,6 +46,7 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[str], str], text:
     return "".join(pieces)
 
 
+_BEFORE = re.compile("(?=&)")
 _REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?))")  # as in `html`
 _character = lru_cache(2048)(html.unescape)
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import zip_longest
 
+from bridge.mime.blocks import BEFORE_EQUALS, blocks
+
 BEGIN = re.compile(rb"=ybegin ([^\r\n]*)[\r\n]*(?:=ypart ([^\r\n]*)[\r\n]*)?")
 _NUMBER = re.compile(rb"(?:^|[ \t])(part|begin)=0*([0-9]{1,18})")
 _MINUS_42 = bytes((byte - 42) % 256 for byte in range(256))
@@ -23,13 +25,17 @@ def files(raw: bytes) -> Iterator[bytes]:
         yield content
         numbers = {key: int(value) for key, value in _NUMBER.findall(match[1] + b" " + (match[2] or b""))}
         named.setdefault(match[1].partition(b"name=")[2].strip(), []).append((numbers, content))
-    for blocks in named.values():
-        for key in (b"", b"part", b"begin") if len(blocks) > 1 else ():
-            yield b"".join(content for _, content in sorted(blocks, key=lambda block: block[0].get(key, 0)))
+    for parts in named.values():
+        for key in (b"", b"part", b"begin") if len(parts) > 1 else ():
+            yield b"".join(content for _, content in sorted(parts, key=lambda part: part[0].get(key, 0)))
 
 
 def _decoded(raw: bytes) -> bytes:
-    first, *escaped = raw.translate(None, b"\r\n").split(b"=")
+    return b"".join(map(_decoded_block, blocks(raw.translate(None, b"\r\n"), BEFORE_EQUALS)))
+
+
+def _decoded_block(block: bytes) -> bytes:
+    first, *escaped = block.split(b"=")
     return first.translate(_MINUS_42) + b"".join(
-        piece[:1].translate(_MINUS_106) + piece[1:].translate(_MINUS_42) for piece in escaped
+        [piece[:1].translate(_MINUS_106) + piece[1:].translate(_MINUS_42) for piece in escaped]
     )

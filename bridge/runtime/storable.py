@@ -21,9 +21,12 @@ def storable(value: Any) -> Any:
 
 
 def is_storable(text: str) -> bool:
-    if text.isascii():
-        return "\0" not in text
-    return "\0" not in text and text == text.encode("utf-8", "replace").decode()
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return "\0" not in text
 
 
 def storable_row(row: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 import unicodedata
 
 _MAX_MARKS = 4  # on one letter; more would cover other lines
+JOINERS = "\u200c\u200d"
 # Without width or ink, although Unicode counts them as letters, marks or symbols.
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
@@ -25,6 +26,13 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """The same for text of several lines that we divided ourselves: line feeds stay, and nothing else does."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def without_invisible(text: str) -> str:
+    """What is left to see of a name: without format characters and blanks. Joiners stay, which change other letters."""
+    if text.isascii():
+        return text
+    return "".join(char for char in _BLANK.sub("", text) if char in JOINERS or unicodedata.category(char) != "Cf")
 
 
 def _visible_character(char: str) -> str:

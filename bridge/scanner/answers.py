@@ -5,9 +5,9 @@ Pure functions. If this is wrong, a mail that the scanner wanted stopped is deli
 
 from __future__ import annotations
 
-from bridge.api.failure import Failure
+from bridge.api.failure import NO_ROOM, Failure
 from bridge.api.scanning import AnalysisResult, QueueStatus, queue_status_from_json
-from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused, ScanUnavailable
+from bridge.errors import MessageTooLarge, NoRoom, Saturated, ScanMalformed, ScanRefused, ScanUnavailable
 from bridge.scanner.http import Answer
 
 MAX_RETRY_AFTER_S = 60.0
@@ -66,7 +66,8 @@ def need_decision(url: str, answer: Answer, token: str) -> None:
         raise MessageTooLarge(text)
     retry_after = _retry_after(answer)
     if answer.status == 429 or (answer.status == 503 and retry_after is not None):
-        raise Saturated(text, min(retry_after or 0.0, MAX_RETRY_AFTER_S))
+        error = NoRoom if failure.error == NO_ROOM else Saturated
+        raise error(text, min(retry_after or 0.0, MAX_RETRY_AFTER_S))
     if answer.status >= 500:
         raise BadGateway(text) if answer.status in (502, 504) else ScanUnavailable(text)
     if answer.status >= 400:

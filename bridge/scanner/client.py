@@ -21,6 +21,7 @@ from typing import Never
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
     MessageTooLarge,
+    NoRoom,
     Saturated,
     ScanError,
     ScanFailed,
@@ -180,7 +181,8 @@ class Scanner:
                 doubts.append(Doubt(attempt, Lost(str(problem), sent_whole=True)))
             return problem
         if isinstance(error, Saturated):
-            if error.retry_after_s and host.status not in _PRESSED:  # is it full, or was it this mail?
+            is_known = isinstance(error, NoRoom) or host.status in _PRESSED
+            if error.retry_after_s and not is_known:  # is it full, or was it this mail?
                 self._trials.start(host, tenant)
             return error
         host.failed(error)

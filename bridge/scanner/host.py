@@ -15,7 +15,7 @@ from math import frexp
 from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
-from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused
+from bridge.errors import MessageTooLarge, NoRoom, Saturated, ScanMalformed, ScanRefused
 from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
 from bridge.scanner.bounded_result import bounded
 from bridge.scanner.circuit import Circuit, Event, State
@@ -159,7 +159,7 @@ class Host:
             raise ScanMalformed(f"{self.url}: the decision does not carry our request id, although earlier ones did")
         try:
             result = bounded(self.dialect.result(answer))
-        except (MessageTooLarge, ScanRefused):
+        except (MessageTooLarge, ScanRefused, NoRoom):
             self.learn(Event.ALIVE, now)
             raise
         except Saturated as exc:

@@ -57,8 +57,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
     "payload_too_large": (
         413,
-        "The mail is larger than 50 MiB, the whole submitEmail request larger than 52 MiB, or the List API request "
-        "larger than 8 MiB.",
+        "The mail is larger than 50 MiB, or than the queue of analyses; the whole submitEmail request is larger than "
+        "52 MiB, or the List API request larger than 8 MiB.",
     ),
     "not_multipart": (415, "submitEmail requires multipart/form-data."),
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
@@ -70,6 +70,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "internal": (500, "An internal error occurred."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing has been reached; see Retry-After."),
+    "no_room": (503, "The queue has no room for a mail of this size at the moment; smaller mail is accepted."),
     "no_worker": (503, "No analysis worker is connected (serviceProviders.core.nats); see Retry-After."),
     "queue_unavailable": (503, "The analysis queue cannot be reached; see Retry-After."),
     "storage_unavailable": (503, "The lists are not available at the moment; see Retry-After."),
@@ -83,7 +84,7 @@ _OF_SCANS = frozenset(
     (
         *("invalid_multipart", "missing_part", "duplicate_part", "invalid_parameters", "parameters_too_large"),
         *("not_multipart", "parameters_not_json", "scan_source_disabled"),
-        *("core_unavailable", "no_worker", "queue_unavailable", "analysis_timeout", "storage_full"),
+        *("core_unavailable", "no_room", "no_worker", "queue_unavailable", "analysis_timeout", "storage_full"),
     )
 )
 _OF_LISTS = frozenset(
@@ -93,7 +94,7 @@ _OF_HEALTH = frozenset({"not_ready"})
 _OF_FEEDBACK = frozenset({"learning_disabled", "not_inspected", "other_mail", "too_many_tenants"})
 _NOT_OF_LISTS = _OF_SCANS | _OF_HEALTH | _OF_FEEDBACK
 _OF_ANALYSES = frozenset(
-    ("scan_source_disabled", "core_unavailable", "no_worker", "queue_unavailable", "analysis_timeout")
+    ("scan_source_disabled", "core_unavailable", "no_room", "no_worker", "queue_unavailable", "analysis_timeout")
 )
 
 

@@ -39,8 +39,8 @@ _FILES = {
     "postgresql": ["postgresql.conf", "pg_hba.conf"],
     "prometheus": ["prometheus.yml", "../mixin/alerts.yml", "../mixin/cluster-alerts.yml"],
 }
-_SECRETS = ("api-token", "metrics-token", "nats-password", "database-password", "release-key", "s3-access-key",
-            "s3-secret-key")  # fmt: skip
+_SECRETS = ("api-token", "metrics-token", "nats-password", "database-password", "scan-database-password", "release-key",
+            "s3-access-key", "s3-secret-key")  # fmt: skip
 _PLACES = [os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", str(Path(sys.executable).parent)]
 _PLACES += map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
 
@@ -147,7 +147,7 @@ class Plan:
         hba.write_text(hba.read_text().replace("peer", "trust"))
         directory.chmod(0o700)
         for statement, database in _FIRST_STATEMENTS:
-            text = statement.format(password=self.secret("database-password"))
+            text = statement.format(bridge=self.secret("database-password"), scan=self.secret("scan-database-password"))
             _run([*as_user, program("postgres"), "--single", "-D", str(data), database], directory, text, may_fail=True)
         command = [*as_user, program("postgres"), "-D", str(data)]
         check = [program("pg_isready"), "-q", "-h", str(directory), "-U", "postgres"]
@@ -215,9 +215,10 @@ def _said(answer: HTTPError) -> str:
 
 _SCANBRIDGE = [sys.executable, "-m", "bridge"]
 _FIRST_STATEMENTS = [
-    ("CREATE ROLE scanbridge LOGIN PASSWORD '{password}';\n", "postgres"),
+    ("CREATE ROLE scanbridge LOGIN PASSWORD '{bridge}';\n", "postgres"),
+    ("CREATE ROLE scan LOGIN PASSWORD '{scan}';\n", "postgres"),
     ("CREATE DATABASE scanbridge OWNER scanbridge;\n", "postgres"),
-    ("CREATE DATABASE scan OWNER scanbridge;\n", "postgres"),
+    ("CREATE DATABASE scan OWNER scan;\n", "postgres"),
 ]
 
 

@@ -1,9 +1,9 @@
 """What an operator does while the monkey is at work: restart NATS servers that do not come back by themselves.
 
 A NATS server whose disk was full has shut down its JetStream, and enables it again only when it is restarted. Another
-server that was killed at that time then stays "not current", also after a restart: its copy of the queue was in memory,
-so it has to catch up first, and the third one alone has no majority. So the server whose JetStream is not enabled is
-restarted first, as docs/operate/runbooks.md says. All other nodes must come back by themselves.
+server that was killed at that time stayed "not current", also after a restart, until the first one was restarted
+(2.15.1; probably because its copy of the queue was in memory, and the third one alone has no majority). So the server
+whose JetStream is not enabled comes first, as in docs/operate/runbooks.md. All other nodes come back by themselves.
 """
 
 from __future__ import annotations

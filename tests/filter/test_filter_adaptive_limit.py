@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import BridgeError, NoRoom, Saturated, ScanTimeout
 from bridge.filter.adaptive_limit import AdaptiveLimit
+from bridge.filter.scan_slots import Slots
 from bridge.testing import running_bridge
 from tests.filter.smtp_kit import send
 
@@ -133,3 +135,20 @@ def test_the_adaptive_limit_refuses_mail(tmp_path: Path) -> None:
             for _ in range(10):
                 bridge.daemon.admission.leave()
         assert send(bridge).startswith("250 ")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_overload"),
+    [
+        (Saturated("full", 1.0), True),
+        (NoRoom("no room for a mail of this size", 1.0), False),
+        (ScanTimeout(), True),
+        (ScanTimeout(others_pass=True), False),
+    ],
+)
+def test_only_what_concerns_all_mail_lowers_the_limit(error: BridgeError, is_overload: bool) -> None:
+    """One large mail for which the scanner had no room made the bridge refuse the mail of others."""
+    limit = AdaptiveLimit(100)
+    before = limit.current
+    Slots(None, limit, None).learn(error, 0.1, 1)  # type: ignore[arg-type]
+    assert (limit.current < before) is is_overload

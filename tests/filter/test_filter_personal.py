@@ -120,6 +120,11 @@ def test_mail_for_the_blocking_recipient_alone_is_not_relayed(bridge: RunningBri
         (SENDER, "bounce-123@relay.example", f"From: The Shop <{SENDER}>\r\n"),
         (SENDER, "", f"From: {SENDER}\r\n"),
         ("shop@bücher.example", "shop@xn--bcher-kva.example", ""),
+        (SENDER, "x@evil.example", 'From: news@"shop.example"\r\n'),
+        (SENDER, "x@evil.example", "From: The Shop <news@=?utf-8?q?shop.example?=>\r\n"),
+        (SENDER, "x@evil.example", f"From: The Shop <{SENDER},x@evil.example>\r\n"),
+        (SENDER, "x@evil.example", f"From: {SENDER}\u200e\r\n"),
+        ("shop.example", "x@evil.example", "From: The Shop <news\uff20shop.example>\r\n"),
     ],
 )
 def test_block_matches_the_sender_that_people_see(
@@ -192,6 +197,7 @@ def test_allowed_sender_is_delivered_to_this_recipient_alone(bridge: RunningBrid
         {"verdict": "spam", "tags": ["auth:dmarc-temperror"]},
         {"verdict": "spam", "tags": ["auth:spf-pass", *(f"tag:{number}" for number in range(1500)), "malware:eicar"]},
         {"verdict": "spam", "tags": ["x" * 300 + "virus"]},
+        {"verdict": "spam", "tags": ["auth:dmarc-permerror"]},
         {"verdict": "suspicious", "tags": []},
         {"verdict": "", "tags": []},
     ],
@@ -246,6 +252,15 @@ def test_an_allow_entry_could_be_borrowed_through_a_from_field_that_was_cut(
     bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["auth:dmarc-pass"]))
     assert send(bridge, head + MAIL, sender="x@evil.example", recipients=(ANNA,)).startswith("250 ")
     assert recipients(bridge) == []
+
+
+def test_allow_does_not_believe_a_from_field_that_is_not_clear(bridge: RunningBridge, personal: Personal) -> None:
+    """Whatever was found authentic may be another author than the one that we read in it."""
+    personal.add("allow", ANNA, SENDER)
+    bridge.scanner.reply = answer(200, result("quarantine", verdict="spam", tags=["DMARC_POLICY_ALLOW"]))
+    content = b'From: news@"shop.example"\r\n' + MAIL
+    assert send(bridge, content, sender="x@evil.example", recipients=(ANNA,)).startswith("250 ")
+    assert not recipients(bridge)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ MAILS = {
     + b"\r\n"
     + b"\r\n".join([*LINES[:2], b"\x0b--b0undary--", *LINES[2:]])
     + b"\r\n",
+    "a line of uuencode that is shorter than it says": HEAD
+    + b"\r\nbegin 644 a.zip\r\n"
+    + b"\r\n".join([*uuencoded(ZIP)[:1], b"--in", *uuencoded(ZIP)[1:]])
+    + b"\r\n`\r\nend\r\n",
+    "a line of uuencode with small letters": HEAD
+    + b"\r\nbegin 644 a.zip\r\n"
+    + b"\r\n".join([*uuencoded(ZIP)[:1], b"-" + b"abcd" * 5, *uuencoded(ZIP)[1:]])
+    + b"\r\n`\r\nend\r\n",
     "NUL for a space in uuencode": HEAD
     + b"\r\nbegin 644 a.zip\r\n"
     + b"\r\n".join(uuencoded(ZIP)).replace(b" ", b"\0", 1)

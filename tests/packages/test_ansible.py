@@ -67,14 +67,14 @@ def test_the_configurations_of_a_cluster_are_correct(copy: Path, tmp_path: Path,
     config = config_files.load(tmp_path / "service.yml").config
     unit = "scanbridge-scanner" if host == "api2" else "scanbridge-worker"
     assert config.tls is not None and config.tls.cert_file == f"/run/credentials/{unit}.service/node.pem"
-    assert config.database_url.startswith("postgresql://scanbridge:0123456789abcdef0123456789abcdef-database-password@")
+    assert config.database_url.startswith("postgresql://scan:0123456789abcdef0123456789abcdef-database-password@")
 
 
 _NOT_HERE = {"ansible.builtin.systemd_service", "ansible.builtin.command"}  # for a machine with systemd and our package
 _VAULT = {
     **{f"vault_{name}": f"0123456789abcdef0123456789abcdef-{name}" for name in ("api_token", "metrics_token")},
     "vault_nats_credentials": "credentials",
-    "vault_database_password": "a password",
+    "vault_scan_database_password": "a password",
     "vault_certificates": {"worker1": "a certificate"},
 }
 

@@ -6,6 +6,7 @@ addresses, names and files of the compose file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.service import config_files
 from bridge.testing import until
+from tests.postgresql import PostgreSql
 from tests.requirements import find, need
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,13 @@ def test_compose_file_names_existing_files_and_confines_services() -> None:
             assert service["read_only"] and service["cap_drop"] == ["ALL"], name
 
 
+def test_grafana_has_no_account_with_a_known_password() -> None:
+    """It had "admin" with the password "admin", for whoever can connect from this machine."""
+    settings = compose()["services"]["grafana"]["environment"]
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false" and settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
 def test_prometheus_and_grafana_get_the_mixin(tmp_path: Path) -> None:
     """promtool accepts the configuration with the alerts; the provisioned dashboard has panels."""
     need("promtool")
@@ -154,6 +163,25 @@ def test_the_programs_of_the_cluster_accept_their_files(cluster: Path) -> None:
     ):
         done = run(*command)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_role_of_the_cluster_has_a_password_and_reaches_its_own_database_only(cluster: Path) -> None:
+    """Both programs had one role, which was the administrator's."""
+    need("psql")
+    server = PostgreSql()
+    server.start()
+    try:
+        to = (find("psql"), "-X", "-h", Path(server.socket).parent, "-v", "ON_ERROR_STOP=1", "-At")
+        done = run(*to, "-U", "tester", "-d", "postgres", "-f", cluster / "databases.sql")
+        assert done.returncode == 0, done.stderr
+        known = "SELECT count(*) FROM pg_authid WHERE rolpassword LIKE 'SCRAM%' AND NOT rolsuper AND rolcanlogin"
+        assert run(*to, "-U", "tester", "-d", "postgres", "-c", known).stdout == "2\n"
+        for role, database in itertools.product(("scan", "scanbridge"), repeat=2):
+            done = run(*to, "-U", role, "-d", database, "-c", "CREATE TABLE t (a int)")
+            assert (done.returncode == 0) is (role == database), done.stderr
+    finally:
+        server.stop()
+        server.remove()
 
 
 # The programs, run with the files of the compose file

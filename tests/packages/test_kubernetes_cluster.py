@@ -16,7 +16,8 @@ from bridge.runtime import yaml_file
 from bridge.service import config_files
 from tests.packages.test_kubernetes import VERSIONS
 
-BASE = Path(__file__).parents[2] / "deploy/cluster/kubernetes"
+CLUSTER = Path(__file__).parents[2] / "deploy/cluster"
+BASE = CLUSTER / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
 OBJECTS: list[dict[str, Any]] = [
     item for name in KUSTOMIZATION["resources"] for item in yaml.safe_load_all((BASE / name).read_text())
@@ -104,12 +105,10 @@ def test_bridges_find_the_api_nodes_through_a_headless_service() -> None:
 
 def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
     text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge", str(tmp_path))
-    for number, name in enumerate(("api-token", "metrics-token", "database-password")):
+    for number, name in enumerate(("api-token", "metrics-token", "scan-database-password")):
         (tmp_path / name).write_text(f"{number}5ca11ab1e5ca11ab1e5ca11ab1e\n")
     (tmp_path / "service.yml").write_text(text)
-    assert config_files.load(tmp_path / "service.yml").config.database_url.startswith(
-        "postgresql://scanbridge:25ca11ab1e"
-    )
+    assert config_files.load(tmp_path / "service.yml").config.database_url.startswith("postgresql://scan:25ca11ab1e")
 
 
 def test_the_secret_has_the_files_that_the_configurations_name() -> None:
@@ -119,6 +118,30 @@ def test_the_secret_has_the_files_that_the_configurations_name() -> None:
     listed = re.search(r"files: \[(api-token[^]]*)\]", (BASE / "README.md").read_text())
     assert listed is not None and set(listed[1].split(", ")) == named
     assert not any("passfile" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_pod_gets_only_the_secrets_that_its_configuration_names(name: str) -> None:
+    """Every pod had all of them: a worker, which opens the files of strangers, the keys of the quarantine."""
+    volumes = {volume["name"]: volume for volume in DEPLOYMENTS[name]["template"]["spec"]["volumes"]}
+    text = (BASE / ("bridge.yml" if name == "scanbridge" else "service.yml")).read_text()
+    named = set(re.findall(r"/run/secrets/scanbridge/([\w.-]+)", text))
+    items = volumes["secrets"]["secret"]["items"]
+    assert {item["key"] for item in items} == {item["path"] for item in items} == named
+    assert ("s3-secret-key" in named) is ("release-key" in named) is (name == "scanbridge")
+
+
+def test_bridges_and_the_service_have_a_database_and_a_role_each() -> None:
+    """They shared a role and its password."""
+    places = [CLUSTER, CLUSTER / "compose", CLUSTER / "kubernetes"]
+    for place in places:
+        bridge, service = (yaml.safe_load((place / name).read_text()) for name in ("bridge.yml", "service.yml"))
+        ours, theirs = urlsplit(bridge["state_database"]), urlsplit(service["database"])
+        assert (ours.username, ours.path) == ("scanbridge", "/scanbridge")
+        assert (theirs.username, theirs.path) == ("scan", "/scan")
+        assert bridge["state_database_password_file"] != service["database_password_file"]
+    rules = [line.split() for line in (CLUSTER / "pg_hba.conf").read_text().splitlines() if line.startswith("host")]
+    assert [(rule[1], rule[2]) for rule in rules] == [("scanbridge", "scanbridge"), ("scan", "scan")]
 
 
 def test_the_bridge_keeps_its_state_in_a_directory_of_its_own() -> None:

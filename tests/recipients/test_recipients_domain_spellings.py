@@ -28,7 +28,7 @@ from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime import yaml_file
 from bridge.service.analysis import headers
-from bridge.service.analysis.authentication import dmarc, find_record
+from bridge.service.analysis.dmarc import dmarc, find_record
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.settings import ListDefinition
 from bridge.testing import (

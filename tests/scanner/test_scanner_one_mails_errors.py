@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bridge.api.scanning import Decision
-from bridge.errors import Saturated, ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.errors import NoRoom, Saturated, ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
@@ -381,3 +381,13 @@ async def test_one_mail_that_is_answered_with_retry_after_closed_the_scanner_for
         await eventually(lambda: len(server.probes) == 2, "our own mail")
         await asyncio.sleep(0.1)
         assert scanner.is_saturated()
+
+
+async def test_no_room_for_one_large_mail_says_nothing_about_other_mail() -> None:
+    """The host was taken for full, and for a second all mail was refused; nor does it need our own mail to know."""
+    full = answer(503, b'{"error": "no_room"}', "Retry-After: 60")
+    async with faults(fails_on_bad(full)) as server, scanner_of(server) as scanner:
+        with pytest.raises(NoRoom):
+            await submit(scanner, BAD)
+        assert not scanner.is_saturated() and not server.probes
+        assert (await submit(scanner)).decision is Decision.DELIVER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -158,7 +159,20 @@ class SlowRspamd:
     def answer(self, index: int) -> None:
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(self.ANSWER)}\r\n"
         with suppress(OSError):  # its worker has gone
+            self._read_whole(self.mails[index])  # an answer that comes earlier does not count
             self.mails[index].sendall(head.encode() + b"Connection: close\r\n\r\n" + self.ANSWER)
+
+    @staticmethod
+    def _read_whole(connection: socket.socket) -> None:
+        connection.settimeout(DEADLINE_S)
+        head = b""
+        while b"\r\n\r\n" not in head and (block := connection.recv(65536)):
+            head += block
+        head, _, body = head.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        left = int(length[1]) - len(body) if length else 0
+        while left > 0 and (block := connection.recv(65536)):
+            left -= len(block)
 
     def is_gone(self, index: int) -> bool:
         """Whether the analysis of that mail has ended without an answer."""

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.service.analysis.authentication import _author_domains, worst
+from bridge.mime.structure import Bounds
+from bridge.service.analysis.author_domains import author_domains
+from bridge.service.analysis.dmarc import worst
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from bridge.service.detection.model import model_at
@@ -149,7 +151,7 @@ def test_an_author_whose_domain_cannot_be_spelled_borrowed_the_proof_of_another(
     found = inspect(content, Limits())
     assert len(found.authors) == 2
     assert senders_of(found.authors, CLIENT, found.tags | {"auth:dmarc-pass"}) == []
-    assert _author_domains(content) == {"", "attacker.example"}
+    assert author_domains(content, Bounds()).names == {"partner.example", "attacker.example"}
     assert worst(["pass", ""]) == "" and worst(["pass", "pass"]) == "pass" and worst(["pass", "none", ""]) == "none"
 
 

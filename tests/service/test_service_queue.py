@@ -320,7 +320,7 @@ def test_a_full_queue_refuses_mail(text, tmp_path, rspamd):
         clients = [Submitting(front, content), Submitting(front, content)]
         wait_for(lambda: len(rspamd.mails) == 2)
         assert (front.submit(content).json["error"], front.submit(content).status) == ("saturated", 503)
-        assert front.submit(attached(b"x" * 2 * MIB)).json["error"] == "saturated"
+        assert front.submit(attached(b"x" * 2 * MIB)).json["error"] == "payload_too_large"  # it never fits
         wait_for(lambda: in_queue(front)[1] == 0)
         rspamd.answer(0)
         rspamd.answer(1)

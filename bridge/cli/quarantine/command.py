@@ -114,9 +114,8 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     head, reading = header_section(content), read(content[mail.head_size :])
     if as_json:
         attached = [attachment.to_dict() for attachment in reading.attachments]
-        say_json(
-            {**mail.to_dict(), "header": head, "text": "\n".join(reading.lines), "attachments": attached}, indent=2
-        )
+        shown = {"header": head, "text": "\n".join(reading.lines), "attachments": attached, "note": reading.problem}
+        say_json({**mail.to_dict(), **shown}, indent=2)
         return
     for name, value in view.facts(mail):
         say(f"{name + ':':12} {value}")

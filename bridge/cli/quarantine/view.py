@@ -88,7 +88,8 @@ def content(reading: Reading) -> Iterator[str]:
 
 
 def _attachment(part: Attachment) -> str:
-    return f"attachment:  {part.name or '(no name)'}, {part.content_type}, {size(part.size)}, sha256 {part.sha256}"
+    known = f"{part.name or '(no name)'}, {part.content_type}, {size(part.size)}"
+    return f"attachment:  {known}, sha256 {part.sha256 or 'not computed'}"
 
 
 def _shown(value: object) -> str:

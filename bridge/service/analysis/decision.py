@@ -23,7 +23,9 @@ from bridge.service.decision_settings import DecisionRule, Decisions
 INCOMPLETE = "incomplete"
 ENGINES, MODEL = "engines", "phishing model"  # what has a score beside tags
 _FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
-_DOUBTS = frozenset({"auth:dmarc-temperror"})  # a reason to hold a mail, but never to return or drop it
+_DOUBTS = frozenset(
+    {"auth:dmarc-temperror", "auth:dmarc-permerror"}
+)  # a reason to hold a mail, but never to return or drop it
 
 # The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
 TAG_SCORES: dict[str, float] = {
@@ -77,6 +79,7 @@ TAG_SCORES: dict[str, float] = {
     "auth:dkim-fail": 1.0,
     "auth:dmarc-reject": 10.0,
     "auth:dmarc-quarantine": 8.0,
+    "auth:dmarc-permerror": 8.0,
     "auth:dmarc-temperror": 8.0,  # in doubt, the mail is held: 8 is the score of the rule that quarantines
     "clamav:encrypted": 4.0,
     "icap:blocked": 8.0,

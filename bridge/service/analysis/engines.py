@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.mime.structure import Bounds
 from bridge.service.analysis.authentication import AuthenticationAnalyzer
 from bridge.service.analysis.clamav import ClamAvAnalyzer
 from bridge.service.analysis.engine import Engine
@@ -10,7 +11,7 @@ from bridge.service.analysis.icap import IcapAnalyzer
 from bridge.service.analysis.plugin import PluginAnalyzer
 from bridge.service.analysis.rspamd import RspamdAnalyzer
 from bridge.service.analysis.spamassassin import SpamAssassinAnalyzer
-from bridge.service.analyzer_settings import Analyzers
+from bridge.service.analyzer_settings import Analyzers, Mime
 
 
 def engines_of(settings: Analyzers) -> list[Engine]:
@@ -24,8 +25,9 @@ def engines_of(settings: Analyzers) -> list[Engine]:
         engines.append(Engine("icap", IcapAnalyzer(icap), icap.required, None, reads_parts=True))
     if (spamd := settings.spamassassin) is not None:
         engines.append(Engine("spamassassin", SpamAssassinAnalyzer(spamd), spamd.required, spamd.timeout))
+    bounds = Bounds(header_bytes=(settings.mime or Mime()).max_header_size)
     if (auth := settings.authentication) is not None and auth.dns:
-        engines.append(Engine("authentication", AuthenticationAnalyzer(auth), auth.required, auth.timeout))
+        engines.append(Engine("authentication", AuthenticationAnalyzer(auth, bounds), auth.required, auth.timeout))
     for name, hook in settings.hooks.items():
         engines.append(Engine(name, HookAnalyzer(name, hook), hook.required, hook.timeout, reads_parts=True))
     for name, plugin in settings.plugins.items():

@@ -18,7 +18,7 @@ from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
 from bridge.service.analysis.content.archives import BadArchive, Budget
 from bridge.service.analysis.content.decompression import inflated
-from bridge.service.analysis.content.links import Links, NeedsProcess, without_user
+from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.content.optional_formats import FORMATS, LIBARCHIVE
 from bridge.service.analysis.content.pictures import QR_LINK
 from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
@@ -66,7 +66,8 @@ class FileInspector(ABC):
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
-        self.material = Material(envelope_from=limits.envelope_from) if limits.phishing else None
+        is_wanted = limits.phishing is not None
+        self.material = Material(envelope_from=limits.envelope_from, spend=self.links.spend) if is_wanted else None
 
     @abstractmethod
     def mail(self, data: Buffer, nesting: int) -> None:
@@ -187,6 +188,7 @@ class FileInspector(ABC):
         """Whether programs may take it for something else: it is broken, or nothing is in it."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add("mime:unopened-archive")
+            self.named(archives.inner_names(names))
             return False
         if not self.limits.archives:
             raise NeedsProcess
@@ -249,8 +251,8 @@ class FileInspector(ABC):
         for link in links if self.limits.look_at_urls else ():
             self.budget.take_work(LINK_COST + len(link))
             self.links.scan(link, is_html=False)
-            if host := without_user(link):
-                self.links.scan(host, is_html=False)
+            if "@" in link:  # what precedes it may contain what ends a link in a text
+                self.links.add(link)
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""

@@ -126,6 +126,17 @@ async def put(session: Session, names: Names, name: str, pieces: Iterable[bytes]
     await session.stream.publish(_about(names, name), json.dumps(info).encode(), headers=latest)
 
 
+def stored_size(size_bytes: int) -> int:
+    """What an object of this size takes at most, with the subject of each chunk and its metadata."""
+    return size_bytes + (size_bytes // CHUNK + 2) * 1024
+
+
+async def free_bytes(session: Session, names: Names) -> int:
+    """What the object store can still take, from all API nodes. Raises nats errors."""
+    info = await session.stream.stream_info(f"OBJ_{names.bucket}")
+    return (info.config.max_bytes or 0) - info.state.bytes
+
+
 def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     rest = bytearray()
     for piece in pieces:

@@ -8,12 +8,15 @@ The first answer to a job counts; a worker asks here before it works on a job th
     no worker                  503 at once; mail that is already waiting gets 503 after `ALONE_S`
     NATS unreachable           503, once a short pause (a new leader, a restart) is over
     queue full                 503
+    no room for a large mail   it waits for its turn, up to `ROOM_S`; then 503 `no_room`, which is about this mail only
+    mail larger than the room  413
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -25,12 +28,14 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
+from bridge.api.failure import NO_ROOM
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.runtime.lasting import lasting
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.cluster import jetstream
 from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, Link, Session
 from bridge.service.cluster.members import SIGN_INTERVAL_S, Members
+from bridge.service.cluster.space import Space
 from bridge.service.cluster.wire import JobHead, Malformed, Names, NodeSign, WorkerSign
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
@@ -41,6 +46,7 @@ HEADROOM = 1024  # of a message, for the library's own header fields
 START_S = 3.0  # for the first connection; without it the service starts and reports RED
 PAUSE_S = 5.0  # how long mail waits for NATS to return
 PLACE_S = 15.0  # for which the queue may not accept a mail: longer than the election of a leader takes
+ROOM_S = 60.0  # for which a large mail waits until there is room for it; an analysis rarely takes longer
 ALONE_S = 3.0  # a worker that is restarted is back within this time
 ANSWER_S = 0.5  # for the workers' roll call
 
@@ -55,11 +61,25 @@ log = logging.getLogger("bridge.service")
 @dataclass(slots=True, eq=False)
 class _Waiting:
     job: AnalysisJob
+    head: bytes
     answer: asyncio.Future[AnalysisResult]
     sequence: int | None = None  # in the stream
     by_reference: bool = False
+    reserved: int = 0  # bytes of the object store
     times: int = 0  # that NATS has lost it
     begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.job.mail.size
+
+    def fits_into(self, session: Session) -> bool:
+        """Whether one message can have all of it."""
+        return self.size <= min(INLINE_BYTES, session.client.max_payload - HEADROOM)
+
+    def content(self) -> Iterator[bytes]:
+        yield self.head
+        yield from self.job.mail.chunks()
 
 
 class NatsQueue:
@@ -76,6 +96,7 @@ class NatsQueue:
         self._names = Names.of(core.nats.name, "")
         self._link = Link(core.nats, self._begin, "scanbridge service")
         self._waiting: dict[str, _Waiting] = {}
+        self._space = Space(core.nats.max_size)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self.members = Members(self._id)
@@ -133,7 +154,8 @@ class NatsQueue:
     # One mail.
 
     async def _run(self, job: AnalysisJob) -> AnalysisResult:
-        waiting = _Waiting(job, asyncio.get_running_loop().create_future())
+        head = JobHead(job.ggrid, self._id, job.created, job.mail.size, job.request.to_json()).to_bytes()
+        waiting = _Waiting(job, head, asyncio.get_running_loop().create_future())
         self._waiting[job.ggrid] = waiting
         placing = asyncio.create_task(self._keep_placed(waiting))
         try:
@@ -173,15 +195,21 @@ class NatsQueue:
         return waiting.job.ggrid.encode() not in (found.data or b"")[:HEADROOM]  # a new stream counts from 1 again
 
     async def _place(self, waiting: _Waiting) -> Session:
-        last = time.monotonic() + PLACE_S
+        now = time.monotonic()
+        last, room_by = now + PLACE_S, now + min(ROOM_S, self._timeout_s / 2)
         while True:
             session = self._link.session or await self._link.wait(PAUSE_S)
             if session is None:
                 raise _unavailable()
+            if not waiting.fits_into(session):
+                await self._find_room(session, waiting, room_by)
             try:
                 async with asyncio.timeout(REQUEST_S * 2):
                     await self._put(session, waiting)
                 return session
+            except _NoRoom:  # another API node was faster
+                last = time.monotonic() + PLACE_S
+                continue
             except APIError as exc:
                 if exc.err_code in _FULL:
                     raise Refused(503, "saturated", "the queue is full", retry_after_s=RETRY_AFTER_S) from exc
@@ -194,6 +222,32 @@ class NatsQueue:
             await self._prepare(session)
             await asyncio.sleep(0.1)
 
+    async def _find_room(self, session: Session, waiting: _Waiting, room_by: float) -> None:
+        """Wait for our turn among the mail of this node, and then for that of other nodes. Raises Refused."""
+        if not waiting.reserved:
+            needed = jetstream.stored_size(waiting.size)
+            if not self._space.can_hold(needed):
+                raise _too_large()
+            if not await self._space.take(needed, room_by - time.monotonic(), max(1, self.limits()[0] // 4)):
+                raise _no_room()
+            waiting.reserved = needed
+        while not await self._has_room(session, waiting):
+            if time.monotonic() > room_by:
+                raise _no_room()
+            await asyncio.sleep(random.uniform(0.1, 0.5))  # noqa: S311  two nodes must not try at the same moments
+
+    async def _has_room(self, session: Session, waiting: _Waiting) -> bool:
+        """In the store, as far as NATS answers; what is there of an earlier attempt is removed if it is in the way."""
+        try:
+            if await jetstream.free_bytes(session, self._names) >= waiting.reserved:
+                return True
+            if waiting.by_reference:
+                await jetstream.remove(session, self._names, waiting.job.ggrid)
+                waiting.by_reference = False
+        except NATS_ERRORS:
+            return True  # the attempt to put it in will say why
+        return False
+
     async def _prepare(self, session: Session) -> None:
         """The stream may be without a leader, or gone with a server that kept it in memory."""
         with suppress(*NATS_ERRORS):
@@ -202,14 +256,16 @@ class NatsQueue:
 
     async def _put(self, session: Session, waiting: _Waiting) -> None:
         job = waiting.job
-        head = JobHead(job.ggrid, self._id, job.created, job.mail.size, job.request.to_json())
-        whole = head.to_bytes()
-        limit = min(INLINE_BYTES, session.client.max_payload - HEADROOM)
-        if len(whole) + job.mail.size <= limit:
-            body = b"".join((whole, *job.mail.chunks()))
+        if waiting.fits_into(session):
+            body = b"".join(waiting.content())
         else:
             waiting.by_reference = True
-            await jetstream.put(session, self._names, job.ggrid, _whole(whole, job))
+            try:
+                await jetstream.put(session, self._names, job.ggrid, waiting.content())
+            except APIError as exc:
+                if exc.err_code in _FULL:
+                    raise _NoRoom from exc
+                raise
             body = JobHead(job.ggrid, self._id, job.created, job.mail.size, None).to_bytes()
         headers = {"Nats-Msg-Id": f"{job.ggrid}.{waiting.times}"}
         placed = await session.stream.publish(self._names.jobs, body, stream=self._names.stream, headers=headers)
@@ -217,17 +273,19 @@ class NatsQueue:
 
     async def _clean_up(self, waiting: _Waiting, *, answered: bool) -> None:
         """Of an answered job, only the content is left: the worker acknowledges the job."""
-        ggrid = waiting.job.ggrid
         if not answered:
-            log.info("ggrid=%s dropped: no one is waiting for its answer", ggrid)
-        for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
-            session = await self._link.wait(PAUSE_S)
-            try:
-                if session is not None:
-                    await self._remove(session, waiting, answered=answered)
-                    return
-            except NATS_ERRORS:
-                await asyncio.sleep(1)
+            log.info("ggrid=%s dropped: no one is waiting for its answer", waiting.job.ggrid)
+        try:
+            for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
+                session = await self._link.wait(PAUSE_S)
+                try:
+                    if session is not None:
+                        await self._remove(session, waiting, answered=answered)
+                        return
+                except NATS_ERRORS:
+                    await asyncio.sleep(1)
+        finally:
+            self._space.give_back(waiting.reserved)
 
     async def _remove(self, session: Session, waiting: _Waiting, *, answered: bool) -> None:
         if not answered:
@@ -320,13 +378,21 @@ async def _ends_within(session: Session, seconds: float) -> bool:
 _FULL = {10023, 10047, 10054, 10077, 10122}  # insufficient resources, maximum bytes, maximum messages
 
 
-def _whole(head: bytes, job: AnalysisJob) -> Iterator[bytes]:
-    yield head
-    yield from job.mail.chunks()
+class _NoRoom(Exception):
+    """The object store is full."""
 
 
 def _no_worker() -> Refused:
     return Refused(503, "no_worker", "no analysis worker is connected", retry_after_s=RETRY_AFTER_S)
+
+
+def _no_room() -> Refused:
+    return Refused(503, NO_ROOM, "no room for a mail of this size at the moment", retry_after_s=RETRY_AFTER_S)
+
+
+def _too_large() -> Refused:
+    text = "the mail is larger than the queue (serviceProviders.core.nats.max_size)"
+    return Refused(413, "payload_too_large", text)
 
 
 def _unavailable() -> Refused:

@@ -1,20 +1,32 @@
-"""Signals from links: where they really lead, compared with what they show and who sent them."""
+"""Signals from links: where they really lead, compared with what they show and who sent them.
+
+A link is read as browsers read it (`link_address`), and its host is spelled as lists spell it, so an international name
+is in its `xn--` form here.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
+from urllib.parse import unquote
 
-from bridge.service.analysis.content.links import host_of
+from bridge.service.analysis.content import link_address
+from bridge.service.analysis.content.link_address import Address, host_of
 from bridge.service.detection import brands, domains
 from bridge.service.detection.material import Material
 from bridge.service.detection.sender import Sender
 
 MAX_TARGETS = 600
-_ADDRESS = re.compile(r"https?:/{1,3}(?:[^\s/?#@\"'<>]*@)?([^\s/?#\"'<>@:]+)(:\d+)?([^\s\"'<>]*)", re.IGNORECASE)
+_MAX_KEPT = 300  # characters of a host that is remembered
+_IN_TEXT = re.compile(r"https?:[/\\]++(?:[^\s/\\?#<>]*@)?[^\s\"'<>]+", re.IGNORECASE)
+_END_OF_HOST = re.compile(f"[{link_address.TYPOGRAPHIC}]")  # in a text
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_WORD = re.compile(r"[\"']")
+_REST = re.compile(r"[^\s\"'<>]*")
 _SHOWN_HOST = re.compile(r"\s*(?:https?://)?(?:www\.)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)(?:[\s/?:]|\Z)")
 _ONWARD = re.compile(r"[=/?&](?:https?(?::|%3a)(?:/|%2f){2})([a-z0-9.-]{4,253})", re.IGNORECASE)
 _OPAQUE = re.compile(r"[A-Za-z0-9_-]{40,}")
@@ -30,33 +42,70 @@ class Target(NamedTuple):
 
 
 def all_of(material: Material) -> tuple[list[Target], int]:
-    """Every link, those of pages first, and the number of links that write a mail."""
-    found: list[Target] = []
+    """Every link, those of pages first, and the number of links that write a mail.
+
+    Those of a plain text count if the pages have none. Else most of them are the same links in another form.
+    """
+    found: list[Target | None] = []
     mailto = 0
     for page in material.pages:
+        base = link_address.read(page.base) if page.base else None
         for link in page.links:
             if link.address[:7].lower() == "mailto:":
                 mailto += 1
-            target = _target(link.address, link.shown)
-            if target and len(found) < MAX_TARGETS:
-                found.append(target)
-    found += filter(None, (_target(code, "") for code in material.codes))
-    if not material.pages:
-        for match in _ADDRESS.finditer(material.plain):
-            if len(found) >= MAX_TARGETS:
-                break
-            found.append(Target(*_place(match[1]), match[3], bool(match[2]), ""))
-    return [target for target in found if target.host], mailto
+            found.append(_target(material, link.address, link.shown, base))
+        found += [_target(material, link, "", base) for link in page.other_links]
+    targets = list(filter(None, found))[:MAX_TARGETS]
+    is_plain = not targets
+    targets += filter(None, (_target(material, code) for code in material.codes))
+    return (targets + list(_in_text(material)) if is_plain else targets), mailto
 
 
-def _target(address: str, shown: str) -> Target | None:
-    match = _ADDRESS.match(address)
-    return Target(*_place(match[1]), match[3], bool(match[2]), shown) if match else None
+def _in_text(material: Material) -> Iterator[Target]:
+    for match in islice(_IN_TEXT.finditer(material.plain), MAX_TARGETS):
+        for link in dict.fromkeys((match[0], _WORD.split(match[0], maxsplit=1)[0])):  # a quote may end it, or not
+            address = link_address.read(link)
+            if address:
+                _spend(material, address.host)
+                if target := _led_to(_without_text(address), ""):
+                    yield target
+
+
+def _without_text(address: Address) -> Address:
+    """Some languages have no spaces, so that more text may follow the host."""
+    if address.host.isascii():
+        return address
+    host = _END_OF_HOST.split(address.host, maxsplit=1)[0]
+    if not domains.exists(host_of(host.lower())):
+        host = _NOT_ASCII.split(host, maxsplit=1)[0]
+    return address._replace(host=host)
+
+
+def _target(material: Material, link: str, shown: str = "", base: Address | None = None) -> Target | None:
+    address = link_address.read(link, base)
+    if address is None or address.scheme not in _SCHEMES:
+        return None
+    _spend(material, address.host)
+    return _led_to(address, shown)
+
+
+def _spend(material: Material, host: str) -> None:
+    if not host.isascii() or "%" in host:
+        material.spend(unquote(host))
+
+
+def _led_to(address: Address, shown: str) -> Target | None:
+    host, site = (_place if len(address.host) <= _MAX_KEPT else _place.__wrapped__)(address.host)
+    rest = _REST.match(address.rest)
+    return Target(host, site, rest[0] if rest else "", address.port.isdigit(), shown) if host else None
+
+
+_SCHEMES = link_address.WEB | {""}
 
 
 @lru_cache(8192)
 def _place(raw: str) -> tuple[str, str]:
-    host = host_of(raw.lower()) if raw.isascii() else ""
+    host = host_of(raw.lower())
     return host, domains.registered(host)
 
 
@@ -87,14 +136,16 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
         if mailto:
             yield "url:mailto-only", ""
         return
+    others = list(_in_text(material)) if material.pages else []
     own = sender.sites()
     known = {
         site: any(site == domain or brands.are_related(site, domain) for domain in own)
-        for site in {target.site for target in targets}
+        for site in {target.site for target in (*targets, *others)}
     }
     foreign = [target for target in targets if not known[target.site]]
     yield from _codes(material, known)
     yield from _hosts(foreign)
+    yield from _imitations((target.host for target in others if not known[target.site]), material)
     yield from _addresses(foreign, sender)
     yield from _purpose(targets, foreign, sender)
 
@@ -102,8 +153,8 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
 def _codes(material: Material, known: dict[str, bool]) -> Iterator[tuple[str, str]]:
     """A code that leads away from the sender: on a phone, nobody sees where it leads."""
     for code in material.codes:
-        target = _target(code, "")
-        if target and target.host and not known.get(target.site, False):
+        target = _target(material, code)
+        if target and not known.get(target.site, False):
             yield "picture:qr-link", target.host
 
 
@@ -124,6 +175,18 @@ def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:
             yield "url:lookalike", f"{kind.imitated}|{host}"
         if host.count(".") >= 4 and not kind.is_hosting:
             yield "url:deep-host", host
+
+
+def _imitations(hosts: Iterable[str], material: Material) -> Iterator[tuple[str, str]]:
+    """In a plain text beside a page: some programs show it, but its other signals would count twice.
+
+    Such a text lists the pictures of the page as well.
+    """
+    for host in dict.fromkeys(hosts):
+        if imitated := kind_of(host).imitated:
+            picture = re.compile(rf"src\s{{0,3}}=\s{{0,3}}[\"']?https?://{re.escape(host)}[/:?]", re.IGNORECASE)
+            if not any(map(picture.search, material.sources)):
+                yield "url:lookalike", f"{imitated}|{host}"
 
 
 def _addresses(foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:

@@ -14,18 +14,24 @@ from typing import NamedTuple
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis.content.links import ascii_lower
+from bridge.service.analysis.content.page_text import escaped_inputs
 
 MAX_PAGE = 128 * 1024  # characters that are read of each page
 MAX_SOURCE = 1024 * 1024  # in which links are searched for: else padding would hide them
 MAX_LINKS = 300  # of the part that is read, and as many of the rest
+MAX_ATTRIBUTES = 40  # of a tag, in front of the one with the link
 MAX_HIDDEN = 200  # elements
 MAX_NESTED = 50  # elements of the same name within a hidden one
 _MAX_TAG = 4000
 _NOT_SHOWN = (("<!--", "-->"), ("<style", "</style"), ("<script", "</script"), ("<title", "</title"))
-_MARK = re.compile("<(img|form|script|base |!--|style|title)")  # one search instead of seven
+_MARK = re.compile(r"<(img|form|script|base(?=[\s/])|area|!--|style|title)")  # one search instead of eight
 _TAG = re.compile(r"<[a-z/!?][^<>]*>?")
 _ANCHOR = re.compile(r"<a[\s/]")
-_HREF = re.compile(r"href\s{0,9}=\s{0,9}(?:\"([^\"]*)|'([^']*)|([^\s>\"']+))")
+_ATTRIBUTE = re.compile(r"[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"?|'([^']*+)'?|([^\s>]*+)))?")
+_HREF = re.compile(r"href\s*+=\s*+(?:\"([^\"]*)|'([^']*)|([^\s>]+))")
+_OTHER = re.compile(r"<(area|base|button|form|input|meta)(?=[\s/])")
+_OTHER_LINKS = {"area": "href", "base": "href", "button": "formaction", "form": "action", "input": "formaction"}
+_REFRESH = re.compile(r"\s*+[0-9.]*+\s*+[;,]?\s*+(?:url\s*+=\s*+)?[\"']?", re.IGNORECASE)
 _HIDING = re.compile(  # begins with one literal character, which `re` searches for fast; most values end at the next
     r":(?=\s{0,3}[nh01a-])(?:(?<=display:)\s{0,3}none|(?<=visibility:)\s{0,3}hidden|(?<=font-size:)\s{0,3}(?:0(?![.\d])|[01]px)"
     r"|(?:(?<=max-height:)|(?<=[;\s\"']height:))\s{0,3}0(?![.\d])|(?<=opacity:)\s{0,3}0(?![.\d])"
@@ -33,7 +39,7 @@ _HIDING = re.compile(  # begins with one literal character, which `re` searches 
 )
 _NAME = re.compile(r"<([a-z][a-z0-9]{0,20})")
 _CLOSED = frozenset({"br", "hr", "img", "input", "meta", "link", "area", "base", "col", "source", "wbr"})
-_PASSWORD = re.compile(r"type\s{0,9}=\s{0,9}[\"']?password")
+_PASSWORD = re.compile(r"type\s*+=\s*+[\"']?password")
 _LETTER_REFERENCE = re.compile(r"&#(?:x0*[4-7][0-9a-f]|0*(?:6[5-9]|[789]\d|1[01]\d|12[012]));")
 _INVISIBLE_CHARACTERS = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff"
 _INVISIBLE = re.compile(f"[{_INVISIBLE_CHARACTERS}]+")
@@ -51,6 +57,8 @@ class Page:
     text: str = ""  # shown, in lower case, with single spaces
     hidden: int = 0  # characters of text that are not shown
     links: list[Link] = field(default_factory=list)
+    other_links: list[str] = field(default_factory=list)  # of forms, areas of a picture, and a page that goes on
+    base: str = ""  # the address that completes the others
     pictures: int = 0
     linked_pictures: int = 0
     has_form: bool = False
@@ -69,7 +77,9 @@ def read(source: str) -> Page:
     if len(source) > MAX_PAGE:
         found.is_cut = True
         rest = source[MAX_PAGE - _MAX_TAG : MAX_SOURCE]
-        _add_links(found, rest, ascii_lower(rest))
+        lower = ascii_lower(rest)
+        _add_links(found, rest, lower)
+        _add_others(found, rest, lower)
     return found
 
 
@@ -79,10 +89,10 @@ def _read(source: str) -> Page:
     found = Page(
         pictures=marks["img"],
         has_form=marks["form"] > 0,
-        asks_password="password" in lower and _PASSWORD.search(lower) is not None,
+        asks_password=_asks_password(lower),
         runs_script=marks["script"] > 0,
         has_redirect='http-equiv="refresh' in lower,
-        has_base=marks["base "] > 0,
+        has_base=marks["base"] > 0,
         letter_references=len(_LETTER_REFERENCE.findall(lower)) if "&#" in lower else 0,
     )
     shown, hidden = _split(_without_comments(lower, marks))
@@ -90,7 +100,16 @@ def _read(source: str) -> Page:
     found.hidden = len(as_text(hidden)) if hidden else 0
     found.split_words = 0 if found.text.isascii() else _split_words(found.text)
     _add_links(found, source, lower)
+    has_refresh = "http-equiv" in lower and ("refresh" in lower or "&#" in lower)
+    if has_refresh or marks["area"] or marks["form"] or marks["base"] or "formaction" in lower:
+        _add_others(found, source, lower)
     return found
+
+
+def _asks_password(lower: str) -> bool:
+    if "password" in lower and _PASSWORD.search(lower):
+        return True
+    return any(map(_PASSWORD.search, escaped_inputs(lower)))
 
 
 def as_text(source: str) -> str:
@@ -178,14 +197,51 @@ def _add_links(found: Page, source: str, lower: str) -> None:
             found.is_cut = True
             return
         start = match.end()
-        href = _HREF.search(lower, start, start + _MAX_TAG)
-        end = lower.find(">", href.end() if href else start)
-        if href is None or end < 0:
+        where = _attribute(lower, start, "href")
+        if where is None:  # then the next one counts, as it did when the model was trained
+            href = _HREF.search(lower, start, start + _MAX_TAG)
+            where = href.span(href.lastindex or 1) if href else None
+        end = lower.find(">", where[1]) if where else -1
+        if where is None or end < 0:
             continue
-        where = href.span(href.lastindex or 1)
         close = lower.find("</a", end, end + _MAX_TAG)
         inside = lower[end + 1 : close if close >= 0 else end + 1]
         if "<img" in inside:
             found.linked_pictures += 1
         address = source[where[0] : where[1]].strip()
         found.links.append(Link(unescaped(address), as_text(inside)[:200].lower()))
+
+
+def _attribute(lower: str, start: int, wanted: str) -> tuple[int, int] | None:
+    """Where the value of an attribute is. The first of its name counts; drawings have it with a prefix."""
+    at, end = start, start + _MAX_TAG
+    for _ in range(MAX_ATTRIBUTES):
+        match = _ATTRIBUTE.match(lower, at, end)
+        if match is None:
+            return None
+        if match[1] == wanted or match[1] == f"xlink:{wanted}":
+            return match.span(match.lastindex or 0) if match.lastindex != 1 else None
+        at = match.end()
+    return None
+
+
+def _add_others(found: Page, source: str, lower: str) -> None:
+    """Links that are no anchors."""
+    for count, match in enumerate(_OTHER.finditer(lower)):
+        if count >= MAX_LINKS:
+            found.is_cut = True
+            return
+        value = _value(source, lower, match.end(), _OTHER_LINKS.get(match[1], "content"))
+        if match[1] == "meta":
+            is_refresh = _value(source, lower, match.end(), "http-equiv").strip().lower() == "refresh"
+            found.has_redirect |= is_refresh
+            value = _REFRESH.sub("", value, 1) if is_refresh else ""
+        if match[1] == "base":
+            found.base = found.base or value
+        elif value:
+            found.other_links.append(value)
+
+
+def _value(source: str, lower: str, start: int, wanted: str) -> str:
+    where = _attribute(lower, start, wanted)
+    return unescaped(source[where[0] : where[1]]).strip() if where else ""

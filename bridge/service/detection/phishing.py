@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.detection import signals
 from bridge.service.detection.material import Material
 from bridge.service.detection.model import model_at
@@ -60,6 +61,8 @@ def assess(material: Material, search: Search, tags: set[str]) -> Suspicion:
     try:
         found = found_in(material, search, tags)
         margin = round(model_at(search.model, search.stamp).margin(found), 3)
+    except NeedsProcess:
+        raise
     except Exception as exc:
         log.error("phishing: the mail was not checked: %s", type(exc).__name__)  # its text may quote the mail
         tags.add("failed:phishing")

@@ -27,6 +27,7 @@ AMBIGUOUS = "header:several-from"
 _FAILED = frozenset(
     {
         *("auth:dmarc-none", "auth:dmarc-quarantine", "auth:dmarc-reject", "auth:dmarc-temperror"),
+        "auth:dmarc-permerror",
         *("auth:spf-fail", "auth:spf-softfail"),
     }
 )

@@ -5,7 +5,8 @@ umask 077
 cd "$(dirname "$0")"
 mkdir secrets
 cd secrets
-for name in api-token metrics-token nats-password database-password s3-access-key s3-secret-key release-key; do
+for name in api-token metrics-token nats-password database-admin-password database-password scan-database-password \
+    s3-access-key s3-secret-key release-key; do
     openssl rand -hex 32 > "$name"
 done
 # NATS carries mail between machines, so the program wants it encrypted, here too.

@@ -108,6 +108,8 @@ _UNOPENED = """
 _TAR_NAMES = frozenset({"tar", "tgz", "taz", "tbz", "tbz2", "tb2", "tz2", "txz", "tlz"})  # compressed or not
 _UNOPENED_NAMES = frozenset(_UNOPENED.split())
 _OWN_NAMES = _TAR_NAMES | {"zip", "zipx", "gz", "gzip", "bz2", "bzip2", "xz", "lzma"}
+_COMPRESSED = "br bz2 gz lrz lz lz4 lzfse lzma lzma86 lzo pmd rz sz xz z zst"
+_COMPRESSED_NAMES = frozenset(_COMPRESSED.split())
 _PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
 _BEHIND = (*more_archives.MARKED, BURIED)
@@ -175,6 +177,11 @@ def _is_only_picture(content: bytes, names: Collection[str]) -> bool:
 
 def is_opened(kind: str, has_library: bool) -> bool:
     return kind in _OWN or (has_library and kind in more_archives.KINDS)
+
+
+def inner_names(names: Collection[str]) -> list[str]:
+    """Of the single file in a compressed one, which is named after it: `a.js.Z`."""
+    return [name.rpartition(".")[0] for name in names if not _COMPRESSED_NAMES.isdisjoint(extensions_of(name))]
 
 
 def members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:

@@ -151,7 +151,7 @@ def is_zlib(beginning: bytes) -> bool:
 def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     """One file; its streams are concatenated. The header of a stream may name the file."""
     budget.take_member()
-    known, out, at = [*_stems(names, ".gz")], [], 0
+    known, out, at = [*_stems(names, ".gz", ".gzip", ".z")], [], 0
     is_whole = True
     while is_whole and content.startswith(b"\x1f\x8b", at):
         start, named = _gzip_header(content, at)
@@ -182,7 +182,7 @@ def _gzip_header(content: bytes, at: int) -> tuple[int, str]:
 
 
 def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    yield from _streams(bz2.BZ2Decompressor, b"BZh", content, _stems(names, ".bz2"), budget)
+    yield from _streams(bz2.BZ2Decompressor, b"BZh", content, _stems(names, ".bz2", ".bzip2", ".bz"), budget)
 
 
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -194,7 +194,7 @@ def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
     budget.take_member()
     start = 0 if is_lzma(content[:_LZMA_HEAD]) or not is_lzma86(content) else 1
     found = decode(new_lzma, content, start, budget)
-    yield Member(_stems(names, ".lzma"), found.content, is_disputed=True)
+    yield Member(_stems(names, ".lzma", ".lzma86"), found.content, is_disputed=True)
     if not found.is_whole:
         raise BadArchive
 
@@ -239,6 +239,8 @@ def _after_zeros(content: bytes, at: int) -> int:
     return found.start() if found else len(content)
 
 
-def _stems(names: Collection[str], suffix: str) -> tuple[str, ...]:
-    stems = [name[: -len(suffix)] if name.lower().endswith(suffix) else name for name in names]
+def _stems(names: Collection[str], *suffixes: str) -> tuple[str, ...]:
+    stems = [
+        next((name[: -len(suffix)] for suffix in suffixes if name.lower().endswith(suffix)), name) for name in names
+    ]
     return tuple(dict.fromkeys(stems)) or ("",)

@@ -61,7 +61,7 @@ _EXTENSIONS = {
     "mav maw mda mde accde accda mdw mdz osd pcd plg prg ops bas bgi fxp grp hpj ex_ ex shb shs rdp theme "
     "terminal inetloc fileloc afploc ftploc saver prefpane dylib wsb xpi crx oxt "
     "themepack deskthemepack iqy oqy dqy rqy slk printerexport webpnp nsh air swf paf rgs tlb udl vsmacros "
-    "vsw",
+    "vsw mobileconfig ppkg sparseimage prf",
     DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx "
     "ppsm potm potx ppam ppa sldm xla xlm xltm xltx rtf odt ods odp one",
     ARCHIVE: "zip gz tgz bz2 xz tar rar 7z cab arj lzh ace zipx",

@@ -10,21 +10,26 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from urllib.parse import unquote
 
-from bridge.mail.address import comparable_domain
 from bridge.mime import references
 from bridge.mime.structure import TooMuch
-from bridge.runtime.ip import ip_in_link
-from bridge.service.analysis.content import page_text
+from bridge.service.analysis.content import link_address, page_text
+from bridge.service.analysis.content.link_address import host_of, without_breaks
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
-_LINK = re.compile(
-    "//[\\t\\r\\n]*+([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+_TEXT_END = rf"\s<>\"'(){link_address.TYPOGRAPHIC}"
+_END = re.compile(f"[{_TEXT_END}]")
+_LINK = re.compile(  # a host, or the beginning of a user that no host can begin with
+    rf"//[\t\r\n]*+([^/\\?#{_TEXT_END}]+|(?=[{_TEXT_END}][^/\\?#@]*+@))"
     r"(?=([/\\?#]?))"  # what ends a host for browsers, or nothing
 )
-# As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
-_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
+# As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them. The last
+# one: a path on this machine that Windows takes for a server.
+_ODD_LINKS = (
+    ("http", re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*+(?=[^?#])(?!%2f)")),
+    ("ftp:", re.compile(r"(ftp):(?<![a-z0-9+.-]ftp:)(?!//[^/\\\s])[\\/\t\r\n]*+(?=[^?#\s])(?!%2f)")),
+    ("file:////", re.compile(r"(file):/{4,}+")),
+)
 # Slashes with a backslash among them. Two patterns, in this order: each begins with one literal character.
 _BACKSLASHES = (re.compile(r"/(?<!//)/*+\\[/\\]*+"), re.compile(r"\\[/\\]++"))
 _BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
@@ -34,17 +39,21 @@ _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link afte
 _WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
 _BARE = re.compile(r"www\.([\w.-]+)")
 _ANCHOR = re.compile(r"<a\s")
-_HREF = re.compile(r"href\s*=\s*[\"']?https?://([^\s/\"'>?#]+)")
+_HREF = re.compile(r"href(?<![\w-]href)\s*+=\s*+(?:\"([^\"]*+)|'([^']*+)|([^\s>]++))")
 _SHOWN = re.compile(r"\s*(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)[\s/<]")
 _AUTHORITY_END = re.compile(r"[/\\?#]")
-_HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
-_PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
 _BREAK = re.compile(  # a tab or line end
     r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
 )
 _BREAKS = frozenset("\t\r\n")
 _QUOTES = frozenset("'\"`")
+_WORD_ENDS = ' \t\r\n\f"<>'  # of a link that does not stand in an attribute
+_VALUE_ENDS = {"=": ">\t\r\n\f ", **{quote: quote for quote in _QUOTES}}
+_REFRESH = re.compile(  # `<meta http-equiv=refresh content="0; url=https://...">`: all of the value follows
+    r"content\s{0,3}=\s{0,3}([\"'])\s{0,3}[\d.]{0,9}\s{0,3}[;,]\s{0,3}(?:url\s{0,3}=)?\Z"
+)
+_INNER = ("=", ";", ",")
 _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
     ("h", re.compile(r"h(?=[t\t\r\n])(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:")),
@@ -55,7 +64,6 @@ _ESCAPING = ("style", "script", "\\rtf", "location", "href", "import")  # withou
 _DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
-_USER = re.compile(r"\s{0,20}([a-z][a-z0-9+.-]{1,30}:)[/\\\t\r\n]{0,99}[^/\\?#]*@", re.IGNORECASE)
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
 MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
@@ -68,12 +76,6 @@ _MARKS = ("//", "www.", "<a", "\\")
 _CHARACTER_WORK = 10
 _MARK_WORK = (("//", 3000), ("\\\\", 3000), ("\\", 250), ("<a", 4000))
 _REFERENCE_WORK = 800
-
-
-def without_user(link: str) -> str:
-    """The link without what precedes the host, which may contain characters that end a link in a text; or ""."""
-    match = _USER.match(link) if "@" in link else None
-    return f"{match[1]}//{link[match.end() :]}" if match else ""
 
 
 class NeedsProcess(Exception):
@@ -131,8 +133,10 @@ class Links:
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
             for pattern in _BACKSLASHES:
                 text = pattern.sub("//", text)  # browsers treat backslashes the same way
-        if _ODD_LINK.search(text):
-            text = _ODD_LINK.sub(r"\1://", text)
+        for mark, pattern in _ODD_LINKS:
+            if mark in text and pattern.search(text):
+                text = pattern.sub(r"\1://", text)
+        has_users = is_html or "@" in text
         for match in _LINK.finditer(text):
             raw, end_of_host = match.groups()
             if end_of_host and raw in self._seen:  # nearly all links of a page
@@ -140,9 +144,9 @@ class Links:
             start, end = match.span()
             if text[end : end + 1] in _BREAKS:
                 is_broken = True
-            if is_html and not end_of_host:
-                self._add_rest(text, match)
-            if raw not in self._seen:
+            if has_users and not end_of_host:
+                self._add_rest(text, match, is_html)
+            if raw and raw not in self._seen:
                 if _is_link(text, start):
                     self._add(raw)
                 elif is_html and _may_be_link(text, start):
@@ -154,22 +158,28 @@ class Links:
             self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
         return is_broken
 
-    def _add_rest(self, text: str, match: re.Match[str]) -> None:
-        """In an attribute, what precedes the host may contain spaces, brackets and quotes."""
+    def _add_rest(self, text: str, match: re.Match[str], is_html: bool) -> None:
+        """What precedes the host may contain brackets and quotes and, in an attribute, spaces."""
         start = match.start()
         scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
-        opening = _skip_back(text, scheme.start() if scheme else start)
-        before = text[opening - 1 : opening]
-        if before not in _QUOTES and before != "=":
+        opening = _skip_back(text, scheme.start() if scheme else start) if is_html else 0
+        ends = _ends_of(text, opening) if opening else ""
+        if not ends and not scheme:
             return
-        ends = ">\t\r\n\f " if before == "=" else before
         found = _AUTHORITY_END.search(text, match.end())
         stop = found.start() if found is not None else len(text)
-        for end in ends:
+        for end in ends or _WORD_ENDS:
             close = text.find(end, match.end(), stop)
             stop = close if close >= 0 else stop
-        if stop > match.end():
-            self._add(text[match.start(1) : stop])
+        if stop > match.end() and (ends or text.find("@", match.end(), stop) >= 0):
+            self._add(without_breaks(text[match.start(1) : stop]))
+
+    def add(self, link: str) -> None:
+        """A link outside of any text, which is read as a whole; but something may follow it."""
+        address = link_address.read(link)
+        host, user = (address.host, address.user) if address else (link_address.mailbox_host(link), "")
+        for name in dict.fromkeys((host, _END.split(host, maxsplit=1)[0])):
+            self._add(ascii_lower(f"{user}@{name}"))
 
     def _check_length(self, text: str) -> None:
         """In the event loop: only a short text may have any number of places where a link may begin."""
@@ -201,8 +211,9 @@ class Links:
                 return
             shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
             target = _HREF.search(text, match.end(), end) if shown else None
-            if shown and target:
-                self._compare(target.group(1), shown.group(1))
+            address = link_address.read(target[target.lastindex or 1]) if target else None
+            if shown and address:
+                self._compare(address.host, shown.group(1))
             match = _ANCHOR.search(text, end)
 
     def _add(self, raw: str) -> None:
@@ -261,17 +272,12 @@ class Links:
                 raise NeedsProcess
 
     def _compare(self, target: str, shown: str) -> None:
-        real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
+        real, displayed = self._host(target), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
 
 
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
-
-
-def without_breaks(text: str) -> str:
-    """Browsers remove tabs and line ends from links."""
-    return text.replace("\n", "").replace("\r", "").replace("\t", "")
 
 
 def _is_link(text: str, start: int) -> bool:
@@ -294,8 +300,16 @@ def _may_be_link(text: str, start: int) -> bool:
     return not before.isalnum() and before not in _WITHIN
 
 
+def _ends_of(text: str, start: int) -> str:
+    """The characters that end the value of an attribute, or a string, that begins at `start`; "" if it is neither."""
+    before = text[start - 1]
+    refresh = _REFRESH.search(text, max(0, start - 60), start) if before in _INNER else None
+    return refresh[1] if refresh else _VALUE_ENDS.get(before, "")
+
+
 def _skip_back(text: str, position: int) -> int:
-    while position > 0 and text[position - 1].isspace():
+    """Browsers ignore white space and control characters before a link."""
+    while position > 0 and (text[position - 1] <= " " or text[position - 1].isspace()):
         position -= 1
     return position
 
@@ -320,17 +334,6 @@ def has_download(text: str) -> bool:
             return True
         at = text.find("download", at + 8)
     return False
-
-
-def host_of(raw: str) -> str:
-    """The host in the spelling that lists use; empty if there is none."""
-    host = unquote(raw) if "%" in raw else raw
-    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    host = comparable_domain(host.lstrip(".").rstrip(_PUNCTUATION))
-    ip = ip_in_link(host)
-    if ip is not None:
-        return ip
-    return host if _HOST.fullmatch(host) else ""
 
 
 def _is_address(host: str) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from bridge.mime import encodings
 from bridge.mime.rare_charsets import escapes_replaced
-from bridge.service.analysis.content.links import without_breaks
+from bridge.service.analysis.content.link_address import without_breaks
 
 _SCHEME = re.compile("data:", re.IGNORECASE)
 _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("download", "x.js")`

@@ -20,6 +20,8 @@ _ENTITY = re.compile(r"""<!ENTITY\s+([^\s"'<>%]{1,200})\s+(?:"([^"]*)"|'([^']*)'
 _NAMED = re.compile(r"&([^\s&;#<>\"']{1,200});")
 _CSS_ESCAPE = re.compile(r"\\(?:'([0-9a-fA-F]{2})|([0-9a-fA-F]{1,6})[ \t\r\n\f]?|([g-zG-Z:/.@]))")
 
+_INPUT = re.compile(r"<input[\s/][^<>]*+")
+
 
 def readings(page: str) -> list[str]:
     """The page with its references replaced, as text and as an attribute; and what its own entities make of it."""
@@ -77,6 +79,13 @@ def _character(match: re.Match[str]) -> str:
     """The letters, digits and signs that links consist of."""
     character = match[3] or chr(int(match[1] or match[2], 16) % 0x110000)
     return character if " " < character < "\x7f" else match[0]
+
+
+def escaped_inputs(page: str) -> list[str]:
+    """The tags of input fields with character references, replaced: `<input type="pass&#119;ord">`. In lower case."""
+    if "&#" not in page or "<input" not in page:
+        return []
+    return [references.unescaped(tag).lower() for tag in _INPUT.findall(page) if "&#" in tag]
 
 
 def _expanded(page: str) -> str:

@@ -23,7 +23,7 @@ MIN_SIDE = 42  # a code has at least 21 modules, and cameras need two pixels for
 MAX_FRAMES = 20  # of an animation; with more, it gets the tag for unread pictures
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 _MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]|https?:", re.IGNORECASE)
 _HOST = re.compile(r"(?:www\.|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){0,5}\.[a-z]{2,24}(?:[/?#:]|\Z))", re.IGNORECASE)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from bridge.mime import words
 from bridge.mime.rare_charsets import escapes_replaced
 from bridge.service.analysis.content import archives, file_types, page_files
+from bridge.service.analysis.content.page_text import escaped_inputs
 from bridge.service.analysis.content.text_windows import BEGINNING, codecs_of
 from bridge.service.analysis.content.unpacking import Budget, Member
 
@@ -50,7 +51,7 @@ _NUMBER = re.compile(r"0x([0-9a-f]{1,2})|((?:(?<=[,;|\s])|^)-?[0-9]{1,3}|[0-9]{1
 _HEX_NUMBER = re.compile("[0-9a-fA-F]{2}")
 _MIN_NUMBERS = 16
 # Not `input[type=password]`: a selector. Begins with a literal, so that it is searched ten times as fast (Python 3.11).
-_PASSWORD = re.compile(r"type(?<![\[\w-]type)\s{0,9}=\s{0,9}\\?[\"']?password")
+_PASSWORD = re.compile(r"type(?<![\[\w-]type)\s*+=\s*+\\?[\"']?password")
 _PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
 _ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
@@ -83,7 +84,7 @@ _SCRIPTS = (
 def may_build(content: bytes) -> bool:
     """A quick test of a page."""
     text = content.replace(b"\0", b"").lower()
-    return any(mark in text for mark in _SCRIPTS)
+    return any(mark in text for mark in _SCRIPTS) or (b"<input" in text and b"&#" in text)
 
 
 def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
@@ -137,7 +138,7 @@ def _addresses(text: str, lower: str) -> Iterator[str]:
 def _tags(lower: str) -> Iterator[str]:
     if any(mark in lower for mark in _SAVES) or _ASSEMBLED.search(lower):
         yield BUILDS_FILE
-    if _PASSWORD.search(lower) and ("<form" in lower or "<script" in lower):
+    if ("<form" in lower or "<script" in lower) and any(map(_PASSWORD.search, (lower, *escaped_inputs(lower)))):
         yield CREDENTIAL_FORM
 
 

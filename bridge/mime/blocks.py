@@ -1,0 +1,37 @@
+"""A text in blocks of bounded size, for decoders that make an object of every line, escape or piece of it.
+
+Such an object takes 40 bytes or more, and a line may have one byte: of a whole mail, they would take thirty times its
+size. A block is cut only where the decoder starts anew, so the results of all blocks, joined, are those of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import AnyStr
+
+BLOCK = 64 * 1024  # bytes, or characters; a multiple of 4, for groups of Base64
+AFTER_LF = re.compile(rb"\n")
+AFTER_LINE = re.compile(rb"\r\n?|\n")  # as `bytes.splitlines` sees them
+AFTER_SPACE = re.compile(rb"[ \t\n\r\f\v]")  # as `bytes.split` does
+BEFORE_EQUALS = re.compile(rb"(?==)")
+
+
+def blocks(text: AnyStr, cut: re.Pattern[AnyStr], size: int = BLOCK) -> Iterator[AnyStr]:
+    """Each at least of this size, except for the last, and up to the end of the next match of `cut`."""
+    at = 0
+    while at < len(text):
+        match = cut.search(text, at + size) if len(text) - at > size else None
+        end = len(text) if match is None else match.end()
+        yield text[at:end]
+        at = end
+
+
+def line_lists(text: bytes) -> Iterator[list[bytes]]:
+    """All lines, which end with LF, in lists of bounded size: joined, they are `text.split(b"\\n")`."""
+    is_open = True  # the last line is there even if it is empty
+    for block in blocks(text, AFTER_LF):
+        is_open = not block.endswith(b"\n")
+        yield (block if is_open else block[:-1]).split(b"\n")
+    if not is_open or not text:
+        yield [b""]

@@ -1,0 +1,195 @@
+"""The DNS lookups of one mail: side by side, each name once, within a time that the mail may wait.
+
+Whoever sends a mail chooses names whose servers never answer. A mail may wait a short time for such servers, and only a
+few mails at once may wait longer: for the others, what has no answer by then counts as unanswered, so that silent
+servers cannot occupy the service. Knows names and time; what an answer means is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.mail.address import comparable_domain
+
+MAX_RECORD = 4096  # bytes of a TXT record; pyspf takes seconds for one of 60 KB
+MAX_AT_ONCE = 24  # lookups of one mail, each of which has a socket
+MAX_WAITING = 4  # mails that wait longer than others
+
+Question = tuple[str, str]  # a name, and the type of a record
+
+
+class DnsUnavailable(Exception):
+    """A lookup got no response, not even that the name does not exist; or there is no time left for it."""
+
+
+@dataclass(slots=True)
+class Resolvers:
+    """dnspython's, and what all mails have to know about each other."""
+
+    one_by_one: Any
+    side_by_side: Any
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_WAITING))  # the mails that do
+    answered_at: float = 0.0  # when there last was an answer to anybody
+
+
+@dataclass(slots=True)
+class Lookups:
+    """Those of one mail. `close` it."""
+
+    resolvers: Resolvers
+    deadline: float
+    patience_s: float  # how long any mail may wait for answers
+    known: dict[Question, list[Any] | None] = field(default_factory=dict)  # None: no answer
+    is_client_unknown: bool = False  # the name of the client's address got no answer
+    _began: float = field(default_factory=time.monotonic)
+    _is_patient: bool = False
+    _must_not_wait: bool = False
+
+    def close(self) -> None:
+        if self._is_patient:
+            self._is_patient = False
+            self.resolvers.waiting.release()
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether this mail did not wait because others did. If nobody gets answers, our own name server is down."""
+        return self._must_not_wait and self.resolvers.answered_at > self._began
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def left(self) -> float:
+        return max(0.01, self.deadline - time.monotonic())
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Look up the TXT records of all these names at the same time. Blocks."""
+        questions = [(name, "TXT") for name in dict.fromkeys(map(comparable_domain, names)) if name.isascii()]
+        if not questions:
+            return
+        begin = time.monotonic()
+        self.known |= asyncio.run(self._fetch(questions))
+        self._waited(begin)
+
+    async def _fetch(self, questions: list[Question]) -> dict[Question, list[Any] | None]:
+        room = asyncio.Semaphore(MAX_AT_ONCE)
+        tasks = {asyncio.create_task(self._fetch_one(question, room)): question for question in questions}
+        waiting: set[asyncio.Task[list[Any] | None]] = set(tasks)
+        is_first = True
+        while waiting and (is_first or self._may_wait_longer()):
+            _, waiting = await asyncio.wait(waiting, timeout=max(0.0, self._may_wait_s()))
+            is_first = False
+            self.patience_s = 0 if waiting else self.patience_s
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return {question: None if task in waiting else task.result() for task, question in tasks.items()}
+
+    async def _fetch_one(self, question: Question, room: asyncio.Semaphore) -> list[Any] | None:
+        async with room:
+            try:
+                return self._answer(await self.resolvers.side_by_side.resolve(*question, lifetime=self.left()))
+            except Exception as exc:
+                return self._failure(exc)
+
+    def ask(self, name: str, kind: str) -> list[Any]:
+        """Raises DnsUnavailable."""
+        question = (comparable_domain(name), kind)
+        if not question[0].isascii():  # no such name can be looked up, whoever wrote it
+            return []
+        if question not in self.known:
+            self.known[question] = self._ask(question)
+        found = self.known[question]
+        if found is None:
+            raise DnsUnavailable("no answer")
+        return found
+
+    def _ask(self, question: Question) -> list[Any] | None:
+        found = None
+        while found is None and (self._may_wait_s() > 0 or self._may_wait_longer()):
+            begin, may_wait_s = time.monotonic(), self._may_wait_s()
+            try:
+                found = self._answer(self.resolvers.one_by_one.resolve(*question, lifetime=may_wait_s))
+            except Exception as exc:
+                found = self._failure(exc)
+                if time.monotonic() - begin < 0.9 * may_wait_s:  # an answer that is none, not silence
+                    return found
+            finally:
+                self._waited(begin)
+        return found
+
+    def _may_wait_s(self) -> float:
+        left = self.deadline - time.monotonic()
+        return left if self._is_patient else min(self.patience_s, left)
+
+    def _waited(self, begin: float) -> None:
+        self.patience_s = max(0, self.patience_s - (time.monotonic() - begin))
+
+    def _may_wait_longer(self) -> bool:
+        """Whether this mail becomes one of the few that may wait until the deadline."""
+        if self._is_patient or self.is_over():
+            return False
+        self._is_patient = self.resolvers.waiting.acquire(blocking=False)
+        self._must_not_wait = not self._is_patient
+        return self._is_patient
+
+    def _answer(self, answer: Iterable[Any]) -> list[Any]:
+        self.resolvers.answered_at = time.monotonic()
+        return [record for record in answer if sum(map(len, getattr(record, "strings", ()))) <= MAX_RECORD]
+
+    def _failure(self, exc: Exception) -> list[Any] | None:
+        """What a failed lookup says: that there is no such record, or nothing. Raises what is not about DNS."""
+        import dns.exception
+        import dns.name
+        import dns.resolver
+
+        if isinstance(exc, (dns.resolver.NoAnswer, dns.resolver.NXDOMAIN)):
+            return self._answer(())
+        if isinstance(exc, (dns.exception.SyntaxError, dns.name.LabelTooLong, dns.name.NameTooLong, UnicodeError)):
+            return []
+        if isinstance(exc, dns.name.EmptyLabel):
+            return []
+        if isinstance(exc, dns.exception.DNSException):
+            return None
+        raise exc
+
+    def raw_txt(self, name: str) -> bytes | None:
+        found = self.ask(name, "TXT")
+        return b"".join(found[0].strings) if found else None
+
+    def txt(self, name: str) -> list[str]:
+        return [b"".join(record.strings).decode("ascii", "replace") for record in self.ask(name, "TXT")]
+
+
+_current = threading.local()  # the lookups of the mail that this thread is checking
+
+
+def use_for_spf(lookups: Lookups) -> None:
+    """In this thread."""
+    _current.lookups = lookups
+
+
+def spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, str], Any]]:
+    """Replaces pyspf's DNS lookup: uses our resolver and our deadline."""
+    readers: dict[str, Callable[[Any], Any]] = {
+        "A": lambda r: r.address,
+        "AAAA": lambda r: r.address,
+        "MX": lambda r: (r.preference, r.exchange.to_text(True)),
+        "PTR": lambda r: r.target.to_text(True),
+        "TXT": lambda r: r.strings,
+    }
+    if kind not in readers:
+        return []
+    lookups: Lookups = _current.lookups
+    try:
+        found = lookups.ask(name, kind)
+    except DnsUnavailable:
+        if kind != "PTR":
+            raise
+        lookups.is_client_unknown = True
+        return []  # RFC 7208 5.5: the mechanism does not match, and the next one may
+    return [((name, kind), readers[kind](record)) for record in found]
