@@ -25,7 +25,6 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from bridge.events.event import Event, EventType, of_mail
 from bridge.events.outbox import Entry
-from bridge.events.sinks import file as file_sink
 from bridge.events.sinks.file import FileSink
 from bridge.events.sinks.nats import NatsSettings, NatsSink
 from bridge.events.sinks.sink import Results, Sink
@@ -433,14 +432,11 @@ async def test_a_token_is_needed_where_the_server_wants_one(tmp_path: Path) -> N
         assert delivered(await deliver(nats_sink(server, token="the-secret-token"), entries(1))) == 1
 
 
-async def test_whoever_could_read_the_file_could_stop_its_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_could_read_the_file_could_stop_its_events(tmp_path: Path) -> None:
     """The sink waited for the lock without an end, and its status showed no problem."""
-    monkeypatch.setattr(file_sink, "LOCK_S", 0.1)
     path = tmp_path / "events.jsonl"
     path.touch()
     with path.open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        assert f"{path}: is locked by another program" in problem(await deliver(FileSink(path), entries(1)))
+        assert f"{path}: is locked by another program" in problem(await deliver(FileSink(path, lock_s=0.1), entries(1)))
     assert delivered(await deliver(FileSink(path), entries(1))) == 1

@@ -24,7 +24,6 @@ from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results, all_failed
 from bridge.runtime import durable_files
 
-LOCK_S = 2.0  # a batch of another process is written in milliseconds
 _POLL_S = 0.01
 
 
@@ -32,6 +31,7 @@ _POLL_S = 0.01
 class FileSink:
     path: Path
     batch: int = 500
+    lock_s: float = 2.0  # a batch of another process is written in milliseconds
     _fd: int = field(default=-1, init=False)
     _is_closing: bool = field(default=False, init=False)
     _using: threading.Lock = field(default_factory=threading.Lock, init=False)  # the descriptor
@@ -50,7 +50,7 @@ class FileSink:
             try:
                 if not self._is_current():
                     self._open()
-                with _locked(self._fd):
+                with _locked(self._fd, self.lock_s):
                     self._write(lines)
             finally:
                 if self._is_closing:
@@ -110,12 +110,12 @@ class FileSink:
 
 
 @contextmanager
-def _locked(fd: int) -> Iterator[None]:
+def _locked(fd: int, limit_s: float) -> Iterator[None]:
     """Against other writers of the file, as far as its file system has locks. Raises OSError.
 
     Whoever can read the file can lock it, and keep the lock.
     """
-    end = time.monotonic() + LOCK_S
+    end = time.monotonic() + limit_s
     while not (is_locked := _lock(fd)):
         if is_locked is None:
             yield
