@@ -162,18 +162,15 @@ def test_root_finds_the_listener_without_proc_net(victim: tuple[subprocess.Popen
 
 @pytest.mark.parametrize(("user", "is_signalled"), [(None, False), (65534, False), (0, True)])
 def test_where_sockets_cannot_be_seen_root_signals_only_the_owner_of_the_state_directory(
-    victim: tuple[subprocess.Popen[str], int],
-    monkeypatch: pytest.MonkeyPatch,
-    user: int | None,
-    is_signalled: bool,
+    victim: tuple[subprocess.Popen[str], int], user: int | None, is_signalled: bool
 ) -> None:
-    need(root=True)
+    need("unshare", root=True)
     process, port = victim
-    monkeypatch.setattr(port_owner, "can_see_sockets", lambda: False)
+    script = 'mount -t tmpfs tmpfs /proc/$$/net && exec "$1" -c "$2"'
+    program = SIGNAL.format(process.pid, Endpoint("127.0.0.1", port)).removesuffix(")") + f", {user})"
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, program]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     if is_signalled:
-        hang_up(process.pid, Endpoint("127.0.0.1", port), user)
-        assert process.wait(10) == 7
+        assert (done.returncode, process.wait(10)) == (0, 7)
     else:
-        with pytest.raises(NotOurs):
-            hang_up(process.pid, Endpoint("127.0.0.1", port), user)
-        assert process.poll() is None
+        assert "NotOurs" in done.stderr and process.poll() is None

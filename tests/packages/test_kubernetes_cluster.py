@@ -142,3 +142,11 @@ def test_bridges_and_the_service_have_a_database_and_a_role_each() -> None:
         assert bridge["state_database_password_file"] != service["database_password_file"]
     rules = [line.split() for line in (CLUSTER / "pg_hba.conf").read_text().splitlines() if line.startswith("host")]
     assert [(rule[1], rule[2]) for rule in rules] == [("scanbridge", "scanbridge"), ("scan", "scan")]
+
+
+def test_the_bridge_keeps_its_state_in_a_directory_of_its_own() -> None:
+    """An emptyDir is writable by every user; a new directory in it is private."""
+    pod = DEPLOYMENTS["scanbridge"]["template"]["spec"]
+    (volume,) = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "state"]
+    config = yaml_file.load(BASE / "bridge.yml", Config)
+    assert Path(config.state_directory or volume).parent == Path(volume)

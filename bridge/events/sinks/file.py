@@ -24,7 +24,6 @@ from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results, all_failed
 from bridge.runtime import durable_files
 
-LOCK_S = 2.0  # a batch of another process is written in milliseconds
 _POLL_S = 0.01
 
 
@@ -32,7 +31,7 @@ _POLL_S = 0.01
 class FileSink:
     path: Path
     batch: int = 500
-    lock_s: float = LOCK_S
+    lock_s: float = 2.0  # a batch of another process is written in milliseconds
     _fd: int = field(default=-1, init=False)
     _is_closing: bool = field(default=False, init=False)
     _using: threading.Lock = field(default_factory=threading.Lock, init=False)  # the descriptor
