@@ -16,6 +16,7 @@ from bridge.service.analysis.limits import Limits
 from bridge.service.detection import link_targets
 from bridge.service.detection.material import Material
 from bridge.service.detection.phishing import Search
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import attached, mail
 from tests.service.test_service_documents import tags
 from tests.service.test_service_phishing import letter, signals_of
@@ -215,6 +216,14 @@ def test_pictures_of_a_page_in_its_plain_text_are_no_links() -> None:
     assert "url:lookalike" not in signals_of(letter(page, "Logo [https://ci3.googleusercontent.com/x]"))
 
 
+@pytest.mark.parametrize("source", ['src="https://{}/x"', "SRC = 'Http://{}:80/x'", "src=https://{}?x"])
+def test_a_picture_of_any_page_is_one(source: str) -> None:
+    host = "ci3.googleusercontent.com"
+    page = f'<a href="https://good.example/">x</a><img {source.format(host)}>'
+    assert "url:lookalike" not in signals_of(letter(page, f"Logo [https://{host}/x]"))
+    assert "url:lookalike" in signals_of(letter(page, f"Logo [https://{host}/x] https://{HOST}/x"))
+
+
 def test_other_links_of_a_plain_text_beside_a_page_do_not_count() -> None:
     """The model was trained with the links of the page alone."""
     page = '<a href="https://www.sender.example.org/x">x</a>'
@@ -253,6 +262,32 @@ def test_names_for_the_model_are_converted_in_a_process() -> None:
     with pytest.raises(NeedsProcess):
         inspect(letter(text=text), Limits(phishing=Search(), archives=False, look_at_urls=False))
     inspect(letter('<a href="https://b\u00fccher.example/">x</a>'), Limits(phishing=Search(), archives=False))
+
+
+def test_many_lookalikes_in_a_plain_text_kept_a_process_busy() -> None:
+    """Each page was searched for each of them: a megabyte took 17 seconds."""
+    text = " ".join(f"https://paypal-{number}.example/x" for number in range(600))
+    page = '<a href="https://good.example/">x</a>' + '<img src="https://a.example/x">' * 30_000
+    material = Material(plain=text, sources=[page] * 4)
+    material.read()
+    hosts = [target.host for target in link_targets._in_text(material)]
+    found: list[tuple[str, str]] = []
+    assert fair_cpu_s(lambda: found.extend(link_targets._imitations(hosts, material))) < 1
+    assert len(found) == 600
+
+
+@pytest.mark.parametrize("host", ["paypal-{}.example", "a{0}.b{0}.c{0}.d{0}.e{0}.f{0}.g{0}.example"])
+@pytest.mark.parametrize("has_page", [True, False])
+def test_many_hosts_are_looked_at_in_a_process(host: str, has_page: bool) -> None:
+    """500 of them took up to a second of the event loop."""
+    page = '<a href="https://good.example/">x</a>' + '<img src="https://a.example/x">' * 1000 if has_page else ""
+    text = "\n".join(f"https://{host.format(number)}/x" for number in range(500))
+    limits = Limits(phishing=Search(), archives=False)
+    with pytest.raises(NeedsProcess):
+        inspect(letter(page, text), limits)
+    inspect(letter(page, "\n".join(text.splitlines()[:40])), limits)
+    many = "\n".join(f"https://h{number}.sender.example.org/x" for number in range(500))
+    inspect(letter(page, many), limits)  # the sender's own
 
 
 def test_hosts_of_any_length_are_not_remembered() -> None:

@@ -66,8 +66,11 @@ class FileInspector(ABC):
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes) if limits.archives else INLINE_WORK
-        is_wanted = limits.phishing is not None
-        self.material = Material(envelope_from=limits.envelope_from, spend=self.links.spend) if is_wanted else None
+        self.material: Material | None = None
+        if limits.phishing is not None:
+            self.material = Material(
+                envelope_from=limits.envelope_from, is_inline=not limits.archives, spend=self.links.spend
+            )
 
     @abstractmethod
     def mail(self, data: Buffer, nesting: int) -> None:

@@ -16,11 +16,13 @@ from urllib.parse import unquote
 
 from bridge.service.analysis.content import link_address
 from bridge.service.analysis.content.link_address import Address, host_of
+from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.detection import brands, domains
 from bridge.service.detection.material import Material
 from bridge.service.detection.sender import Sender
 
 MAX_TARGETS = 600
+INLINE_HOSTS = 50  # different ones of a mail in the event loop: each takes up to a third of a millisecond
 _MAX_KEPT = 300  # characters of a host that is remembered
 _IN_TEXT = re.compile(r"https?:[/\\]++(?:[^\s/\\?#<>]*@)?[^\s\"'<>]+", re.IGNORECASE)
 _END_OF_HOST = re.compile(f"[{link_address.TYPOGRAPHIC}]")  # in a text
@@ -31,6 +33,7 @@ _SHOWN_HOST = re.compile(r"\s*(?:https?://)?(?:www\.)?([a-z0-9-]{1,63}(?:\.[a-z0
 _ONWARD = re.compile(r"[=/?&](?:https?(?::|%3a)(?:/|%2f){2})([a-z0-9.-]{4,253})", re.IGNORECASE)
 _OPAQUE = re.compile(r"[A-Za-z0-9_-]{40,}")
 _ENCODED = re.compile(r"%[2-7][0-9a-f]", re.IGNORECASE)
+_PICTURE = re.compile(r"src\s{0,3}=\s{0,3}[\"']?https?://([^\s/:?\"'<>]{1,253})[/:?]", re.IGNORECASE)
 
 
 class Target(NamedTuple):
@@ -143,9 +146,12 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
         for site in {target.site for target in (*targets, *others)}
     }
     foreign = [target for target in targets if not known[target.site]]
+    beside = {target.host: None for target in others if not known[target.site]}
+    if material.is_inline and len(beside.keys() | {target.host for target in foreign}) > INLINE_HOSTS:
+        raise NeedsProcess
     yield from _codes(material, known)
     yield from _hosts(foreign)
-    yield from _imitations((target.host for target in others if not known[target.site]), material)
+    yield from _imitations(beside, material)
     yield from _addresses(foreign, sender)
     yield from _purpose(targets, foreign, sender)
 
@@ -182,11 +188,12 @@ def _imitations(hosts: Iterable[str], material: Material) -> Iterator[tuple[str,
 
     Such a text lists the pictures of the page as well.
     """
-    for host in dict.fromkeys(hosts):
-        if imitated := kind_of(host).imitated:
-            picture = re.compile(rf"src\s{{0,3}}=\s{{0,3}}[\"']?https?://{re.escape(host)}[/:?]", re.IGNORECASE)
-            if not any(map(picture.search, material.sources)):
-                yield "url:lookalike", f"{imitated}|{host}"
+    found = {host: imitated for host in hosts if (imitated := kind_of(host).imitated)}
+    sources = material.sources if found else []
+    pictures = {picture[1].lower() for source in sources for picture in _PICTURE.finditer(source)}
+    for host, imitated in found.items():
+        if host not in pictures:
+            yield "url:lookalike", f"{imitated}|{host}"
 
 
 def _addresses(foreign: list[Target], sender: Sender) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ MAX_PLAIN = 64 * 1024  # characters
 class Material:
     fields: list[tuple[str, str]] = field(default_factory=list)
     envelope_from: str = ""  # empty: unknown, or a bounce
+    is_inline: bool = False  # in the event loop: raise NeedsProcess if it takes long
     spend: Callable[[str], object] = len  # called with each name that is going to be converted, which takes time
     sources: list[str] = field(default_factory=list)  # pages of the mail itself
     attached_sources: list[str] = field(default_factory=list)
