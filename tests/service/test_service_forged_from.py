@@ -28,6 +28,8 @@ ZONE = {
     ("evil.example.", "TXT"): ['"v=spf1 +all"'],
     ("k._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; p={PUBLIC}"),
     ("sha1._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1; p={PUBLIC}"),
+    ("upper._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=SHA256; p={PUBLIC}"),
+    ("any._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=*; p={PUBLIC}"),
     ("both._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1 : sha256; p={PUBLIC}"),
 }
 HELD = {"auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-temperror", "auth:dmarc-permerror"}
@@ -233,7 +235,13 @@ def test_a_signature_of_the_beginning_of_a_body_proved_the_rest(running):
 
 @pytest.mark.parametrize(
     ("selector", "algorithm", "result"),
-    [(b"k", b"rsa-sha1", "fail"), (b"sha1", b"rsa-sha256", "fail"), (b"both", b"rsa-sha256", "pass")],
+    [
+        (b"k", b"rsa-sha1", "fail"),
+        (b"sha1", b"rsa-sha256", "fail"),
+        (b"both", b"rsa-sha256", "pass"),
+        (b"upper", b"rsa-sha256", "pass"),
+        (b"any", b"rsa-sha256", "pass"),
+    ],
 )
 def test_signatures_with_sha1_prove_nothing(running, selector, algorithm, result):
     """RFC 8301 3.1; and a key may say which algorithms it is for."""
