@@ -22,6 +22,8 @@ _PLAIN = re.compile(r"[\w.+-]+@[a-z0-9][a-z0-9-]*(?:\.[a-z0-9][a-z0-9-]*)*", re.
 _BRACKETS = re.compile("<([^<>]*)>")
 _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
 _AT = re.compile(r"\s*@")
+_NAME_WITH_COMMENT = re.compile(r'\s*"[^"\\()@]*[^"\\()@\s]\s*\([^"\\()]*\)"')  # `"Smith (j@a.example)"`
+_NAMED = re.compile(r"""[^"<>(),:;\\@=]*[^"<>(),:;\\@=\s]\s*<[^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+>""")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
@@ -115,6 +117,7 @@ def _by_grammar(value: str) -> tuple[list[str], list[str]]:
     rest: list[str] = []
     text: list[str] = []  # of one mailbox, outside brackets
     start = position = 0  # `start`: of what is not yet read as an address or a name
+    behind = -1  # where an address in brackets ends, with the white space and the comments after it
 
     def end_mailbox(end: int) -> None:
         addresses = _unbracketed(text)
@@ -127,12 +130,16 @@ def _by_grammar(value: str) -> tuple[list[str], list[str]]:
         quoted, bracket, mark, other = match.groups()
         if bracket is not None and "@" in bracket:
             found.append(bracket)
-            text, start = [], position  # what precedes is a name
+            text, start, behind = [], position, position  # what precedes is a name
         elif bracket is not None:
             rest.append(bracket)
         elif mark == "(":
             position, is_closed = _after_comment(value, position)
             rest += [] if is_closed else [value[match.end() :]]
+            if is_closed and match.start() == behind:
+                start = behind = position
+        elif mark == "," and _is_first_of_name(value, start, match.start()):
+            text, start = [], position
         elif mark in (",", ";"):
             end_mailbox(match.start())
             text, start = [], position
@@ -140,8 +147,16 @@ def _by_grammar(value: str) -> tuple[list[str], list[str]]:
             text, start = [], position
         elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
             text.append(quoted or other or "")
+            if match.start() == behind and text[-1].isspace():
+                behind = position
     end_mailbox(len(value))
     return found, rest
+
+
+def _is_first_of_name(value: str, start: int, comma: int) -> bool:
+    """`"Smith (j@a.example)", Corp <d@c.example>`: a name with a comma, of which only a part is in quotes."""
+    name = _NAME_WITH_COMMENT.match(value, start, comma)
+    return name is not None and name.end() == comma and _NAMED.match(value, comma + 1) is not None
 
 
 def _unbracketed(text: list[str]) -> list[str]:

@@ -35,6 +35,14 @@ FORGED = [
     "x@evil.example (, ceo@bank.example",
     "=?utf-8?b?Y2VvQGJhbmsuZXhhbXBsZQ==?==?utf-8?q?=00?=@evil.example",
     "ceo\uff20bank.example@evil.example",
+    "X <x@evil.example> ceo@=?utf-8?q?bank.example?= (y)",
+    'X <x@evil.example> "ceo@bank.example" (y)',
+    "X <x@evil.example> (y) (ceo@bank.example",
+    "(ceo@bank.example), X <x@evil.example>",
+    '"ceo@bank.example", X <x@evil.example>',
+    '"(ceo@bank.example)", X <x@evil.example>',
+    '"CEO (ceo@bank.example)", x@evil.example',
+    '"CEO (x) ceo@bank.example", X <x@evil.example>',
 ]
 # Nobody sees another domain in these.
 HONEST = {
@@ -68,6 +76,9 @@ HONEST = {
     "j @ shop . example": ["j@shop.example"],
     "j@SHOP.example.": ["j@SHOP.example."],
     "b@!": ["b@!"],
+    "J <j@a.example> (x@b.example)": ["j@a.example"],
+    "J <j@a.example>(x@b.example) (y@c.example (z)), K <k@a.example>": ["j@a.example", "k@a.example"],
+    '"Smith (j@a.example)", Corp <d@c.example>': ["d@c.example"],
 }
 
 

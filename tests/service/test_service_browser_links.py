@@ -132,6 +132,18 @@ def test_these_links_of_texts_were_missed(text: str) -> None:
         "since 2019; https://good.example, bob@x.example",
         '{"url": "https:", "mail": "bob@x.example"} https://good.example',
         "https://good.example (bob@x.example)",
+        "https://good.example(bob@x.example)",
+        "URL\uff1ahttps://good.example\u3001E-mail\uff1ainfo@x.example",
+        "\u300chttps://good.example\u300dinfo@x.example",
+        "\u3010https://good.example\u3011info@x.example",
+        "https://good.example\uff08\u62c5\u5f53\uff1ainfo@a.example\uff09",
+        "https://good.example\uff0cinfo@x.example",
+        "https:\uff08\u62c5\u5f53\uff1ainfo@a.example\uff09",
+        "[Corp](https://good.example),info@x.example",
+        "(https://good.example)info@x.example",
+        "(https://good.example)@corp",
+        "\u201chttps://good.example\u201d,info@x.example",
+        "['https://good.example','info@x.example']",
     ],
 )
 def test_an_address_near_a_link_is_no_user(text: str, kind: str) -> None:
@@ -154,6 +166,27 @@ def test_a_link_that_shows_another_host(address: str) -> None:
     assert "url:mismatch" in found(f'<a href="{address}">www.bank.example </a>').tags
     assert "url:mismatch" in found(f'<a data-href=//bank.example href="{address}">www.bank.example </a>').tags
     assert "url:mismatch" not in found(f'<a href="{address}">www.evil.example </a>').tags
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("x-apple-data-detectors://0", "18.11.2026"),
+        ("x-apple-data-detectors://evil.example", "18.11.2026"),
+        ("file://server/share/report.pdf", "report.pdf"),
+        ("file:////server.corp.example/share/report.pdf", "report.pdf"),
+        ("ftp://ftp.corp.example/readme.txt", "readme.txt"),
+        ("notes://server.corp.example/x", "minutes.nsf"),
+        ("webcal://calendar.corp.example/x.ics", "team.ics"),
+        ("smb://server.corp.example/x", "www.corp.test"),
+        ("tel:+4912345", "0123.45678"),
+        ("mailto:info@corp.example", "corp.test"),
+    ],
+)
+def test_a_link_of_another_program_shows_no_host(address: str, shown: str) -> None:
+    """It shows a date or the name of a file, which look like a host."""
+    for quote in ('"', "'", ""):
+        assert "url:mismatch" not in found(f"<a href={quote}{address}{quote}>{shown}</a>").tags
 
 
 FORMS = {

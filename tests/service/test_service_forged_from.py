@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.mime.test_mime_authors import FORGED, HONEST
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import Lists, mail, service, wait_for
 
 pytest.importorskip("dns.message", reason="the extra `authentication` is not installed")
@@ -27,6 +28,8 @@ ZONE = {
     ("evil.example.", "TXT"): ['"v=spf1 +all"'],
     ("k._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; p={PUBLIC}"),
     ("sha1._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1; p={PUBLIC}"),
+    ("upper._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=SHA256; p={PUBLIC}"),
+    ("any._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=*; p={PUBLIC}"),
     ("both._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1 : sha256; p={PUBLIC}"),
 }
 HELD = {"auth:dmarc-reject", "auth:dmarc-quarantine", "auth:dmarc-temperror", "auth:dmarc-permerror"}
@@ -122,6 +125,49 @@ def test_a_long_header_hid_the_author():
     assert author_domains(content, Bounds(header_bytes=1024 * 1024)).names == {"bank.example"}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        ", ".join(f"a@{'-.' * 100}x{number}.example" for number in range(1100)),
+        ", ".join(f"a@{'-.' * 100}x{number}.example" for number in range(70)),
+        ", ".join(f"a@{chr(0xE0) * 3}-.{chr(0x4E00 + number)}-.x" for number in range(900)),
+        ", ".join(f"a@x{number}.example" for number in range(900)),
+    ],
+    ids=["a long field", "many labels", "names that are none", "many domains"],
+)
+def test_a_field_with_many_authors_kept_a_thread_busy(value):
+    """All parents of all hosts were spelled before they were counted: 256 KB took 25 seconds."""
+    found: list[AuthorDomains] = []
+    content, bounds = _from(value), Bounds(header_bytes=1024 * 1024)
+    assert fair_cpu_s(lambda: found.append(author_domains(content, bounds))) < 0.3
+    assert found == [AuthorDomains(is_clear=False)]
+
+
+def test_many_from_fields_kept_a_thread_busy():
+    content = b"".join(b"From: a@-.x%d.example\r\n" % number for number in range(900)) + b"\r\n"
+    assert author_domains(content, Bounds()) == AuthorDomains(is_clear=False)
+
+
+@pytest.mark.parametrize("count", [1, 7, 9, 100])
+def test_labels_that_are_none_do_not_hide_the_domain(count):
+    found = author_domains(_from(f"ceo@{'-.' * count}bank.example"), Bounds())
+    assert found == AuthorDomains(frozenset({"bank.example"}), is_clear=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (", ".join(f"a{number}@shop.example" for number in range(500)), {"shop.example"}),
+        ("Jane <j@a.b.c.d.e.f.g.h.i.j.shop.example>", {"a.b.c.d.e.f.g.h.i.j.shop.example"}),
+        (", ".join(f"j@{name}.example" for name in "abcd"), {f"{name}.example" for name in "abcd"}),
+        (f"{'Jane ' * 1000}<j@shop.example>", {"shop.example"}),
+    ],
+    ids=["many of one domain", "many labels", "four domains", "a long name"],
+)
+def test_long_and_honest_fields_are_clear(value, names):
+    assert author_domains(_from(value), Bounds()) == AuthorDomains(frozenset(names))
+
+
 def test_the_configured_limit_applies_to_authors(tmp_path, nameserver):
     """With `mime.max_header_size: 1MiB`, the author in a header of 270 KiB is read like any other."""
     other = ", mime: {max_header_size: 1MiB}"
@@ -189,7 +235,13 @@ def test_a_signature_of_the_beginning_of_a_body_proved_the_rest(running):
 
 @pytest.mark.parametrize(
     ("selector", "algorithm", "result"),
-    [(b"k", b"rsa-sha1", "fail"), (b"sha1", b"rsa-sha256", "fail"), (b"both", b"rsa-sha256", "pass")],
+    [
+        (b"k", b"rsa-sha1", "fail"),
+        (b"sha1", b"rsa-sha256", "fail"),
+        (b"both", b"rsa-sha256", "pass"),
+        (b"upper", b"rsa-sha256", "pass"),
+        (b"any", b"rsa-sha256", "pass"),
+    ],
 )
 def test_signatures_with_sha1_prove_nothing(running, selector, algorithm, result):
     """RFC 8301 3.1; and a key may say which algorithms it is for."""

@@ -245,8 +245,8 @@ class AuthenticationAnalyzer:
     def _key(self, name: str, dns: Lookups) -> bytes | None:
         """The record of a key; None if there is none, or it would take long to use. Raises what dkimpy raises."""
         record = dns.raw_txt(name)
-        hashes = _tag(record, b"h") if record else ""
-        if hashes and "sha256" not in [each.strip() for each in hashes.split(":")]:  # RFC 6376 3.6.1
+        hashes = _tag(record, b"h").lower() if record else ""
+        if hashes and {"sha256", "*"}.isdisjoint(each.strip() for each in hashes.split(":")):  # RFC 6376 3.6.1
             return None
         key = self._dkim.evaluate_pk(name, record)[0] if record else None
         if isinstance(key, dict) and (

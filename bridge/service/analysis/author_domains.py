@@ -7,14 +7,19 @@ be read within the limits, the result says so: the mail is in doubt, whatever th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bridge.matching import spelling
 from bridge.mime import authors
 from bridge.mime.shown_addresses import host_of
 from bridge.mime.structure import Bounds, TooMuch, walk
+from bridge.service.analysis.dmarc import MAX_LABELS
 
 MAX_AUTHORS = 4  # domains; regular mail has one
+MAX_HOSTS = 16  # as they are written; those that are no domains take longest
+MAX_FIELDS = 16 * 1024  # characters of all From fields
 _IP = re.compile("[0-9.]+")  # or the end of one
 
 
@@ -30,27 +35,37 @@ def author_domains(content: bytes, bounds: Bounds) -> AuthorDomains:
     except TooMuch:
         return AuthorDomains(is_clear=False)
     values = [value for value in mail.values("from") if value.strip()] or mail.values("sender")
-    found: set[str] = set()
-    is_clear = True
-    for value in values:
-        read = authors.read(value)
-        hosts = [host_of(address) for address in (*read.authors, *read.others)]
-        names = [_spelled(host) for host in hosts]
-        found |= set(names)
-        is_clear = is_clear and not read.others and all(map(_is_whole, names, hosts))
-        if len(found) > MAX_AUTHORS:
-            return AuthorDomains(is_clear=False)
-    return AuthorDomains(frozenset(found), is_clear)
+    if sum(map(len, values)) > MAX_FIELDS:
+        return AuthorDomains(is_clear=False)
+    read = list(map(authors.read, values))
+    hosts = {host_of(address) for each in read for address in (*each.authors, *each.others)}
+    names = _all_spelled(hosts) if len(hosts) <= MAX_HOSTS else {}
+    found = frozenset(names.values())
+    if len(names) < len(hosts) or len(found) > MAX_AUTHORS:
+        return AuthorDomains(is_clear=False)
+    is_clear = not any(each.others for each in read) and all(_is_whole(name, host) for host, name in names.items())
+    return AuthorDomains(found, is_clear)
+
+
+def _all_spelled(hosts: Iterable[str]) -> dict[str, str]:
+    """The domain of each host, up to one domain too many."""
+    names: dict[str, str] = {}
+    for host in hosts:
+        if len(set(names.values())) > MAX_AUTHORS:
+            break
+        names[host] = _spelled(host)
+    return names
 
 
 def _spelled(host: str) -> str:
     """The domain, or its longest parent that is one: a reader of `-.bank.example` sees bank.example."""
-    name = host
-    while name and not _IP.fullmatch(name) and (name is host or "." in name):
-        try:
+    labels = host.split(".")
+    parents = (".".join(labels[start:]) for start in range(max(1, len(labels) - MAX_LABELS), len(labels) - 1))
+    for name in (host, *parents):
+        if not name or _IP.fullmatch(name):
+            break
+        with suppress(ValueError):
             return spelling.domain(name)
-        except ValueError:
-            name = name.partition(".")[2]
     return ""
 
 

@@ -34,6 +34,7 @@ _ODD_LINKS = (
 _BACKSLASHES = (re.compile(r"/(?<!//)/*+\\[/\\]*+"), re.compile(r"\\[/\\]++"))
 _BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
 _WEB = ("https:", "http:")
+_COMPARED = link_address.WEB | {""}  # in others, what looks like a host may be a word: `x-apple-data-detectors://0`
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
 _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
 _WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
@@ -48,7 +49,7 @@ _BREAK = re.compile(  # a tab or line end
 )
 _BREAKS = frozenset("\t\r\n")
 _QUOTES = frozenset("'\"`")
-_WORD_ENDS = ' \t\r\n\f"<>'  # of a link that does not stand in an attribute
+_WORD_END = re.compile(rf"[\s\"<>{link_address.TYPOGRAPHIC}]")  # of a user that does not stand in an attribute
 _VALUE_ENDS = {"=": ">\t\r\n\f ", **{quote: quote for quote in _QUOTES}}
 _REFRESH = re.compile(  # `<meta http-equiv=refresh content="0; url=https://...">`: all of the value follows
     r"content\s{0,3}=\s{0,3}([\"'])\s{0,3}[\d.]{0,9}\s{0,3}[;,]\s{0,3}(?:url\s{0,3}=)?\Z"
@@ -159,18 +160,23 @@ class Links:
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str], is_html: bool) -> None:
-        """What precedes the host may contain brackets and quotes and, in an attribute, spaces."""
+        """In an attribute, what precedes the host may contain spaces, brackets and quotes.
+
+        In a text, it may begin with them, but behind a host they end the link: an address may follow without a space.
+        """
         start = match.start()
         scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
         opening = _skip_back(text, scheme.start() if scheme else start) if is_html else 0
         ends = _ends_of(text, opening) if opening else ""
-        if not ends and not scheme:
+        if not ends and (match[1] or not scheme):
             return
         found = _AUTHORITY_END.search(text, match.end())
         stop = found.start() if found is not None else len(text)
-        for end in ends or _WORD_ENDS:
+        for end in ends:
             close = text.find(end, match.end(), stop)
             stop = close if close >= 0 else stop
+        if not ends and (word := _WORD_END.search(text, match.end(), stop)) is not None:
+            stop = word.start()
         if stop > match.end() and (ends or text.find("@", match.end(), stop) >= 0):
             self._add(without_breaks(text[match.start(1) : stop]))
 
@@ -212,7 +218,7 @@ class Links:
             shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
             target = _HREF.search(text, match.end(), end) if shown else None
             address = link_address.read(target[target.lastindex or 1]) if target else None
-            if shown and address:
+            if shown and address and address.scheme in _COMPARED:
                 self._compare(address.host, shown.group(1))
             match = _ANCHOR.search(text, end)
 
