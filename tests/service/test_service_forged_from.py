@@ -25,6 +25,10 @@ ZONE = {
     ("_dmarc.bank.example.", "TXT"): ['"v=DMARC1; p=reject; sp=reject"'],
     ("_dmarc.slow.example.", "TXT"): ['"v=DMARC1; p=reject"'],
     ("evil.example.", "TXT"): ['"v=spf1 +all"'],
+    ("many.slow.example.", "TXT"): txt(
+        f"v=spf1 {' '.join(f'a:a{n}.slow.example' for n in range(9))} ip4:192.0.2.9 -all"
+    ),
+    **{(f"a{number}.slow.example.", "A"): ["192.0.2.1"] for number in range(9)},
     ("k._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; p={PUBLIC}"),
     ("sha1._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1; p={PUBLIC}"),
     ("both._domainkey.bank.example.", "TXT"): txt(f"v=DKIM1; h=sha1 : sha256; p={PUBLIC}"),
@@ -214,6 +218,16 @@ def test_few_mails_wait_for_silent_name_servers(tmp_path, nameserver, monkeypatc
             answer = _submit(running, SILENT)
             assert tag in auth_tags(answer), answer.json
             assert (time.monotonic() - begin > 2.4) == bool(may_wait)
+
+
+def test_lookups_that_are_answered_cost_no_patience(tmp_path, nameserver, monkeypatch):
+    """While others waited, an honest sender with many SPF lookups had no time for all of them."""
+    monkeypatch.setattr(dns_lookups, "MAX_WAITING", 0)
+    with service(tmp_path, with_dns(nameserver)) as running:
+        begin = time.monotonic()
+        answer = _submit(running, _from("j@many.slow.example"), "j@many.slow.example")
+        assert time.monotonic() - begin > 0.15 * 5, "the lookups take longer than any mail may wait for silence"
+        assert {"auth:spf-pass", "auth:dmarc-pass"} <= auth_tags(answer), answer.json
 
 
 def test_mail_goes_on_while_others_wait_for_silent_name_servers(running):
