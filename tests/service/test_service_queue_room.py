@@ -9,7 +9,7 @@ import nats as nats_client
 import pytest
 from nats.js.api import StorageType
 
-from bridge.service.cluster import jetstream, queue, space
+from bridge.service.cluster import jetstream
 from bridge.service.cluster.space import Space
 from tests.nats_kit import nats_server
 from tests.service.cluster_kit import SlowRspamd, Submitting, in_queue, worker
@@ -154,7 +154,6 @@ async def _fail(*_arguments) -> None:
 
 def test_the_wait_for_room_does_not_shorten_the_time_for_a_new_leader(text, tmp_path, rspamd, monkeypatch):
     """A mail that had waited long was refused at the first error of NATS."""
-    monkeypatch.setattr(queue, "PLACE_S", 2.0)
     put, failures = jetstream.put, [TimeoutError()]
 
     async def fails_once(*arguments):
@@ -164,6 +163,7 @@ def test_the_wait_for_room_does_not_shorten_the_time_for_a_new_leader(text, tmp_
 
     with service(tmp_path, text()) as front, worker(tmp_path, text()):
         wait_for(lambda: front.status().json == GREEN and in_queue(front) == (0, 0))
+        monkeypatch.setattr(front.server._site._backend, "_place_s", 2.0)
         first = Submitting(front, LARGE)
         wait_for(lambda: len(rspamd.mails) == 1)
         monkeypatch.setattr(jetstream, "put", fails_once)
@@ -173,10 +173,9 @@ def test_the_wait_for_room_does_not_shorten_the_time_for_a_new_leader(text, tmp_
         assert (first.result().status, second.result().status, failures) == (200, 200, [])
 
 
-async def test_small_mail_overtakes_only_for_a_time(monkeypatch) -> None:
+async def test_small_mail_overtakes_only_for_a_time() -> None:
     """A steady stream of small mail took all room that became free, and the large one never got its turn."""
-    monkeypatch.setattr(space, "OVERTAKING_S", 0.05)
-    room = Space(160)
+    room = Space(160, overtaking_s=0.05)
     assert await room.take(100, 1, 5)
     large = asyncio.create_task(room.take(120, 60, 5))
     await asyncio.sleep(0)

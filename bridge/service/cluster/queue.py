@@ -92,6 +92,7 @@ class NatsQueue:
         assert core.nats is not None
         self._settings = core.nats
         self._timeout_s = core.longRequestTimeout / 1000
+        self._place_s = PLACE_S
         self._database = database
         self._id = secrets.token_hex(12)
         self._names = Names.of(core.nats.name, "")
@@ -199,14 +200,14 @@ class NatsQueue:
 
     async def _place(self, waiting: _Waiting) -> Session:
         now = time.monotonic()
-        last, room_by = now + PLACE_S, now + min(ROOM_S, self._timeout_s / 2)
+        last, room_by = now + self._place_s, now + min(ROOM_S, self._timeout_s / 2)
         pause_s = REFUSED_S
         while True:
             session = self._link.session or await self._link.wait(PAUSE_S)
             if session is None:
                 raise _unavailable()
             if not waiting.fits_into(session) and await self._find_room(session, waiting, room_by):
-                last = time.monotonic() + PLACE_S
+                last = time.monotonic() + self._place_s
             try:
                 async with asyncio.timeout(REQUEST_S * 2):
                     await self._put(session, waiting)
@@ -217,7 +218,7 @@ class NatsQueue:
                 await self._make_room(session, waiting)
                 await asyncio.sleep(random.uniform(0.5, 1) * pause_s)  # noqa: S311  as in `_find_room`
                 pause_s = min(2 * pause_s, MAX_REFUSED_S)
-                last = time.monotonic() + PLACE_S
+                last = time.monotonic() + self._place_s
                 continue
             except APIError as exc:
                 if exc.err_code in _FULL:

@@ -25,8 +25,9 @@ class _Turn:
 
 
 class Space:
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, overtaking_s: float = OVERTAKING_S) -> None:
         self._size = self._free = size_bytes
+        self._overtaking_s = overtaking_s
         self._waiting: deque[_Turn] = deque()
 
     def can_hold(self, size_bytes: int) -> bool:
@@ -62,7 +63,7 @@ class Space:
 
     def _may_overtake(self, size_bytes: int) -> bool:
         """Small mail may, but not for ever: a steady stream of it would leave no room for the first in line."""
-        return size_bytes <= self._size // _SMALL and time.monotonic() - self._waiting[0].begun < OVERTAKING_S
+        return size_bytes <= self._size // _SMALL and time.monotonic() - self._waiting[0].begun < self._overtaking_s
 
     def _leave(self, turn: _Turn) -> None:
         """Its turn may have come at the moment in which it left."""
