@@ -209,10 +209,10 @@ SILENT = b"".join(
 
 
 @pytest.mark.parametrize(("may_wait", "tag"), [(0, "auth:dmarc-temperror"), (1, "failed:authentication")])
-def test_few_mails_wait_for_silent_name_servers(tmp_path, nameserver, monkeypatch, may_wait, tag):
+def test_few_mails_wait_for_silent_name_servers(tmp_path, nameserver, may_wait, tag):
     """Each occupied a slot for 80 % of the timeout. Those that must not wait are in doubt after 15 %."""
-    monkeypatch.setattr(dns_lookups, "MAX_WAITING", may_wait)
     with service(tmp_path, with_dns(nameserver)) as running:
+        _let_wait(running, may_wait)
         for _ in range(2):  # whoever waited makes room for the next
             begin = time.monotonic()
             answer = _submit(running, SILENT)
@@ -220,10 +220,17 @@ def test_few_mails_wait_for_silent_name_servers(tmp_path, nameserver, monkeypatc
             assert (time.monotonic() - begin > 2.4) == bool(may_wait)
 
 
-def test_lookups_that_are_answered_cost_no_patience(tmp_path, nameserver, monkeypatch):
+def _let_wait(running, count: int) -> None:
+    """Take the other places of mails that wait longer."""
+    (engine,) = running.server._site._engines
+    for _ in range(dns_lookups.MAX_WAITING - count):
+        assert engine.analyzer._resolvers.waiting.acquire(blocking=False)
+
+
+def test_lookups_that_are_answered_cost_no_patience(tmp_path, nameserver):
     """While others waited, an honest sender with many SPF lookups had no time for all of them."""
-    monkeypatch.setattr(dns_lookups, "MAX_WAITING", 0)
     with service(tmp_path, with_dns(nameserver)) as running:
+        _let_wait(running, 0)
         begin = time.monotonic()
         answer = _submit(running, _from("j@many.slow.example"), "j@many.slow.example")
         assert time.monotonic() - begin > 0.15 * 5, "the lookups take longer than any mail may wait for silence"
