@@ -142,7 +142,7 @@ class Saturated(BridgeError):
 
 
 class NoRoom(Saturated):
-    """The scanner has no room for a mail of this size at the moment, but for smaller mail."""
+    """The scanner has no room for a mail of this size at the moment, but has room for smaller mail."""
 
 
 class AmbiguousMail(BridgeError):

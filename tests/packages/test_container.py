@@ -6,6 +6,9 @@ addresses, names and files of the compose file.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import itertools
 import json
 import os
@@ -172,16 +175,61 @@ def test_each_role_of_the_cluster_has_a_password_and_reaches_its_own_database_on
     server.start()
     try:
         to = (find("psql"), "-X", "-h", Path(server.socket).parent, "-v", "ON_ERROR_STOP=1", "-At")
-        done = run(*to, "-U", "tester", "-d", "postgres", "-f", cluster / "databases.sql")
-        assert done.returncode == 0, done.stderr
-        known = "SELECT count(*) FROM pg_authid WHERE rolpassword LIKE 'SCRAM%' AND NOT rolsuper AND rolcanlogin"
-        assert run(*to, "-U", "tester", "-d", "postgres", "-c", known).stdout == "2\n"
+        done = _create_databases(cluster, to)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        known = "SELECT rolname, rolpassword FROM pg_authid WHERE NOT rolsuper AND rolcanlogin ORDER BY rolname"
+        found = run(*to, "-U", "tester", "-d", "postgres", "-c", known).stdout.split()
+        for line, role, secret in zip(
+            found, ("scan", "scanbridge"), ("scan-database-password", "database-password"), strict=True
+        ):
+            assert _is_for(line.removeprefix(f"{role}|"), (cluster / "secrets" / secret).read_text().strip()), line
         for role, database in itertools.product(("scan", "scanbridge"), repeat=2):
             done = run(*to, "-U", role, "-d", database, "-c", "CREATE TABLE t (a int)")
             assert (done.returncode == 0) is (role == database), done.stderr
     finally:
         server.stop()
         server.remove()
+
+
+def test_the_databases_of_the_cluster_are_not_created_without_passwords(cluster: Path) -> None:
+    """Roles without a password were created, with which nobody can log in."""
+    need("psql")
+    environment = cluster / "secrets/databases.env"
+    server = PostgreSql()
+    server.start()
+    try:
+        to = (find("psql"), "-X", "-h", Path(server.socket).parent, "-At")
+        for text in ("", "DATABASE_PASSWORD=\nSCAN_DATABASE_PASSWORD=x\n", "DATABASE_PASSWORD=x\n"):
+            environment.write_text(text)
+            done = _create_databases(cluster, to)
+            assert done.returncode == 3 and "databases.env" in done.stderr, done.stderr
+        roles = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'scan%'"
+        assert run(*to, "-U", "tester", "-d", "postgres", "-c", roles).stdout == "0\n"
+    finally:
+        server.stop()
+        server.remove()
+
+
+def _create_databases(cluster: Path, psql: tuple[object, ...]) -> subprocess.CompletedProcess[str]:
+    """As the image does: as a user who cannot read the secrets, with the environment that compose gives it."""
+    need("setpriv", root=True)
+    service = yaml.safe_load((cluster / "compose.yaml").read_text())["services"]["postgresql"]
+    environment = [line for file in service.get("env_file", []) for line in (cluster / file).read_text().splitlines()]
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        script = Path(shutil.copy(cluster / "databases.sql", place))
+        script.chmod(0o644)
+        user = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+        return run(*user, "env", *environment, *psql, "-U", "tester", "-d", "postgres", "-f", script)
+
+
+def _is_for(stored: str, password: str) -> bool:
+    """Whether PostgreSQL's form of a password, SCRAM-SHA-256$4096:SALT$STORED:SERVER, is that of this one."""
+    _, parameters, keys = stored.split("$")
+    rounds, salt = parameters.split(":")
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(salt), int(rounds))
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    return hashlib.sha256(client_key).digest() == base64.b64decode(keys.partition(":")[0])
 
 
 # The programs, run with the files of the compose file

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import nats as nats_client
 import pytest
+from nats.js.api import StorageType
 
+from bridge.service.cluster import jetstream
 from bridge.service.cluster.space import Space
 from tests.nats_kit import nats_server
 from tests.service.cluster_kit import SlowRspamd, Submitting, in_queue, worker
@@ -96,6 +99,94 @@ def test_a_mail_that_never_fits_is_refused_at_once(text, tmp_path):
         assert "max_size" in answer.json["message"]
         assert time.monotonic() - began < 20
         assert in_queue(front) == (0, 0)
+
+
+def test_a_mail_that_nats_refuses_despite_room_in_its_stream_is_not_sent_again_and_again(tmp_path, rspamd, monkeypatch):
+    """Another stream has filled the memory of the server. The mail was uploaded without a pause until its timeout."""
+    (tmp_path / "nats.conf").write_text(f'jetstream {{store_dir: "{tmp_path}/store", max_memory_store: 8MB}}')
+    uploads = []
+    put = jetstream.put
+
+    async def counted(*arguments):
+        uploads.append(time.monotonic())
+        await put(*arguments)
+
+    monkeypatch.setattr(jetstream, "put", counted)
+    with nats_server(tmp_path, "-c", str(tmp_path / "nats.conf")) as nats:
+        core = f'core: {{nats: {{servers: ["{nats.url}"], max_size: 3MiB}}, longRequestTimeout: 20000}}'
+        text = CONFIG.replace("core: {}", core) + f"analyzers: {rspamd.analyzers}\n"
+        with service(tmp_path, text) as front, worker(tmp_path, text):
+            wait_for(lambda: front.status().json == GREEN and in_queue(front) == (0, 0))
+            asyncio.run(_fill(nats.url, 7_000_000))
+            began = time.monotonic()
+            answer = front.submit(LARGE)
+            assert (answer.status, answer.json["error"]) == (503, "no_room")
+            assert time.monotonic() - began < 15  # it may wait for ten seconds
+            assert 2 <= len(uploads) <= 6
+            wait_for(lambda: in_queue(front) == (0, 0))
+
+
+async def _fill(url: str, size: int) -> None:
+    client = await nats_client.connect(url)
+    other = client.jetstream()
+    await other.add_stream(name="other", subjects=["other"], storage=StorageType.MEMORY)
+    for _ in range(size // 500_000):
+        await other.publish("other", bytes(500_000))
+    await client.close()
+
+
+def test_a_mail_whose_upload_fails_in_an_unknown_way_leaves_its_room(text, tmp_path, rspamd, monkeypatch):
+    """Its reservation stayed, so that later mail found no room until a restart."""
+    short = text(", longRequestTimeout: 8000")
+    with service(tmp_path, short) as front, worker(tmp_path, short):
+        wait_for(lambda: front.status().json == GREEN and in_queue(front) == (0, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(jetstream, "put", _fail)
+            assert "failed:analysis" in front.submit(LARGE).json["tags"]
+        rspamd.answer_all()
+        answer = front.submit(LARGE)
+        assert answer.status == 200 and "failed:analysis" not in answer.json["tags"]
+
+
+async def _fail(*_arguments) -> None:
+    raise ValueError("not an error of NATS")
+
+
+def test_the_wait_for_room_does_not_shorten_the_time_for_a_new_leader(text, tmp_path, rspamd, monkeypatch):
+    """A mail that had waited long was refused at the first error of NATS."""
+    put, failures = jetstream.put, [TimeoutError()]
+
+    async def fails_once(*arguments):
+        if len(rspamd.mails) == 1 and failures:
+            raise failures.pop()
+        await put(*arguments)
+
+    with service(tmp_path, text()) as front, worker(tmp_path, text()):
+        wait_for(lambda: front.status().json == GREEN and in_queue(front) == (0, 0))
+        monkeypatch.setattr(front.server._site._backend, "_place_s", 2.0)
+        first = Submitting(front, LARGE)
+        wait_for(lambda: len(rspamd.mails) == 1)
+        monkeypatch.setattr(jetstream, "put", fails_once)
+        second = Submitting(front, LARGE)
+        time.sleep(2.5)
+        rspamd.answer_all()
+        assert (first.result().status, second.result().status, failures) == (200, 200, [])
+
+
+async def test_small_mail_overtakes_only_for_a_time() -> None:
+    """A steady stream of small mail took all room that became free, and the large one never got its turn."""
+    room = Space(160, overtaking_s=0.05)
+    assert await room.take(100, 1, 5)
+    large = asyncio.create_task(room.take(120, 60, 5))
+    await asyncio.sleep(0)
+    assert await room.take(10, 0.01, 5)
+    await asyncio.sleep(0.06)
+    small = asyncio.create_task(room.take(10, 60, 5))
+    await asyncio.sleep(0.01)
+    assert not small.done()
+    room.give_back(100)
+    assert await asyncio.wait_for(large, 1)
+    assert await asyncio.wait_for(small, 1)
 
 
 async def test_turns_come_in_the_order_of_arrival_but_small_mail_need_not_wait() -> None:

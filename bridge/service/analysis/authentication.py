@@ -9,8 +9,8 @@ policy: nearly all lookups run side by side (`dns_lookups`), and all end before 
 If the DMARC record of the only author's domain cannot be looked up, the analyzer raises and gives no answer either.
 
 Once the record is known, there is always a result. A mail that fails DMARC, but might have passed if every lookup had
-been answered, gets `temperror`: it may be honest, and whoever forged it may have chosen a lookup that fails. So does
-one of several authors if there is no answer for one of them, and one that could not wait because others did.
+been answered, gets `temperror`: it may be honest, and whoever forged it may have chosen a lookup that fails. So does a
+mail of several authors if there is no answer for one of them, and a mail that could not wait because others did.
 A mail whose author is not clear gets `permerror`, unless one of the domains that a reader may see says that it is
 forged.
 
@@ -65,7 +65,7 @@ MAX_EXPONENT_BITS = 64  # nearly all keys have 65,537; with one of 8,000 bits, a
 THREADS = 100  # they mostly wait for DNS: as long as a sender likes, so a few mails must not occupy all of them
 LARGE = 256 * 1024  # bytes; hashing a smaller mail takes about as long as a thread holds the GIL anyway (5 ms)
 MAX_LARGE = 4  # large mails of which signatures are verified at a time: the threads are for DNS
-FOR_ANY, FOR_MOST, FOR_ALL = 0.15, 0.5, 0.8  # of the time: for lookups of any mail, those side by side, all
+FOR_ANY, FOR_MOST, FOR_ALL = 0.15, 0.5, 0.8  # of the time: for silence, in any mail; side by side; all
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Whoever sends a mail chooses names whose servers never answer. A mail may wait a short time for such servers, and only a
 few mails at once may wait longer: for the others, what has no answer by then counts as unanswered, so that silent
-servers cannot occupy the service. Knows names and time; what an answer means is decided elsewhere.
+servers cannot occupy the service. Lookups that are answered do not count: an honest sender may need many of them.
+Knows names and time; what an answer means is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bridge.mail.address import comparable_domain
 
 MAX_RECORD = 4096  # bytes of a TXT record; pyspf takes seconds for one of 60 KB
 MAX_AT_ONCE = 24  # lookups of one mail, each of which has a socket
-MAX_WAITING = 4  # mails that wait longer than others
+MAX_WAITING = 8  # mails that wait longer than others
 
 Question = tuple[str, str]  # a name, and the type of a record
 
@@ -33,7 +34,7 @@ class Resolvers:
 
     one_by_one: Any
     side_by_side: Any
-    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_WAITING))  # the mails that do
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_WAITING))  # one for each mail
     answered_at: float = 0.0  # when there last was an answer to anybody
 
 
@@ -43,7 +44,7 @@ class Lookups:
 
     resolvers: Resolvers
     deadline: float
-    patience_s: float  # how long any mail may wait for answers
+    patience_s: float  # how long any mail may wait for lookups that are not answered
     known: dict[Question, list[Any] | None] = field(default_factory=dict)  # None: no answer
     is_client_unknown: bool = False  # the name of the client's address got no answer
     _began: float = field(default_factory=time.monotonic)
@@ -72,8 +73,10 @@ class Lookups:
         if not questions:
             return
         begin = time.monotonic()
-        self.known |= asyncio.run(self._fetch(questions))
-        self._waited(begin)
+        found = asyncio.run(self._fetch(questions))
+        self.known |= found
+        if None in found.values():
+            self._waited(begin)
 
     async def _fetch(self, questions: list[Question]) -> dict[Question, list[Any] | None]:
         room = asyncio.Semaphore(MAX_AT_ONCE)
@@ -109,18 +112,18 @@ class Lookups:
         return found
 
     def _ask(self, question: Question) -> list[Any] | None:
-        found = None
-        while found is None and (self._may_wait_s() > 0 or self._may_wait_longer()):
+        while self._may_wait_s() > 0 or self._may_wait_longer():
             begin, may_wait_s = time.monotonic(), self._may_wait_s()
             try:
-                found = self._answer(self.resolvers.one_by_one.resolve(*question, lifetime=may_wait_s))
+                return self._answer(self.resolvers.one_by_one.resolve(*question, lifetime=may_wait_s))
             except Exception as exc:
                 found = self._failure(exc)
-                if time.monotonic() - begin < 0.9 * may_wait_s:  # an answer that is none, not silence
-                    return found
-            finally:
-                self._waited(begin)
-        return found
+            if found is not None:
+                return found
+            self._waited(begin)
+            if time.monotonic() - begin < 0.9 * may_wait_s:  # the server reported a failure: it was not silent
+                return None
+        return None
 
     def _may_wait_s(self) -> float:
         left = self.deadline - time.monotonic()

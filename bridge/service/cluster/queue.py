@@ -9,7 +9,7 @@ The first answer to a job counts; a worker asks here before it works on a job th
     NATS unreachable           503, once a short pause (a new leader, a restart) is over
     queue full                 503
     no room for a large mail   it waits for its turn, up to `ROOM_S`; then 503 `no_room`, which is about this mail only
-    mail larger than the room  413
+    mail larger than max_size  413
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ START_S = 3.0  # for the first connection; without it the service starts and rep
 PAUSE_S = 5.0  # how long mail waits for NATS to return
 PLACE_S = 15.0  # for which the queue may not accept a mail: longer than the election of a leader takes
 ROOM_S = 60.0  # for which a large mail waits until there is room for it; an analysis rarely takes longer
+REFUSED_S, MAX_REFUSED_S = 0.5, 4.0  # the first and the longest pause after NATS had no room, though it reported some
 ALONE_S = 3.0  # a worker that is restarted is back within this time
 ANSWER_S = 0.5  # for the workers' roll call
 
@@ -91,6 +92,7 @@ class NatsQueue:
         assert core.nats is not None
         self._settings = core.nats
         self._timeout_s = core.longRequestTimeout / 1000
+        self._place_s = PLACE_S
         self._database = database
         self._id = secrets.token_hex(12)
         self._names = Names.of(core.nats.name, "")
@@ -169,9 +171,11 @@ class NatsQueue:
             placing.cancel()
             del self._waiting[job.ggrid]
             answered = waiting.answer.done() and not waiting.answer.cancelled() and not waiting.answer.exception()
-            with suppress(asyncio.CancelledError, Refused, *NATS_ERRORS):
-                await placing  # it may still be reading the mail
-            self._later(self._clean_up(waiting, answered=answered))
+            try:
+                with suppress(asyncio.CancelledError, Refused, *NATS_ERRORS):
+                    await placing  # it may still be reading the mail
+            finally:
+                self._later(self._clean_up(waiting, answered=answered))
 
     async def _keep_placed(self, waiting: _Waiting) -> None:
         """Put the job into the queue, and again in every new session, or if NATS has lost it. Raises Refused."""
@@ -196,19 +200,25 @@ class NatsQueue:
 
     async def _place(self, waiting: _Waiting) -> Session:
         now = time.monotonic()
-        last, room_by = now + PLACE_S, now + min(ROOM_S, self._timeout_s / 2)
+        last, room_by = now + self._place_s, now + min(ROOM_S, self._timeout_s / 2)
+        pause_s = REFUSED_S
         while True:
             session = self._link.session or await self._link.wait(PAUSE_S)
             if session is None:
                 raise _unavailable()
-            if not waiting.fits_into(session):
-                await self._find_room(session, waiting, room_by)
+            if not waiting.fits_into(session) and await self._find_room(session, waiting, room_by):
+                last = time.monotonic() + self._place_s
             try:
                 async with asyncio.timeout(REQUEST_S * 2):
                     await self._put(session, waiting)
                 return session
-            except _NoRoom:  # another API node was faster
-                last = time.monotonic() + PLACE_S
+            except _NoRoom as exc:  # another API node was faster, or NATS has less room than the stream may have
+                if time.monotonic() + pause_s > room_by:
+                    raise _no_room() from exc
+                await self._make_room(session, waiting)
+                await asyncio.sleep(random.uniform(0.5, 1) * pause_s)  # noqa: S311  as in `_find_room`
+                pause_s = min(2 * pause_s, MAX_REFUSED_S)
+                last = time.monotonic() + self._place_s
                 continue
             except APIError as exc:
                 if exc.err_code in _FULL:
@@ -222,8 +232,12 @@ class NatsQueue:
             await self._prepare(session)
             await asyncio.sleep(0.1)
 
-    async def _find_room(self, session: Session, waiting: _Waiting, room_by: float) -> None:
-        """Wait for our turn among the mail of this node, and then for that of other nodes. Raises Refused."""
+    async def _find_room(self, session: Session, waiting: _Waiting, room_by: float) -> bool:
+        """Wait for our turn among the mail of this node, and then for that of other nodes. Raises Refused.
+
+        Returns whether it may have waited.
+        """
+        has_waited = not waiting.reserved
         if not waiting.reserved:
             needed = jetstream.stored_size(waiting.size)
             if not self._space.can_hold(needed):
@@ -235,18 +249,25 @@ class NatsQueue:
             if time.monotonic() > room_by:
                 raise _no_room()
             await asyncio.sleep(random.uniform(0.1, 0.5))  # noqa: S311  two nodes must not try at the same moments
+            has_waited = True
+        return has_waited
 
     async def _has_room(self, session: Session, waiting: _Waiting) -> bool:
         """In the store, as far as NATS answers; what is there of an earlier attempt is removed if it is in the way."""
         try:
             if await jetstream.free_bytes(session, self._names) >= waiting.reserved:
                 return True
-            if waiting.by_reference:
-                await jetstream.remove(session, self._names, waiting.job.ggrid)
-                waiting.by_reference = False
         except NATS_ERRORS:
             return True  # the attempt to put it in will say why
+        await self._make_room(session, waiting)
         return False
+
+    async def _make_room(self, session: Session, waiting: _Waiting) -> None:
+        """Remove what is there of an earlier attempt, as far as NATS answers."""
+        if waiting.by_reference:
+            with suppress(*NATS_ERRORS):
+                await jetstream.remove(session, self._names, waiting.job.ggrid)
+                waiting.by_reference = False
 
     async def _prepare(self, session: Session) -> None:
         """The stream may be without a leader, or gone with a server that kept it in memory."""

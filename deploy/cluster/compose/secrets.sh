@@ -18,4 +18,6 @@ openssl req $new -subj /CN=nats -addext "subjectAltName = DNS:nats1, DNS:nats2, 
 openssl x509 -req -in request -CA ca -CAkey ca-key -CAcreateserial -days 3650 -copy_extensions copy -out nats-certificate 2> /dev/null
 rm request ca-key ca.srl
 echo "SCANBRIDGE_PASSWORD=$(cat nats-password)" > nats.env
+echo "DATABASE_PASSWORD=$(cat database-password)
+SCAN_DATABASE_PASSWORD=$(cat scan-database-password)" > databases.env
 chown 10001 ./*
