@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing, suppress
+from typing import Any
 
 import pytest
 
@@ -287,6 +289,26 @@ def test_lookups_that_are_answered_cost_no_patience(tmp_path, nameserver):
         answer = _submit(running, _from("j@many.slow.example"), "j@many.slow.example")
         assert time.monotonic() - begin > 0.15 * 5, "the lookups take longer than any mail may wait for silence"
         assert {"auth:spf-pass", "auth:dmarc-pass"} <= auth_tags(answer), answer.json
+
+
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_name_servers_that_answer_late_again_and_again_could_occupy_the_service(may_wait):
+    """A chain of SPF records whose server takes its time for each of them. Only a few mails wait for all of it."""
+
+    class Late:
+        def resolve(self, name: str, kind: str, lifetime: float) -> list[Any]:
+            time.sleep(0.1)
+            return []
+
+    resolvers = dns_lookups.Resolvers(Late(), None, threading.Semaphore(int(may_wait)))
+    now = time.monotonic()
+    lookups = dns_lookups.Lookups(resolvers, now + 60, patience_s=30, slow_from=now + 0.35)
+    answered = 0
+    with closing(lookups), suppress(dns_lookups.DnsUnavailable):
+        for number in range(20):
+            lookups.ask(f"{number}.late.example", "A")
+            answered += 1
+    assert (answered == 20) if may_wait else 1 <= answered <= 4
 
 
 def test_mail_goes_on_while_others_wait_for_silent_name_servers(running):

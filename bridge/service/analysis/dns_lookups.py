@@ -9,6 +9,7 @@ Knows names and time; what an answer means is decided elsewhere.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -45,6 +46,7 @@ class Lookups:
     resolvers: Resolvers
     deadline: float
     patience_s: float  # how long any mail may wait for lookups that are not answered
+    slow_from: float = math.inf  # from then on, only a few mails wait, even if each lookup is answered at last
     known: dict[Question, list[Any] | None] = field(default_factory=dict)  # None: no answer
     is_client_unknown: bool = False  # the name of the client's address got no answer
     _began: float = field(default_factory=time.monotonic)
@@ -127,7 +129,7 @@ class Lookups:
 
     def _may_wait_s(self) -> float:
         left = self.deadline - time.monotonic()
-        return left if self._is_patient else min(self.patience_s, left)
+        return left if self._is_patient else min(self.patience_s, left, self.slow_from - time.monotonic())
 
     def _waited(self, begin: float) -> None:
         self.patience_s = max(0, self.patience_s - (time.monotonic() - begin))
