@@ -337,10 +337,9 @@ def _uu_readings(raw: bytes) -> Iterator[bytes]:
     """Programs disagree on lines that are shorter than they say, or have small letters: some leave them out."""
     whole = _uuencoded(raw, is_certain=True)
     yield whole
-    for without in (raw, _SMALL_LETTERS.sub(b"", raw)):
-        left = _uuencoded(without)
-        if left != whole:
-            yield left
+    without_short = _uuencoded(raw)
+    without_small = b"".join([_uuencoded(_SMALL_LETTERS.sub(b"", block)) for block in blocks(raw, AFTER_LINE)])
+    yield from {without_short, without_small} - {whole}
 
 
 def _uu_decoded(raw: bytes, *, is_certain: bool) -> Iterator[bytes]:

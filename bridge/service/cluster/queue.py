@@ -41,6 +41,8 @@ from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
 from bridge.service.settings import ServiceConfig
 
+_random = random.Random()  # noqa: S311 - spreads retries, protects nothing
+
 INLINE_BYTES = 512 * 1024  # of a job; above, and above the server's max_payload, it goes by reference
 HEADROOM = 1024  # of a message, for the library's own header fields
 START_S = 3.0  # for the first connection; without it the service starts and reports RED
@@ -216,7 +218,7 @@ class NatsQueue:
                 if time.monotonic() + pause_s > room_by:
                     raise _no_room() from exc
                 await self._make_room(session, waiting)
-                await asyncio.sleep(random.uniform(0.5, 1) * pause_s)  # noqa: S311  as in `_find_room`
+                await asyncio.sleep(_random.uniform(0.5, 1) * pause_s)  # as in `_find_room`
                 pause_s = min(2 * pause_s, MAX_REFUSED_S)
                 last = time.monotonic() + self._place_s
                 continue
@@ -248,7 +250,7 @@ class NatsQueue:
         while not await self._has_room(session, waiting):
             if time.monotonic() > room_by:
                 raise _no_room()
-            await asyncio.sleep(random.uniform(0.1, 0.5))  # noqa: S311  two nodes must not try at the same moments
+            await asyncio.sleep(_random.uniform(0.1, 0.5))  # two nodes must not try at the same moments
             has_waited = True
         return has_waited
 
