@@ -23,7 +23,7 @@ SYSTEM_CONFIG = Path("/etc/scanbridge/bridge.yml")  # the package's
 
 class _ConfigOption(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """What to correct: whoever set the variable has not used -c."""
+        """What to correct: the variable, if the value came from there, and not -c."""
         if ctx is not None and ctx.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT:
             return f"the environment variable {self.envvar}"
         return super().get_error_hint(ctx)

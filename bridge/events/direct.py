@@ -33,7 +33,7 @@ class DirectFile:
     """Used by the recorder's thread. The write itself has its own thread, because a disk may hang."""
 
     def __init__(self, lines: Lines, may_deliver: Callable[[float], bool], on_delivered: Callable[[int], None]) -> None:
-        """`may_deliver`: whether this process may deliver to the sink, for so many more seconds."""
+        """`may_deliver`: whether this process may deliver to the sink for that many more seconds."""
         self._lines = lines
         self._may_deliver = may_deliver
         self._on_delivered = on_delivered

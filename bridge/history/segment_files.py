@@ -1,6 +1,7 @@
 """The files of a history in SQLite: which segments there are, what their names say, and which of them count.
 
-What is in a segment, and how it is written, is in `segments`. If this is wrong, mails are counted twice, or not at all.
+The contents of a segment, and how they are written, are in `segments`. If this is wrong, mails are counted twice, or
+not at all.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
 
 
 def read_merging(directory: Path) -> dict[str, Any] | None:
-    """None if nothing is being merged. Raises HistoryError if the file is not one of ours: we write it completely or
+    """None if nothing is being merged. Raises HistoryError if the file is not ours: we write it completely or
     not at all, and without it, a day would be counted twice or not at all."""
     path = directory / MERGING
     try:

@@ -139,7 +139,7 @@ class UnbrokenBase64:
 
 
 class _Decoded:
-    """What a decoder makes of a text from any place on. It starts anew wherever the text is cut."""
+    """What a decoder makes of a text from any place on. It starts again wherever the text is cut."""
 
     def __init__(self, text: bytes, cut: re.Pattern[bytes], decode: Callable[[bytes], bytes]) -> None:
         self._text, self._decode = text, decode

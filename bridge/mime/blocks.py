@@ -1,7 +1,7 @@
 """A text in blocks of bounded size, for decoders that make an object of every line, escape or piece of it.
 
 Such an object takes 40 bytes or more, and a line may have one byte: of a whole mail, they would take thirty times its
-size. A block is cut only where the decoder starts anew, so the results of all blocks, joined, are those of the text.
+size. A block ends only where the decoder starts afresh, so the joined results of all blocks are those of the text.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def refuse_planted_database(path: Path) -> None:
 def others_who_write(directory: Path) -> str:
     """Who else could put files in one of our directories, in words; empty if nobody but root can. Raises OSError.
 
-    A group may write if an administrator has set this up: the directory is root's, or the group is one of ours.
+    A group may write if an administrator has set this up: the directory is root's, or we belong to the group.
     """
     found, user = directory.stat(), state_owner.current_user()
     if found.st_uid not in (0, user):

@@ -3,8 +3,8 @@
 The state directory belongs to the daemon's unprivileged user. That user can put a link, a second name of a file or
 another directory in place of anything in it, at any moment, and SQLite opens its files by name, the journals even
 later. So no look at a file before it is opened is enough. Instead, root's commands take the file system identity of the
-directory's owner (setfsuid(2)) before they open anything there: whatever a name leads to, only what the owner may do
-himself is done. Files that are created belong to the owner.
+directory's owner (setfsuid(2)) before they open anything there: whatever a name leads to, they can do only what
+the owner may do. Files that are created belong to the owner.
 
 The identity belongs to a thread, and new threads inherit it. `as_operator` goes back to root's rights for a file that
 the operator or the configuration names, such as a secret or the target of an export.

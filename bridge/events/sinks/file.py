@@ -113,7 +113,7 @@ class FileSink:
 def _locked(fd: int, limit_s: float) -> Iterator[None]:
     """Against other writers of the file, as far as its file system has locks. Raises OSError.
 
-    Whoever can read the file can lock it, and keep the lock.
+    Anyone who can read the file can lock it, and keep the lock.
     """
     end = time.monotonic() + limit_s
     while not (is_locked := _lock(fd)):

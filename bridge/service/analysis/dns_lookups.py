@@ -1,9 +1,9 @@
 """The DNS lookups of one mail: side by side, each name once, within a time that the mail may wait.
 
-Whoever sends a mail chooses names whose servers never answer. A mail may wait a short time for such servers, and only a
-few mails at once may wait longer: for the others, what has no answer by then counts as unanswered, so that silent
-servers cannot occupy the service. Lookups that are answered do not count: an honest sender may need many of them.
-Knows names and time; what an answer means is decided elsewhere.
+The sender of a mail can choose names whose servers never answer. A mail may wait a short time for such servers, and
+only a few mails at once may wait longer: for the others, what has no answer by then counts as unanswered, so that
+silent servers cannot occupy the service. Lookups that are answered do not count: an honest sender may need many of
+them. Knows names and time; what an answer means is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Lookups:
     def ask(self, name: str, kind: str) -> list[Any]:
         """Raises DnsUnavailable."""
         question = (comparable_domain(name), kind)
-        if not question[0].isascii():  # no such name can be looked up, whoever wrote it
+        if not question[0].isascii():  # such a name cannot be looked up
             return []
         if question not in self.known:
             self.known[question] = self._ask(question)
