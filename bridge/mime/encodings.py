@@ -325,32 +325,46 @@ def _unescaped(text: bytes) -> Iterator[bytes]:
 _FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other characters count as their lower six bits
 
 
-def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
-    """If it is certain that these are such lines, spaces at their ends may be missing."""
-    return b"".join(_uu_decoded(raw, is_certain=is_certain))
+def _uuencoded(raw: bytes, *, is_certain: bool = False, any_first: bool = False) -> bytes:
+    """If it is certain that these are such lines, spaces at their ends may be missing.
+
+    With `any_first`, a first character that stands for no length counts as its lower six bits, as the others do.
+    """
+    return b"".join(_uu_decoded(raw, is_certain=is_certain, any_first=any_first))
 
 
 _SMALL_LETTERS = re.compile(rb"^[^a-z\r\n]*+[a-z][^\r\n]*+", re.MULTILINE)
+_OUT_OF_RANGE = re.compile(rb"(?:\A|[\r\n])[^\r\n -`]")
 
 
 def _uu_readings(raw: bytes) -> Iterator[bytes]:
-    """Programs disagree on lines that are shorter than they say, or have small letters: some leave them out."""
+    """Some programs leave out lines that are too short, have small letters, or begin with a character out of range."""
     whole = _uuencoded(raw, is_certain=True)
     yield whole
-    without_short = _uuencoded(raw)
-    without_small = b"".join([_uuencoded(_SMALL_LETTERS.sub(b"", block)) for block in blocks(raw, AFTER_LINE)])
-    yield from {without_short, without_small} - {whole}
+    for reading in _other_uu_readings(raw):
+        if reading != whole:
+            yield reading
 
 
-def _uu_decoded(raw: bytes, *, is_certain: bool) -> Iterator[bytes]:
+def _other_uu_readings(raw: bytes) -> Iterator[bytes]:
+    yield _uuencoded(raw)
+    yield b"".join([_uuencoded(_SMALL_LETTERS.sub(b"", block)) for block in blocks(raw, AFTER_LINE)])
+    if _OUT_OF_RANGE.search(raw):
+        yield _uuencoded(raw, is_certain=True, any_first=True)
+
+
+def _uu_decoded(raw: bytes, *, is_certain: bool, any_first: bool = False) -> Iterator[bytes]:
     for block in blocks(raw, AFTER_LINE):
         lines = block.splitlines()
-        decoded = {line: _uu_line(line, is_certain) for line in set(lines)}  # very short ones repeat each other
+        # Very short lines repeat each other.
+        decoded = {line: _uu_line(line, is_certain, any_first) for line in set(lines)}
         yield b"".join([decoded[line] for line in lines])
 
 
-def _uu_line(line: bytes, is_certain: bool) -> bytes:
-    if not line or line[0] < 32 or line[0] > 96 or line[:6].lower() == b"begin " or line == b"end":
+def _uu_line(line: bytes, is_certain: bool, any_first: bool) -> bytes:
+    if not line or line == b"end":
+        return b""
+    if not any_first and (line[0] < 32 or line[0] > 96 or line[:6].lower() == b"begin "):
         return b""
     length = (line[0] - 32) & 63
     needed = -(-length // 3) * 4

@@ -18,6 +18,8 @@ ZIP = zipped(("eicar.com", EICAR))
 LINES = [base64.b64encode(ZIP[at : at + 57]) for at in range(0, len(ZIP), 57)]
 HEAD = b"From: a@example.org\r\nDate: Mon, 16 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@example.org>\r\n"
 TYPE = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n\r\nHello\r\n--b\r\n"
+BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+UU = bytes(range(32, 96)) + b" "
 FIELDS = b"Content-Type: application/octet-stream\r\nContent-Transfer-Encoding: base64\r\n"
 
 
@@ -106,6 +108,22 @@ def test_a_damaged_line_of_uuencode_was_left_out() -> None:
     decoded = next(encodings.embedded(b"begin 644 a.zip\r\n" + b"\r\n".join(lines) + b"\r\nend\r\n"))
     assert len(decoded) == len(ZIP)
     assert decoded[:60] == ZIP[:60] and decoded[90:] == ZIP[90:]
+
+
+@pytest.mark.parametrize("first", [0x01, 0x0F, 0x6D, 0x8D, 0xFF])
+@pytest.mark.parametrize("is_first_line", [True, False])
+def test_a_line_of_uuencode_with_another_first_character_was_left_out(first: int, is_first_line: bool) -> None:
+    """Some programs take the lower six bits of any character as the length, too."""
+    length = (first - 32) & 63
+    start = 0 if is_first_line else 45
+    digits = binascii.b2a_base64(ZIP[start : start + length], newline=False)
+    lines = [
+        *uuencoded(ZIP[:start]),
+        bytes([first]) + digits.translate(bytes.maketrans(BASE64, UU)),
+        *uuencoded(ZIP[start + length :]),
+    ]
+    found = list(encodings.embedded(b"begin 644 a.zip\r\n" + b"\r\n".join(lines) + b"\r\nend\r\n"))
+    assert ZIP in found
 
 
 def test_a_damaged_binhex_file_began_with_its_header() -> None:
