@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.config import json_schema
+from bridge.config.mail_server_profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.model import EMBEDDED
-from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.events.event import EventType
 from bridge.mail.action import Action
 from bridge.observe.metric_types import BUCKETS

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.config.profiles import PROFILES
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.suggestion import did_you_mean

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from bridge.config.fields import AddressField, Network, Section
 from bridge.config.hooks import Hooks
 from bridge.config.lists import DoorLists
+from bridge.config.mail_server_profiles import DEFAULT_PROFILE, PROFILES, kind_of
 from bridge.config.policy import Policy
-from bridge.config.profiles import DEFAULT_PROFILE, PROFILES, kind_of
 from bridge.runtime import units
 from bridge.runtime.suggestion import did_you_mean
 from bridge.runtime.units import Duration

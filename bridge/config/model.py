@@ -46,10 +46,10 @@ from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.listener import Listener
 from bridge.config.lists import Lists
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.own_listeners import hop_places, refuse_own_listeners, relay_places
 from bridge.config.personal import PersonalLists
 from bridge.config.policy import Policy
-from bridge.config.profiles import PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.config.renamed import RENAMED

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config, embedded_text
-from bridge.config.profiles import PROFILES
 from bridge.config.renamed import RENAMED
 from bridge.runtime import yaml_file
 from bridge.runtime.renamed_keys import Path_, Renamed

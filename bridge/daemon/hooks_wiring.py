@@ -28,7 +28,7 @@ def hooks_settings(conf: Config, listener: Listener, token: str, ended: Path) ->
         max_connections_per_client=limits.max_connections_per_client,
         max_message_size=limits.max_message_size,
         max_recipients=limits.max_recipients,
-        tenant_by_domain=wiring.tenants_by_domain(conf),
+        groups=wiring.tenant_groups(conf),
         can_delete=hooks.deletes,
         defers_lossy=hooks.lossy_content == "tempfail",
         data_timeout_s=limits.data_timeout,

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.config.listener import Listener
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config, Tenant
 from bridge.config.model import LateDecisions as LateConfig
 from bridge.config.policy import PolicyEntry
-from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import history_place, named_files
 from bridge.daemon.dialects import dialect
@@ -36,8 +36,9 @@ from bridge.filter.policy import Case, Policy, Rule
 from bridge.history.recorder import Recorder, RecorderSettings
 from bridge.history.store import HistoryStore
 from bridge.intake.milter.context import MilterSettings
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.smtp.client_header import ClientHeader
-from bridge.intake.smtp.server import Kinds, SmtpSettings
+from bridge.intake.smtp.server import SmtpSettings
 from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain
@@ -401,8 +402,14 @@ def tenants_by_domain(conf: Config) -> dict[str, str]:
 # Listeners
 
 
-def _kinds(conf: Config) -> Kinds:
-    """Which recipients may share a transaction: those with the same tenant and the same next hops."""
+def tenant_groups(conf: Config) -> RecipientGroups:
+    """Which recipients may share a mail, where the mail server passes it on itself: those with the same tenant."""
+    groups = {domain: (tenant, 0) for domain, tenant in tenants_by_domain(conf).items()}
+    return RecipientGroups(groups, (conf.scanner.tenant_uid, 0))
+
+
+def _route_groups(conf: Config) -> RecipientGroups:
+    """Which recipients may share a mail that we pass on: those with the same tenant and the same next hops."""
     tenants, hops = tenants_by_domain(conf), hops_by_domain(conf)
     default = tuple(conf.relay.hops) if conf.relay else ()
     numbers = {hops: number for number, hops in enumerate(dict.fromkeys((default, *hops.values())))}
@@ -410,7 +417,7 @@ def _kinds(conf: Config) -> Kinds:
         domain: (tenants.get(domain, conf.scanner.tenant_uid), numbers[hops.get(domain, default)])
         for domain in {**tenants, **hops}
     }
-    return Kinds(by_domain, (conf.scanner.tenant_uid, 0))
+    return RecipientGroups(by_domain, (conf.scanner.tenant_uid, 0))
 
 
 def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
@@ -442,7 +449,7 @@ def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
             keeps_bare=_keeps_refused(conf, listener),
         ),
         hidden=frozenset(listener.hide_extensions),
-        kinds=_kinds(conf),
+        groups=_route_groups(conf),
     )
 
 
@@ -455,6 +462,6 @@ def milter_settings(conf: Config, listener: Listener) -> MilterSettings:
         max_connections=conf.limits.max_connections,
         max_message_size=conf.limits.max_message_size,
         max_recipients=conf.limits.max_recipients,
-        tenant_by_domain=tenants_by_domain(conf),
+        groups=tenant_groups(conf),
         body_is_whole=PROFILES[listener.profile].body_is_whole,
     )

@@ -25,9 +25,10 @@ from collections.abc import Mapping, Sequence
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.commands import Commands
 from bridge.relay.connection import End
+from bridge.relay.reply_reader import queue_id_in
 from bridge.runtime.value import value
 
 RefusedRecipients = Mapping[int, Reply]  # position in the envelope -> the answer to RCPT
@@ -87,8 +88,10 @@ class Lost:
 
     def error(self) -> NextHopError:
         if self.unasked is not None and self.is_refusal:  # in the middle of the content
-            return NextHopError(replies.passed_on(self.unasked))
-        return NextHopError(replies.LATE if self.end is End.LATE else replies.LOST, f"next hop: {self.end.value}")
+            return NextHopError(client_replies.passed_on(self.unasked))
+        return NextHopError(
+            client_replies.LATE if self.end is End.LATE else client_replies.LOST, f"next hop: {self.end.value}"
+        )
 
     def before_content(self) -> Lost:
         """Before the content, a 5xx that answers no command says nothing about the mail: it must not be bounced."""
@@ -137,15 +140,17 @@ def after_envelope(
         return SEND_TO_ALL if given.data is not None else (lost or Lost()).before_content()
     is_doubtful = _is_too_much(lost) or _is_out_of_step(given)
     if is_doubtful and _is_any_permanent((refusal, *given.recipients)):
-        return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)
+        return RefusedForAll(client_replies.OUT_OF_PLACE, must_hang_up=True)
     # A next hop that waits for content cannot be stopped by a command, only by hanging up.
     must_hang_up = refusal.code < 400 or (given.data is not None and given.data.code < 400)
     each = _each_recipient(given) if is_per_recipient else None
     if each is None:
-        return RefusedForAll(replies.passed_on(refusal), must_hang_up)
+        return RefusedForAll(client_replies.passed_on(refusal), must_hang_up)
     if given.data is not None and given.data.code == 354 and any(reply.is_success for reply in each):
         return SendContent({position: reply for position, reply in enumerate(each) if not reply.is_success})
-    not_sent = replies.passed_on(given.data) if given.data is not None else (lost or Lost()).before_content().reply
+    not_sent = (
+        client_replies.passed_on(given.data) if given.data is not None else (lost or Lost()).before_content().reply
+    )
     return AnsweredPerRecipient(tuple(not_sent if reply.is_success else reply for reply in each), must_hang_up)
 
 
@@ -252,12 +257,12 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     # If a refusal follows a 250, the 250 may have been one answer too many, and the refusal the answer to the dot.
     is_doubtful = expected.count > 1 or _is_any_permanent(answers) or (lost is not None and lost.is_refusal)
     if is_complete and _is_too_much(lost) and is_doubtful:
-        return RefusedForAll(replies.OUT_OF_PLACE)
+        return RefusedForAll(client_replies.OUT_OF_PLACE)
     if expected.count > 1 and any(300 <= reply.code < 400 for reply in answers):  # the rest may be one place off
-        return RefusedForAll(replies.OUT_OF_PLACE, must_hang_up=True)
+        return RefusedForAll(client_replies.OUT_OF_PLACE, must_hang_up=True)
     if refusal is None and is_complete and not expected.refused:
         each = tuple(answers) if expected.is_lmtp else (answers[0],) * expected.recipients
-        return Delivered(answers[0], replies.queue_id(answers[0]), each)
+        return Delivered(answers[0], queue_id_in(answers[0]), each)
     must_hang_up = refusal is not None and refusal.code < 400
     if expected.is_per_recipient or (is_complete and len(answers) > 1):
         each = _each_after_dot(expected, answers, lost or Lost())
@@ -265,7 +270,7 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
         return AnsweredPerRecipient(each, must_hang_up) if is_mixed else RefusedForAll(each[0], must_hang_up)
     if refusal is None or not (is_complete or refusal.is_temporary):
         return lost or Lost()
-    return RefusedForAll(replies.passed_on(refusal), must_hang_up)
+    return RefusedForAll(client_replies.passed_on(refusal), must_hang_up)
 
 
 def _each_after_dot(expected: DotAnswers, answers: Sequence[Reply], lost: Lost) -> tuple[Reply, ...]:
@@ -288,4 +293,4 @@ def _is_any_permanent(answers: Sequence[Reply]) -> bool:
 
 
 def _for_client(reply: Reply) -> Reply:
-    return reply if reply.is_success else replies.passed_on(reply)
+    return reply if reply.is_success else client_replies.passed_on(reply)

@@ -20,7 +20,7 @@ from typing import cast
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
-from bridge.relay.replies import ReplyReader
+from bridge.relay.reply_reader import ReplyReader
 from bridge.runtime.unread import transport_has_unread
 
 _WRITE_AT = 64 * 1024  # more than this is written immediately, not at the end of the event loop's turn

@@ -18,9 +18,9 @@ from typing import Literal
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
+from bridge.relay.client_replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
-from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.name_lookup import NameLookup
 from bridge.runtime.reason import reason

@@ -31,7 +31,7 @@ from bridge.mail import bare_line_ends
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
-from bridge.relay import answers, commands, dot_stuffing, replies
+from bridge.relay import answers, client_replies, commands, dot_stuffing
 from bridge.relay.announced_extensions import AnnouncedExtensions
 from bridge.relay.answers import (
     AnsweredPerRecipient,
@@ -48,6 +48,7 @@ from bridge.relay.commands import CannotCarry, Commands
 from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.pool import Pool
+from bridge.relay.reply_reader import queue_id_in
 
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
@@ -67,7 +68,7 @@ class Mixed(NextHopError):
         self.accepted = len(accepted)
         super().__init__(reply, f"{self.accepted} of {len(each)} recipients have it; {reply}")
         self.replies = each
-        self.queue_id = queue_id or (replies.queue_id(accepted[0]) if accepted else "")
+        self.queue_id = queue_id or (queue_id_in(accepted[0]) if accepted else "")
 
 
 class Relay(Protocol):
@@ -101,7 +102,7 @@ class SmtpRelay:
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if monotonic() >= deadline:
-            raise NextHopError(replies.LATE)
+            raise NextHopError(client_replies.LATE)
         _check_lines(tx, head)
         conn = await self.pool.take(deadline)
         try:
@@ -227,7 +228,7 @@ class SmtpRelay:
             conn.quit()  # the next mail could not begin over this connection
         elif not (is_reset or conn.ended is End.LOST):
             conn.abort()
-            raise NextHopError(replies.OUT_OF_PLACE)
+            raise NextHopError(client_replies.OUT_OF_PLACE)
 
     async def _step_by_step(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
@@ -338,7 +339,7 @@ def _check_lines(tx: Transaction, head: bytes) -> None:
     message = tx.message
     if not message.has_clean_lines and not bare_line_ends.all_clean(itertools.chain((head,), message.chunks())):
         raise NextHopError(
-            replies.NOT_CLEAN,
+            client_replies.NOT_CLEAN,
             "it contains a bare CR, a bare LF or a NUL, so a mail server may see two mails in it; export it instead",
         )
 

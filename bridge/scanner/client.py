@@ -6,7 +6,7 @@ not sent to another host (unless the operator allows it), because the mail may h
 the service reports about its load (status, 429, 503) is stored here, so that admission can refuse mail
 before its content is sent; a circuit per host records failures.
 
-If a host fails on a mail, `trial.py` settles whether the host or the mail is to blame.
+If a host fails on a mail, `mail_or_host.py` settles whether the host or the mail is to blame.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from bridge.scanner.exchange import Exchange, HostNotReached, Lost, NotReached
 from bridge.scanner.host import Host, ScannerSettings, configured
 from bridge.scanner.http import DeadlinePassed, LateAnswer
 from bridge.scanner.late_scan import LateScan, ScanGoesOn
+from bridge.scanner.mail_or_host import Attempt, Doubt, Trials
 from bridge.scanner.requests import Submission
-from bridge.scanner.trial import Attempt, Doubt, Trials
 
 __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.config.mail_server_profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.model import Config
-from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.daemon import wiring
 from bridge.runtime import units, yaml_file
 from bridge.runtime.endpoints import Endpoint, NextHop

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.profiles import PROFILES
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.errors import StoreFull
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
 from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until

@@ -33,7 +33,8 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.matching import spelling
 from bridge.mime import encodings, readings, structure
-from bridge.relay.replies import ReplyReader, passed_on, queue_id
+from bridge.relay.client_replies import passed_on
+from bridge.relay.reply_reader import ReplyReader, queue_id_in
 from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.dialects.allowed_changes import KINDS
@@ -193,7 +194,7 @@ def next_hop_replies(data: bytes) -> None:
     assert whole == pieces
     for reply in whole:
         if reply is not None:
-            queue_id(reply)
+            queue_id_in(reply)
             said = passed_on(reply)
             assert said.code >= 400 and said.code not in (421, 521)
             assert re.fullmatch(rb"(%d-[\t -~]*\r\n)*%d [\t -~]*\r\n" % (said.code, said.code), said.to_bytes())

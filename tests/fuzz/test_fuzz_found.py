@@ -8,8 +8,8 @@ from bridge.errors import ProtocolError
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 from bridge.matching import spelling
 from bridge.mime.structure import Bounds, walk
-from bridge.relay.replies import LINE_LIMIT as REPLY_LINE
-from bridge.relay.replies import ReplyReader
+from bridge.relay.reply_reader import LINE_LIMIT as REPLY_LINE
+from bridge.relay.reply_reader import ReplyReader
 from bridge.scanner.http import Answer, ConnectionLost
 from bridge.service.responses import Refused
 from tests.fuzz.targets import next_hop_replies, scanner_answer

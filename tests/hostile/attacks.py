@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from bridge.intake.smtp.line_buffer import PAUSE_AT
 from bridge.mail.message import HEAD_LIMIT
 from bridge.mail.spool import BLOCK
-from bridge.relay.replies import REPLY_LIMIT
+from bridge.relay.reply_reader import REPLY_LIMIT
 from bridge.scanner.host import _MAX_ANSWER
 from bridge.testing import FakeScanner, NextHop, SmtpClient, answer, result
 

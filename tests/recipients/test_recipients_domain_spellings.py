@@ -82,7 +82,7 @@ def at_smtp(configured: str, written: str) -> bool:
     """Which recipients may share a mail, by tenant and next hop."""
     hop = {"next_hop": "smtp://127.0.0.1:26"}
     conf = config(tenants=[{"uid": ONE, "recipient_domains": [configured], "relay": hop}])
-    return wiring.smtp_settings(conf, conf.listeners[0]).kinds.of(f"v@{written}") == (ONE, 1)
+    return wiring.smtp_settings(conf, conf.listeners[0]).groups.of(f"v@{written}") == (ONE, 1)
 
 
 def by_route(configured: str, written: str) -> bool:

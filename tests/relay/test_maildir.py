@@ -12,7 +12,7 @@ import pytest
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.maildir import Maildir
 from tests.quarantine.small_disk import files, small_disk
 from tests.relay.scripted_hop import HEAD, make_tx, soon
@@ -79,7 +79,7 @@ async def test_any_other_trouble_is_a_451_without_the_path(tmp_path: Path) -> No
 async def test_after_the_deadline_nothing_is_kept(tmp_path: Path) -> None:
     with pytest.raises(NextHopError) as caught:
         await Maildir(tmp_path, "h").deliver(make_tx(), HEAD, asyncio.get_running_loop().time())
-    assert caught.value.reply == replies.LATE
+    assert caught.value.reply == client_replies.LATE
     assert files(tmp_path) == []
 
 

@@ -20,9 +20,9 @@ from bridge.relay.answers import (
     after_envelope,
     is_settled,
 )
+from bridge.relay.client_replies import LATE, LOST, OUT_OF_PLACE
 from bridge.relay.commands import Commands
 from bridge.relay.connection import End
-from bridge.relay.replies import LATE, LOST, OUT_OF_PLACE
 
 CLOSED = Lost(End.LOST)
 SILENT = Lost(End.SILENT)

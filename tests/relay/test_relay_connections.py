@@ -9,7 +9,7 @@ import pytest
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import SmtpRelay
 from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S
@@ -134,7 +134,7 @@ async def test_a_dead_next_hop_is_tried_only_once_more(connections: int) -> None
         for _ in range(2):  # a slot lost on the way would show the second time
             with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
-            assert caught.value.reply == replies.LOST
+            assert caught.value.reply == client_replies.LOST
         assert len(hop.connections) == 3
         await relay.close()
 
@@ -157,7 +157,7 @@ async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> No
         await relay.deliver(make_tx(), HEAD, soon())
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, soon())
-        assert caught.value.reply == replies.LOST
+        assert caught.value.reply == client_replies.LOST
         assert len(hop.connections) == 1
         await relay.close()
 
@@ -168,7 +168,7 @@ async def test_an_unsolicited_reply_is_never_taken_for_the_dots() -> None:
         relay = SmtpRelay(hop.settings())
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, soon())
-        assert caught.value.reply == replies.LOST
+        assert caught.value.reply == client_replies.LOST
         assert hop.contents == []
         await relay.close()
 
@@ -208,7 +208,7 @@ async def test_waiting_for_a_connection_ends_at_the_deadline() -> None:
         await within(gate.asked)
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.1)
-        assert caught.value.reply == replies.LATE
+        assert caught.value.reply == client_replies.LATE
         gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
         last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
         await asyncio.sleep(0)
@@ -273,7 +273,7 @@ async def test_a_failed_connect_lets_the_next_in_line_try() -> None:
         await within(gate.asked)
         gate.open.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [o.reply for o in outcomes if isinstance(o, NextHopError)] == [replies.UNREACHABLE] * 3
+        assert [o.reply for o in outcomes if isinstance(o, NextHopError)] == [client_replies.UNREACHABLE] * 3
         await relay.close()
 
 
@@ -379,7 +379,7 @@ async def test_a_running_mail_is_finished_while_closing() -> None:
         await within(hop.connections[0].ended)
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, soon())
-        assert caught.value.reply == replies.CLOSING
+        assert caught.value.reply == client_replies.CLOSING
 
 
 async def test_a_next_hop_that_does_not_read_is_given_up() -> None:
@@ -402,7 +402,7 @@ async def test_a_next_hop_that_does_not_read_is_given_up() -> None:
     relay = SmtpRelay(hop.settings(timeout_s=0.3))
     with pytest.raises(NextHopError) as caught:
         await relay.deliver(make_tx([LARGE * 250] * 100, memory=1 << 30), HEAD, soon())
-    assert caught.value.reply == replies.LOST
+    assert caught.value.reply == client_replies.LOST
     stuck.set()
     await relay.close()
     server.close()
@@ -447,7 +447,7 @@ async def test_a_reply_that_arrived_before_the_command_is_not_the_answer_to_it(e
         try:
             await relay.deliver(make_tx(), HEAD, soon())
         except NextHopError as exc:
-            assert exc.reply == replies.LOST
+            assert exc.reply == client_replies.LOST
         assert not any(command.startswith("MAIL") for command in hop.connections[0].commands[-1:])
         assert len(hop.connections[0].contents) == 1
         await relay.deliver(make_tx(), HEAD, soon())
@@ -486,6 +486,6 @@ async def test_a_second_greeting_was_taken_to_accept_the_mail(verb: str) -> None
         relay = SmtpRelay(hop.settings())
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, soon())
-        assert caught.value.reply == replies.LOST
+        assert caught.value.reply == client_replies.LOST
         assert relay.pool.connections == (0, 0)
         await relay.close()

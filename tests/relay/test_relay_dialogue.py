@@ -12,7 +12,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.relay import Delivered, SmtpRelay
 from tests.relay.scripted_hop import DROP, EXTENSIONS, HANG, HEAD, ScriptedHop, make_tx, soon
 
@@ -78,11 +78,11 @@ async def test_a_server_that_knows_only_helo() -> None:
         ({"MAIL": "421 4.7.0 Too many"}, Reply(451, "4.7.0", "Too many")),
         ({"RCPT": "421 Too many"}, Reply(451, "", "Too many")),
         ({"DATA": "421 Too many"}, Reply(451, "", "Too many")),
-        ({"MAIL": "354 Go on"}, replies.OUT_OF_PLACE),
-        ({"RCPT": "354 Go on"}, replies.OUT_OF_PLACE),
-        ({"DATA": "250 Ok"}, replies.OUT_OF_PLACE),
-        ({"DOT": "354 More"}, replies.OUT_OF_PLACE),
-        ({"DOT": "250 2.0.0 Ok\r\n550 5.7.1 No"}, replies.OUT_OF_PLACE),  # the 250 may be the one too many
+        ({"MAIL": "354 Go on"}, client_replies.OUT_OF_PLACE),
+        ({"RCPT": "354 Go on"}, client_replies.OUT_OF_PLACE),
+        ({"DATA": "250 Ok"}, client_replies.OUT_OF_PLACE),
+        ({"DOT": "354 More"}, client_replies.OUT_OF_PLACE),
+        ({"DOT": "250 2.0.0 Ok\r\n550 5.7.1 No"}, client_replies.OUT_OF_PLACE),  # the 250 may be the one too many
     ],
 )
 @BOTH_WAYS
@@ -145,7 +145,7 @@ async def test_a_refused_rset_is_not_blamed_on_the_next_mail() -> None:
     script = {"MAIL": ["450 4.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
     async with ScriptedHop({**script, "RSET": "500 What?"}) as hop:
         relay = SmtpRelay(hop.settings())
-        for wanted in (Reply(450, "4.7.1", "No"), replies.OUT_OF_PLACE):
+        for wanted in (Reply(450, "4.7.1", "No"), client_replies.OUT_OF_PLACE):
             with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
             assert caught.value.reply == wanted
@@ -222,10 +222,10 @@ async def test_content_without_a_last_line_end(content: bytes, wire: bytes) -> N
         (["250 2.1.5 One", "250 2.1.5 Two", "250 2.1.5 Three"], Reply(250, "2.1.5", "One")),
         (["250 2.1.5 One", "550 5.2.2 Full", "452 4.2.2 Full"], Reply(452, "4.2.2", "Full")),
         (["250 2.1.5 One", "550 5.2.2 Two", "554 5.2.2 Three"], Reply(550, "5.2.2", "Two")),
-        (["250 2.1.5 One", "550 5.2.2 Two", DROP], replies.LOST),
+        (["250 2.1.5 One", "550 5.2.2 Two", DROP], client_replies.LOST),
         (["250 2.1.5 One", "450 4.2.2 Two", DROP], Reply(450, "4.2.2", "Two")),
         (["250 2.1.5 One", "421 4.3.2 Down"], Reply(451, "4.3.2", "Down")),
-        (["550 5.2.2 One", "354 Two", "250 2.1.5 Three"], replies.OUT_OF_PLACE),
+        (["550 5.2.2 One", "354 Two", "250 2.1.5 Three"], client_replies.OUT_OF_PLACE),
     ],
 )
 async def test_lmtp_answers_for_each_recipient(tmp_path: Path, dots: list[str], outcome: Reply) -> None:
@@ -253,7 +253,7 @@ async def test_probe_tells_what_the_next_hop_offers() -> None:
         await relay.close()
     with pytest.raises(NextHopError) as caught:
         await relay.probe()
-    assert caught.value.reply == replies.UNREACHABLE
+    assert caught.value.reply == client_replies.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -269,20 +269,20 @@ async def test_a_connection_that_ends_before_mail_is_explained(greeting: str, wo
 @pytest.mark.parametrize(
     ("script", "reply"),
     [
-        ({"GREETING": "554 5.3.2 No service"}, replies.UNREACHABLE),
-        ({"GREETING": "421 4.3.2 Busy"}, replies.UNREACHABLE),
-        ({"GREETING": DROP}, replies.UNREACHABLE),
-        ({"GREETING": "SSH-2.0-OpenSSH_9.2"}, replies.UNREACHABLE),
-        ({"EHLO": "421 4.3.2 Busy"}, replies.UNREACHABLE),
-        ({"EHLO": "550 5.7.1 No", "HELO": "550 5.7.1 No"}, replies.UNREACHABLE),
-        ({"MAIL": DROP}, replies.LOST),
-        ({"RCPT": DROP}, replies.LOST),
-        ({"DATA": DROP}, replies.LOST),
-        ({"DOT": DROP}, replies.LOST),
-        ({"MAIL": "nonsense"}, replies.LOST),
-        ({"DOT": "nonsense"}, replies.LOST),
-        ({"DOT": "250-" + "x" * 5000}, replies.LOST),
-        ({"DOT": ("250-" + "x" * 1000 + "\r\n") * 100 + "250 x"}, replies.LOST),
+        ({"GREETING": "554 5.3.2 No service"}, client_replies.UNREACHABLE),
+        ({"GREETING": "421 4.3.2 Busy"}, client_replies.UNREACHABLE),
+        ({"GREETING": DROP}, client_replies.UNREACHABLE),
+        ({"GREETING": "SSH-2.0-OpenSSH_9.2"}, client_replies.UNREACHABLE),
+        ({"EHLO": "421 4.3.2 Busy"}, client_replies.UNREACHABLE),
+        ({"EHLO": "550 5.7.1 No", "HELO": "550 5.7.1 No"}, client_replies.UNREACHABLE),
+        ({"MAIL": DROP}, client_replies.LOST),
+        ({"RCPT": DROP}, client_replies.LOST),
+        ({"DATA": DROP}, client_replies.LOST),
+        ({"DOT": DROP}, client_replies.LOST),
+        ({"MAIL": "nonsense"}, client_replies.LOST),
+        ({"DOT": "nonsense"}, client_replies.LOST),
+        ({"DOT": "250-" + "x" * 5000}, client_replies.LOST),
+        ({"DOT": ("250-" + "x" * 1000 + "\r\n") * 100 + "250 x"}, client_replies.LOST),
     ],
 )
 @BOTH_WAYS
@@ -297,7 +297,7 @@ async def test_trouble_with_the_next_hop_is_a_451(
 @pytest.mark.parametrize("stage", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA", "DOT"])
 async def test_a_silent_next_hop_is_given_up(stage: str) -> None:
     async with ScriptedHop({stage: HANG}) as hop:
-        wanted = replies.UNREACHABLE if stage in ("GREETING", "EHLO") else replies.LOST
+        wanted = client_replies.UNREACHABLE if stage in ("GREETING", "EHLO") else client_replies.LOST
         assert await refused(hop, connect_timeout_s=0.2, timeout_s=0.2) == wanted
         await asyncio.wait_for(hop.connections[0].ended.wait(), 30)
 
@@ -308,7 +308,7 @@ async def test_the_deadline_ends_every_wait_before_the_dot(stage: str) -> None:
         relay = SmtpRelay(hop.settings())
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.2)
-        assert caught.value.reply == replies.LATE
+        assert caught.value.reply == client_replies.LATE
         await asyncio.wait_for(hop.connections[0].ended.wait(), 30)
         assert hop.contents == []
         await relay.close()
@@ -319,7 +319,7 @@ async def test_after_the_deadline_nothing_is_started() -> None:
         relay = SmtpRelay(hop.settings())
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time())
-        assert caught.value.reply == replies.LATE
+        assert caught.value.reply == client_replies.LATE
         assert hop.connections == []
         await relay.close()
 
@@ -344,8 +344,8 @@ async def test_a_mail_in_which_the_next_hop_may_see_two_is_not_sent(end: bytes) 
     """The SMTP intake refuses such a mail; one that came another way (milter, then the quarantine) stops here."""
     content = b"Subject: x\r\n\r\nhello" + end + b"." + end + SMUGGLED.replace(b"%b", end)
     async with ScriptedHop() as hop:
-        assert await refused(hop, make_tx(content)) == replies.NOT_CLEAN
+        assert await refused(hop, make_tx(content)) == client_replies.NOT_CLEAN
         assert await refused(hop, make_tx([content[at : at + 1] for at in range(len(content))], memory=1)) == (
-            replies.NOT_CLEAN
+            client_replies.NOT_CLEAN
         )
         assert hop.connections == []

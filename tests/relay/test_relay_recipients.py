@@ -15,7 +15,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
@@ -301,7 +301,7 @@ async def test_an_answer_too_many_at_rcpt_was_taken_for_the_next_recipients(lmtp
     script: Script = {"RCPT": [f"{OK}\r\n550 5.1.1 No", OK], "DATA": data}
     async with ScriptedHop(script, lmtp=lmtp) as hop:
         relay = SmtpRelay(hop.settings())
-        assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        assert await answers(relay) == [str(client_replies.OUT_OF_PLACE)] * 3
         late.set()
         assert hop.contents == [] and relay.pool.connections == (0, 0)
         await relay.close()
@@ -321,7 +321,7 @@ async def test_an_answer_too_many_after_a_mail_was_taken_for_the_next_mails() ->
     async with ScriptedHop({"MAIL": [OK, f"550 5.7.1 No\r\n{OK}"], "DATA": data}) as hop:
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == ["250 2.0.0 Ok: queued as 4ABC123"] * 3
-        assert await answers(relay) == [str(replies.OUT_OF_PLACE)] * 3
+        assert await answers(relay) == [str(client_replies.OUT_OF_PLACE)] * 3
         late.set()
         assert len(hop.contents) == 1
         await relay.close()
@@ -357,7 +357,7 @@ async def test_slow_lmtp_answers_together_end_at_the_deadline() -> None:
             await relay.deliver(each(*people), HEAD, asyncio.get_running_loop().time() + 1.0)
         given = [reply.code for reply in caught.value.replies]
         assert given == sorted(given) and given[0] == 250
-        assert caught.value.replies[-1] == replies.LATE
+        assert caught.value.replies[-1] == client_replies.LATE
         assert caught.value.unsure == frozenset(range(given.count(250), 40))
         await relay.close()
 
@@ -376,7 +376,7 @@ async def test_a_refusal_was_passed_on_before_the_answers_were_known_to_be_compl
         relay = SmtpRelay(hop.settings())
         asyncio.get_running_loop().call_later(0.2, late.set)  # the last answer, some time after the others
         mail = replace(each(*PEOPLE[:2]), is_per_recipient=is_per_recipient)
-        assert await answers(relay, mail) == [str(replies.OUT_OF_PLACE)] * 2
+        assert await answers(relay, mail) == [str(client_replies.OUT_OF_PLACE)] * 2
         assert hop.contents == [] and relay.pool.connections == (0, 0)
         await relay.close()
 

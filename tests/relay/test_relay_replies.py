@@ -6,8 +6,9 @@ import pytest
 
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply, weightiest
-from bridge.relay import replies
-from bridge.relay.replies import ReplyReader, passed_on, queue_id
+from bridge.relay import client_replies
+from bridge.relay.client_replies import passed_on
+from bridge.relay.reply_reader import ReplyReader, queue_id_in
 
 WIRE = b"220 x\r\n250-a\r\n250-SIZE 1\r\n250 B\r\n250 2.1.0 Ok\r\n250\r\n354 go\r\n"
 READ = [
@@ -71,8 +72,8 @@ def test_replies_before_a_malformed_one_are_kept() -> None:
         (Reply(530, "5.7.0", "STARTTLS first"), Reply(451, "4.7.0", "STARTTLS first")),
         (Reply(538, "", "Encrypt"), Reply(451, "", "Encrypt")),
         (Reply(550, "5.7.10", "Encrypt"), Reply(451, "4.7.10", "Encrypt")),
-        (Reply(250, "2.0.0", "Ok"), replies.OUT_OF_PLACE),
-        (Reply(354, "", "go"), replies.OUT_OF_PLACE),
+        (Reply(250, "2.0.0", "Ok"), client_replies.OUT_OF_PLACE),
+        (Reply(354, "", "go"), client_replies.OUT_OF_PLACE),
     ],
 )
 def test_a_refusal_reaches_the_client_unless_it_would_hang_up(said: Reply, read: Reply) -> None:
@@ -100,4 +101,4 @@ def test_a_temporary_refusal_speaks_for_all_recipients(codes: tuple[int, ...], h
     ],
 )
 def test_queue_id_of_the_next_hop(text: str, found: str) -> None:
-    assert queue_id(Reply(250, "2.0.0", text)) == found
+    assert queue_id_in(Reply(250, "2.0.0", text)) == found

@@ -11,7 +11,7 @@ import trustme
 from bridge.daemon import certificate_expiry
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
-from bridge.relay import replies
+from bridge.relay import client_replies
 from bridge.relay.relay import SmtpRelay
 from tests.relay.scripted_hop import EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
 
@@ -87,7 +87,7 @@ async def test_required_but_unavailable(authority: trustme.CA, case: str) -> Non
     script = {"STARTTLS": "454 4.7.0 Not now"} if case == "refused" else {}
     trust = trusting(trustme.CA() if case == "unknown authority" else authority)
     async with ScriptedHop(dict(script), extensions, tls=server_context(authority, name)) as hop:
-        assert await outcome(hop, tls="required", tls_context=trust) == replies.UNTRUSTED
+        assert await outcome(hop, tls="required", tls_context=trust) == client_replies.UNTRUSTED
         assert len(hop.connections) == 1
         assert not any(c.startswith(("MAIL", "XFORWARD")) for c in hop.connections[0].commands)
 
@@ -135,11 +135,11 @@ async def test_a_stalled_handshake_ends() -> None:
             await hop.heard["QUIT"].wait()
 
         hop.handshake = never  # type: ignore[method-assign]
-        assert await outcome(hop, tls="required", connect_timeout_s=0.3) == replies.UNREACHABLE
+        assert await outcome(hop, tls="required", connect_timeout_s=0.3) == client_replies.UNREACHABLE
 
 
 async def test_an_answer_behind_a_refused_starttls_ends_the_connection() -> None:
     """What came with the refusal was dropped, as it must be before a handshake, and the connection was used."""
     async with ScriptedHop({"STARTTLS": "454 4.7.0 Not now\r\n250 2.0.0 Ok"}, OFFERED) as hop:
-        assert await outcome(hop, tls="opportunistic") == replies.UNREACHABLE
+        assert await outcome(hop, tls="opportunistic") == client_replies.UNREACHABLE
         assert not any(c.startswith("MAIL") for c in hop.connections[0].commands)

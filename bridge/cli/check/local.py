@@ -15,8 +15,8 @@ from typing import Any
 
 from bridge.cli.check.finding import Finding
 from bridge.config.listener import Listener
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
-from bridge.config.profiles import PROFILES
 from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, named_files, wiring
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening

@@ -30,7 +30,7 @@ from bridge.lists.fetch import Scopes, kind_of, scopes_of
 from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
-from bridge.relay.replies import UNTRUSTED
+from bridge.relay.client_replies import UNTRUSTED
 from bridge.runtime import database, state_owner
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.shown_url import shown_url

@@ -28,8 +28,8 @@ from bridge.cli.trace.stand_ins import (
     SupposedScanner,
 )
 from bridge.config.listener import Listener
+from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
-from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import hooks_wiring, list_wiring, wiring
 from bridge.daemon.personal_wiring import Snapshot, personal_filter

@@ -7,7 +7,7 @@ log lines.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from bridge.intake.hooks.json_body import MAX_KEPT
 from bridge.intake.hooks.registrations import Registrations
 from bridge.intake.hooks.replays import Replays
 from bridge.intake.milter.mail import Limits
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.trusted_clients import LOOPBACK, Network
 from bridge.intake.warnings import Warnings
@@ -41,7 +42,7 @@ class HooksSettings:
     max_connections_per_client: int | None = None
     max_message_size: int = MAX_MESSAGE_BYTES
     max_recipients: int = 1000
-    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
+    groups: RecipientGroups = field(default_factory=RecipientGroups)
     can_delete: bool = True  # the mail server deletes header fields and recipients when it is told to
     defers_lossy: bool = True  # a mail of which we have no exact copy is deferred
     data_timeout_s: float = 180.0

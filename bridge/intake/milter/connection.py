@@ -23,7 +23,6 @@ from typing import cast
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter import rule_names
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
-from bridge.intake.brake import brake
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
@@ -31,6 +30,7 @@ from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS, Mail, declared_size
 from bridge.intake.milter.protocol import State
 from bridge.intake.refused_client import RefusedClient, too_many
 from bridge.intake.trusted_clients import UNKNOWN, peer_address
+from bridge.intake.wait_for_disk import wait_for_disk
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
@@ -343,13 +343,13 @@ class MilterConnection(asyncio.Protocol):
     def _on_body_part(self, data: bytes) -> None:
         assert self._mail is not None
         self._mail.add_body(data)
-        brake(self._mail.message, self._transport, self)
+        wait_for_disk(self._mail.message, self._transport, self)
 
     def _on_body(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
         mail.add_body(data)
-        brake(mail.message, self._transport, self)
+        wait_for_disk(mail.message, self._transport, self)
         if protocol.BODY in self._answered:
             skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
             self._out.append(answer.SKIP if skip else answer.CONTINUE)

@@ -8,7 +8,7 @@ server fills the disk with log lines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of
 from bridge.intake.trusted_clients import LOOPBACK, Network
 from bridge.intake.warnings import Warnings
@@ -38,7 +39,7 @@ class MilterSettings:
     max_connections: int = 2000
     max_message_size: int = MAX_MESSAGE_BYTES
     max_recipients: int = 1000
-    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)  # of recipients; a mail has one tenant
+    groups: RecipientGroups = field(default_factory=RecipientGroups)
     body_is_whole: bool = False  # the mail server repeats the header fields in the body
     progress_interval_s: float = 5.0
     read_timeout_s: float = 60.0  # for the rest of a frame, and for each pause within the content

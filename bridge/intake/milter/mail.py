@@ -12,14 +12,15 @@ Knows nothing of sockets or of how an answer is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
-from bridge.mail.address import domain_of, has_certain_domain
+from bridge.intake.one_tenant import RecipientGroups
+from bridge.mail.address import has_certain_domain
 from bridge.mail.authentication_results import FIELD_LOWER, OwnResults
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -29,7 +30,6 @@ MAX_STRIPPED = 500  # forged fields with our prefix in one mail; for each, the m
 TOO_LARGE = reply_to_error(MessageTooLarge())
 
 TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Too many recipients")
-_OTHER_TENANT = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
 _NO_RECIPIENT = Reply(451, "4.5.0", "No recipient was given")
 
 _LF = ord("\n")
@@ -47,7 +47,7 @@ class LimitSettings(Protocol):
     def max_recipients(self) -> int: ...
 
     @property
-    def tenant_by_domain(self) -> Mapping[str, str]: ...
+    def groups(self) -> RecipientGroups: ...
 
 
 class FilterFacts(Protocol):
@@ -65,7 +65,7 @@ class Limits:
     max_message_size: int
     max_recipients: int
     prefix: bytes  # of our own header fields, in lower case
-    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
+    groups: RecipientGroups = field(default_factory=RecipientGroups)
     on_hit: Callable[[str], None] = lambda limit: None  # called with the limit that a mail exceeds
     needs_domain: bool = False  # a recipient whose domain is not certain is refused
     own_results: OwnResults | None = None  # of Authentication-Results; None: we do not write them
@@ -78,14 +78,14 @@ class Limits:
     @classmethod
     def of(cls, settings: LimitSettings, filter_: FilterFacts, on_hit: Callable[[str], None]) -> Limits:
         """Those of one listener."""
-        tenants = settings.tenant_by_domain
+        groups = settings.groups
         return cls(
             settings.max_message_size,
             settings.max_recipients,
             filter_.header_prefix.lower().encode("ascii"),
-            tenants,
+            groups,
             on_hit,
-            needs_domain=bool(tenants) and filter_.refuses,
+            needs_domain=bool(groups.by_domain) and filter_.refuses,
             own_results=filter_.own_results,
         )
 
@@ -149,19 +149,14 @@ class Mail:
         if isinstance(parsed, Reply):
             return parsed
         address, params = parsed
-        if self._limits.needs_domain and not has_certain_domain(address, self._limits.tenant_by_domain):
+        if self._limits.needs_domain and not has_certain_domain(address, self._limits.groups.by_domain):
             return UNCERTAIN_DOMAIN
-        if self.recipients and not self._has_same_tenant(address):
-            return _OTHER_TENANT
+        if self.recipients and (reply := self._limits.groups.refusal(self.recipients[0].address, address)) is not None:
+            return reply
         if refused is not None and (reply := refused(address)) is not None:
             return reply
         self.recipients.append(Recipient(address, params))
         return None
-
-    def _has_same_tenant(self, address: str) -> bool:
-        """A mail is scanned for one tenant: the first recipient's."""
-        tenants = self._limits.tenant_by_domain
-        return not tenants or tenants.get(domain_of(address)) == tenants.get(domain_of(self.recipients[0].address))
 
     # --- the header section ----------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from typing import Any, assert_never
 
 from aiosmtpd.smtp import MISSING, TLSSetupException
 
-from bridge.intake.brake import brake
 from bridge.intake.smtp.aiosmtpd_surface import INTERNAL, StockSurface
 from bridge.intake.smtp.commands import receive_line
 from bridge.intake.smtp.context import SmtpContext
@@ -30,6 +29,7 @@ from bridge.intake.smtp.line_buffer import LINE_LIMIT, PAUSE_AT, LineBuffer, Lin
 from bridge.intake.smtp.proxy_header import read_proxy_header
 from bridge.intake.smtp.session import SmtpSession
 from bridge.intake.smtp.start_tls import start_tls
+from bridge.intake.wait_for_disk import wait_for_disk
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply
 from bridge.runtime.write_batch import FEW
@@ -393,7 +393,7 @@ class SmtpConnection(StockSurface):
         assert content is not None
         rest = content.feed(data)
         if rest is None or self.transport is None:  # once the connection is closed, no one would read the answer
-            brake(content.message, self._transport, self)
+            wait_for_disk(content.message, self._transport, self)
             return
         self._content, self._complete = None, content
         self._is_busy = True

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, assert_never
@@ -24,6 +24,7 @@ from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, LONG_HEAD, TWO_CLIENTS, UNCERTAIN_DOMAIN
 from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of, too_many
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, HiddenClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
@@ -34,7 +35,7 @@ from bridge.intake.smtp.proxy_header import is_stream, named_client
 from bridge.intake.smtp.session import SmtpSession
 from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.intake.trusted_clients import Network, peer_address
-from bridge.mail.address import domain_of, has_certain_domain
+from bridge.mail.address import has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -48,23 +49,7 @@ _MAX_CLIENTS = 10_000
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server accepts mail only from trusted clients")
-_TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
-_TWO_WAYS = Reply(452, "4.5.3", "Recipients with another route: send to them in another transaction")
 GOODBYE = Reply(421, "4.3.2", "Service shutting down")
-
-
-Kind = tuple[str | None, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """Which recipients may share a mail with one reply for all: those of the same tenant and next hop."""
-
-    by_domain: Mapping[str, Kind] = field(default_factory=dict)  # (tenant, number of the next hop)
-    default: Kind = (None, 0)
-
-    def of(self, address: str) -> Kind:
-        return self.by_domain.get(domain_of(address), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +70,7 @@ class SmtpSettings:
     max_connections_per_client: int = 500
     session: SessionLimits = field(default_factory=SessionLimits)
     hidden: frozenset[str] = frozenset()  # ESMTP extensions that are neither announced nor accepted
-    kinds: Kinds = field(default_factory=lambda: Kinds())
+    groups: RecipientGroups = field(default_factory=RecipientGroups)
 
     @property
     def listener(self) -> ListenerSettings:
@@ -234,15 +219,15 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
-        kinds = self.settings.kinds
-        if kinds.by_domain and self._filter.refuses and not has_certain_domain(address, kinds.by_domain):
+        groups = self.settings.groups
+        if groups.by_domain and self._filter.refuses and not has_certain_domain(address, groups.by_domain):
             return self._filter.refuse_early(
                 self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN
             )
-        if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
-            first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
-            if first != this:
-                return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
+        if envelope.rcpt_tos and not session.answers_each:
+            refusal = groups.refusal(envelope.rcpt_tos[0], address)
+            if refusal is not None:
+                return refusal
         if self._filter.envelope_lists is not None:
             refusal = self._filter.refused_by_list(self._describe(session), envelope.mail_from or "", address)
             if refusal is not None:

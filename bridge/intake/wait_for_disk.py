@@ -22,7 +22,7 @@ class Sender(Protocol):
         """Read from the client again; the pause does not count against it. False if there is another reason to wait."""
 
 
-def brake(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
+def wait_for_disk(message: Message, transport: asyncio.Transport, sender: Sender) -> None:
     """Call it after each block of a large mail."""
     if message.is_behind and transport.is_reading():
         transport.pause_reading()

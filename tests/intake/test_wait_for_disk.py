@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from bridge.intake.brake import brake
+from bridge.intake.wait_for_disk import wait_for_disk
 from bridge.mail.message import Message, Spool
 from bridge.mail.spool import DiskLimits
 from bridge.testing import eventually
@@ -49,7 +49,7 @@ class Receiver(asyncio.Protocol):
         except OSError as exc:
             self.error = exc
             self.transport.abort()
-        brake(self.message, self.transport, self)
+        wait_for_disk(self.message, self.transport, self)
 
     def end_stop(self) -> bool:
         self.stops_ended += 1
@@ -77,7 +77,7 @@ async def test_clients_that_were_stopped_are_not_let_go_all_at_once(tmp_path: Pa
             client = stack.enter_context(socket.create_connection(listening.getsockname()))
             accepted, _ = listening.accept()
             await loop.connect_accepted_socket(lambda receiver=receiver: receiver, accepted)
-            brake(receiver.message, receiver.transport, receiver)
+            wait_for_disk(receiver.message, receiver.transport, receiver)
             client.setblocking(False)
             clients.append(asyncio.create_task(loop.sock_sendall(client, b"x" * CONTENT)))
         assert disk.is_behind()

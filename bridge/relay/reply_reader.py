@@ -1,20 +1,10 @@
-"""Replies of the next hop: parsed, and made safe for our own client.
-
-The next hop's answer becomes ours, so two things are decided here and nowhere else: what counts as a reply
-(bounded and well formed), and which replies may reach a client unchanged. These become a 451:
-
-- a 421 or 521, which would make the client disconnect over a problem of this mail alone;
-- a refusal of our connection because it is not encrypted or not authenticated, such as a 530: the mail is not to
-  blame, and with opportunistic TLS a single failed handshake is enough to cause it;
-- a success that answers no command, which must never look like success.
-"""
+"""Reads the next hop's replies: what counts as one, bounded and well formed, and which queue id it shows."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
@@ -22,18 +12,6 @@ from bridge.mail.reply import Reply
 LINE_LIMIT = 4096  # RFC 5321 4.5.3.1.5 says 512; real servers exceed that
 REPLY_LIMIT = 64 * 1024
 _SHORT = 80  # bytes; longer lines are not cached
-
-UNREACHABLE = Reply(451, "4.4.1", "The next mail server cannot be reached, try again later")
-LOST = Reply(451, "4.4.2", "The next mail server did not answer, try again later")
-LATE = Reply(451, "4.4.7", "The mail could not be passed on in time, try again later")
-UNTRUSTED = Reply(451, "4.7.5", "No trusted connection to the next mail server, try again later")
-OUT_OF_PLACE = Reply(451, "4.5.0", "The next mail server gave an unexpected answer, try again later")
-NOT_CLEAN = Reply(550, "5.6.0", "A CR, LF or NUL outside a line end cannot be passed on")
-CLOSING = Reply(451, "4.3.2", "Shutting down, try again later")
-
-_DISCONNECTS = frozenset({421, 521})
-# RFC 3207 4, RFC 4954 6: encryption or authentication required, as a code or as an enhanced status.
-_ABOUT_US, _STATUS_ABOUT_US = frozenset({530, 538}), frozenset({"5.7.10", "5.7.11"})
 
 _LINE = re.compile(rb"([2-5][0-9]{2})(?:([ -])(.*))?", re.DOTALL)
 _QUEUE_ID = re.compile(
@@ -103,17 +81,7 @@ def _single(line: bytes) -> Reply:
     return Reply.from_lines(int(code), [text])
 
 
-def passed_on(refusal: Reply) -> Reply:
-    """The reply that our client receives if the next hop answers `refusal`."""
-    if refusal.code < 400:
-        return OUT_OF_PLACE
-    is_about_us = refusal.code in _ABOUT_US or refusal.status in _STATUS_ABOUT_US
-    if is_about_us or refusal.code in _DISCONNECTS:
-        return replace(refusal, code=451, status="4" + refusal.status[1:] if refusal.status else "")
-    return refusal
-
-
-def queue_id(reply: Reply) -> str:
+def queue_id_in(reply: Reply) -> str:
     """The next hop's own id for the mail, if its reply shows one."""
     match = _QUEUE_ID.search(reply.text)
     return (match.group(1) or match.group(2)) if match else ""
