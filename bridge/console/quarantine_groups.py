@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bridge.mail.address import domain_of
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 MAX_SHOWN = 25
 

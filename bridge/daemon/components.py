@@ -14,7 +14,7 @@ from bridge.config.model import Config
 from bridge.daemon import certificate_expiry, feedback_wiring, hooks_wiring, list_wiring, wiring
 from bridge.daemon.core import Core, count
 from bridge.daemon.event_wiring import event_plans
-from bridge.daemon.http_api.callers import read_callers
+from bridge.daemon.http_api.read_tokens import read_callers
 from bridge.daemon.personal_wiring import personal_filter
 from bridge.filter import mail_rates
 from bridge.filter.pipeline import Filter

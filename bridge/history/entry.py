@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from bridge.mail.address import comparable_address, comparable_domain
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
 

@@ -20,7 +20,7 @@ from bridge.history.next_commands import PERSONAL, lists_of, matched_entry, next
 from bridge.history.query import CANCELLED
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 # States of `Kept`, in addition to those of the quarantine. `not_here`: another machine may have it.
 GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"

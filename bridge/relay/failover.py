@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
-from bridge.relay.answers import Delivered
 from bridge.relay.client_replies import LATE, UNREACHABLE
 from bridge.relay.commands import FOR_NOW, CannotCarry
 from bridge.relay.handshake import CannotConnect
 from bridge.relay.relay import Relay
+from bridge.relay.who_gets_the_mail import Delivered
 
 log = logging.getLogger("bridge.relay")
 

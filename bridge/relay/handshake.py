@@ -22,7 +22,7 @@ from bridge.relay.client_replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.runtime.endpoints import NextHop
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.host_addresses import NameLookup
 from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")

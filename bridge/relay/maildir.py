@@ -20,9 +20,9 @@ from bridge.mail.envelope import Envelope
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
-from bridge.relay.answers import Delivered
 from bridge.relay.client_replies import LATE
 from bridge.relay.commands import BAD_ADDRESS
+from bridge.relay.who_gets_the_mail import Delivered
 from bridge.runtime import durable_files
 from bridge.runtime.threads import Threads
 

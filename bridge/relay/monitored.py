@@ -15,10 +15,10 @@ from time import monotonic
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
-from bridge.relay.answers import Delivered
 from bridge.relay.client_replies import LATE, LOST
 from bridge.relay.handshake import CannotConnect
 from bridge.relay.relay import Relay, SmtpRelay
+from bridge.relay.who_gets_the_mail import Delivered
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.relay.client_replies import CLOSING, LATE
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
-from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
+from bridge.runtime.host_addresses import MAX_CONNECTION_AGE_S, NameLookup
 
 # Servers delay a client after many errors, and then hang up (Postfix: after 10 and 20); refusals of one
 # mail must not delay the next.

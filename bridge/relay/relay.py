@@ -31,9 +31,14 @@ from bridge.mail import bare_line_ends
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
-from bridge.relay import answers, client_replies, commands, dot_stuffing
+from bridge.relay import client_replies, commands, dot_stuffing, who_gets_the_mail
 from bridge.relay.announced_extensions import AnnouncedExtensions
-from bridge.relay.answers import (
+from bridge.relay.commands import CannotCarry, Commands
+from bridge.relay.connection import End, NextHopConnection
+from bridge.relay.handshake import RelaySettings, open_connection
+from bridge.relay.pool import Pool
+from bridge.relay.reply_reader import queue_id_in
+from bridge.relay.who_gets_the_mail import (
     AnsweredPerRecipient,
     ContentDecision,
     Delivered,
@@ -44,11 +49,6 @@ from bridge.relay.answers import (
     SendContent,
     Stale,
 )
-from bridge.relay.commands import CannotCarry, Commands
-from bridge.relay.connection import End, NextHopConnection
-from bridge.relay.handshake import RelaySettings, open_connection
-from bridge.relay.pool import Pool
-from bridge.relay.reply_reader import queue_id_in
 
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
@@ -191,7 +191,7 @@ class SmtpRelay:
             await conn.settle()
         if not conn.reused and any(reply.code >= 400 for reply in received[: batch.before_mail]):
             log.warning("next hop %s refused XFORWARD; sending the mail without it", self._settings.next_hop)
-        decision = answers.after_envelope(
+        decision = who_gets_the_mail.after_envelope(
             batch, received, is_per_recipient=is_per_recipient, is_reused=conn.reused, lost=_lost(conn)
         )
         match decision:
@@ -204,7 +204,7 @@ class SmtpRelay:
             case RefusedForAll(reply, must_hang_up):
                 _leave_open(conn, must_hang_up)
                 await self._confirm(conn, (reply,), deadline)
-                raise NextHopError(reply, is_about_recipient=answers.is_refused_at_rcpt(batch, received))
+                raise NextHopError(reply, is_about_recipient=who_gets_the_mail.is_refused_at_rcpt(batch, received))
             case AnsweredPerRecipient(each, must_hang_up):
                 _leave_open(conn, must_hang_up)
                 await self._confirm(conn, each, deadline)
@@ -236,7 +236,7 @@ class SmtpRelay:
         """One command at a time, for a next hop without PIPELINING."""
         received: list[Reply] = []
         for line in batch.wire.splitlines(keepends=True):
-            if answers.is_settled(batch, received, is_per_recipient=is_per_recipient):
+            if who_gets_the_mail.is_settled(batch, received, is_per_recipient=is_per_recipient):
                 break
             conn.send(line, 1)
             reply = await conn.replies(1, self._settings.timeout_s, deadline)
@@ -299,7 +299,7 @@ class SmtpRelay:
         if not self._finishing:
             self._all_finished.set()
         try:
-            return _carry_out(conn, received, answers.after_content(expected, received, _lost(conn)))
+            return _carry_out(conn, received, who_gets_the_mail.after_content(expected, received, _lost(conn)))
         except NextHopError as exc:
             exc.unsure = _without_answer(exc, expected.recipients)
             raise

@@ -19,8 +19,8 @@ from bridge.mail.envelope import Recipient
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
-from bridge.relay.answers import Delivered
 from bridge.relay.relay import Mixed, Relay
+from bridge.relay.who_gets_the_mail import Delivered
 
 log = logging.getLogger("bridge.relay")
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.errors import MessageTooLarge, NoRoom, Saturated, ScanMalformed, ScanRefused
-from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S, NameLookup
+from bridge.runtime.host_addresses import MAX_CONNECTION_AGE_S, NameLookup
 from bridge.scanner.bounded_result import bounded
 from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.dialect import MakeDialect

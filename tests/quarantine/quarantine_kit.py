@@ -23,7 +23,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.quarantine.quarantine import Quarantine
-from bridge.relay.answers import Delivered
+from bridge.relay.who_gets_the_mail import Delivered
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, WaitingHop, answer, result, running_bridge
 from tests.terminal_kit import on_terminal

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.quarantine.exit_codes import exit_code
 from bridge.cli.quarantine.releasing import release_one
-from bridge.cli.quarantine.session import Session, exit_code
+from bridge.cli.quarantine.session import Session
 from bridge.daemon import wiring
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record

@@ -12,7 +12,7 @@ from bridge.mail.reply import Reply
 from bridge.relay import client_replies
 from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import SmtpRelay
-from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S
+from bridge.runtime.host_addresses import MAX_CONNECTION_AGE_S
 from tests.relay.scripted_hop import DROP, HEAD, SOON, ScriptedHop, make_tx, soon
 
 LARGE = b"x" * 998 + b"\r\n"

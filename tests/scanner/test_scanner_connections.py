@@ -11,7 +11,7 @@ import pytest
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, ScanFailed, ScanTimeout, ScanUnavailable
-from bridge.runtime.name_lookup import MAX_CONNECTION_AGE_S
+from bridge.runtime.host_addresses import MAX_CONNECTION_AGE_S
 from bridge.scanner import host
 from bridge.scanner.exchange import Exchange
 from bridge.testing import eventually

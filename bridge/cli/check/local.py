@@ -18,7 +18,7 @@ from bridge.config.listener import Listener
 from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
 from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, named_files, wiring
-from bridge.daemon.http_api.callers import read_callers
+from bridge.daemon.http_api.read_tokens import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action

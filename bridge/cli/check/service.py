@@ -257,7 +257,7 @@ def _rules(loaded: Loaded) -> Iterator[Finding]:
 async def _reach(
     loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...], opening: Opening | None = None
 ) -> Finding:
-    from bridge.runtime.name_lookup import NameLookup
+    from bridge.runtime.host_addresses import NameLookup
     from bridge.service.analysis.connections import as_it_is, connect
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bridge.cli.mail_table import MailTable, first_of
 from bridge.cli.quarantine.scores import default_scores
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.severity import why
+from bridge.quarantine.worst_tags_first import why
 
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE")
 

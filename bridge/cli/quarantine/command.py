@@ -92,7 +92,8 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     """Show why a mail was quarantined, and its header section, attachments and text."""
     from bridge.cli.quarantine import view
-    from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, fail
+    from bridge.cli.quarantine.exit_codes import EXIT_UNKNOWN, fail
+    from bridge.cli.quarantine.session import Session
     from bridge.errors import BridgeError
     from bridge.mime.mail_text import read
     from bridge.quarantine.content import beginning, copy, header_section
@@ -153,7 +154,8 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     """
     import uvloop
 
-    from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, login_name, most_serious
+    from bridge.cli.quarantine.exit_codes import EXIT_INTERRUPTED, most_serious
+    from bridge.cli.quarantine.session import Session, login_name
     from bridge.daemon import wiring
     from bridge.errors import ConfigError
     from bridge.quarantine.release import ReleaseRequest
@@ -199,8 +201,8 @@ async def _release_all(
     import asyncio
 
     from bridge.cli.quarantine.bulk import Bulk
+    from bridge.cli.quarantine.exit_codes import exit_code
     from bridge.cli.quarantine.releasing import Released, release_all
-    from bridge.cli.quarantine.session import exit_code
     from bridge.relay.handshake import CannotConnect
 
     def report(mail: MailRecord, done: Released) -> None:
@@ -225,7 +227,8 @@ async def _release_all(
 @with_selection
 def delete(path: Path | None, choice: Choice) -> None:
     """Delete mail permanently, after asking for confirmation."""
-    from bridge.cli.quarantine.session import Session, most_serious
+    from bridge.cli.quarantine.exit_codes import most_serious
+    from bridge.cli.quarantine.session import Session
 
     session = Session.open(path)
     selection = select(session, choice)
@@ -240,7 +243,7 @@ def delete(path: Path | None, choice: Choice) -> None:
 
 def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, is_purge: bool = False) -> int:
     from bridge.cli.quarantine.bulk import Bulk
-    from bridge.cli.quarantine.session import exit_code
+    from bridge.cli.quarantine.exit_codes import exit_code
     from bridge.errors import BridgeError
 
     with Bulk("deleted", len(mails), codes) as bulk, session.later.together():
@@ -275,7 +278,8 @@ def purge(path: Path | None, wanted: dict[str, Any], older_than: float | None, y
     """
     import time
 
-    from bridge.cli.quarantine.session import Session, fail
+    from bridge.cli.quarantine.exit_codes import fail
+    from bridge.cli.quarantine.session import Session
     from bridge.errors import BridgeError
 
     session = Session.open(path)
@@ -301,7 +305,8 @@ def purge(path: Path | None, wanted: dict[str, Any], older_than: float | None, y
 @click.argument("target", metavar="DIR|-")
 def export(path: Path | None, choice: Choice, target: str) -> None:
     """Copy mail and its metadata into a directory, or write one mail to standard output."""
-    from bridge.cli.quarantine.session import Session, most_serious
+    from bridge.cli.quarantine.exit_codes import most_serious
+    from bridge.cli.quarantine.session import Session
 
     if target == "-":
         _refuse_terminal()
@@ -324,7 +329,7 @@ def export(path: Path | None, choice: Choice, target: str) -> None:
 
 def _need_directory(directory: Path) -> None:
     """It is not created: without a directory, the last id would be taken for one."""
-    from bridge.cli.quarantine.session import fail
+    from bridge.cli.quarantine.exit_codes import fail
 
     if not directory.is_dir():
         fail(f"nothing was exported: there is no directory {directory}; create it first (the directory comes last)")
@@ -332,7 +337,7 @@ def _need_directory(directory: Path) -> None:
 
 def _export_all(session: Session, mails: list[MailRecord], codes: list[int], target: str) -> int:
     from bridge.cli.quarantine.bulk import Bulk
-    from bridge.cli.quarantine.session import EXIT_FAILED, exit_code
+    from bridge.cli.quarantine.exit_codes import EXIT_FAILED, exit_code
     from bridge.errors import BridgeError
     from bridge.quarantine.content import copy
 

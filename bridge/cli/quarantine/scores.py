@@ -1,4 +1,4 @@
-"""The included service's default scores of tags: what `bridge.quarantine.severity` judges tags by."""
+"""The included service's default scores of tags: what `bridge.quarantine.worst_tags_first` judges tags by."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def select(session: Session, choice: Choice) -> Selection:
 
 
 def by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
-    from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNKNOWN
+    from bridge.cli.quarantine.exit_codes import EXIT_FAILED, EXIT_UNKNOWN
     from bridge.errors import BridgeError
     from bridge.quarantine.quarantine import MailNotFound
 
@@ -132,7 +132,7 @@ def show_table(mails: list[MailRecord]) -> None:
 
 def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: str = "") -> None:
     """Show the mails and ask; exits unless the operator agrees. `verb` and `done`: `delete`, `deleted`."""
-    from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNCONFIRMED
+    from bridge.cli.quarantine.exit_codes import EXIT_FAILED, EXIT_UNCONFIRMED
 
     if yes or not mails:
         return

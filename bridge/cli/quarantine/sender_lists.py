@@ -94,7 +94,8 @@ def _add(
     import uvloop
 
     from bridge.cli.lists.session import fail, not_configured, with_hint
-    from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
+    from bridge.cli.quarantine.exit_codes import EXIT_INTERRUPTED, most_serious
+    from bridge.cli.quarantine.session import Session
     from bridge.daemon import list_wiring
     from bridge.lists.client import ListClient
 
@@ -229,7 +230,7 @@ class Job:
 
     def confirmed(self, choice: Choice) -> bool:
         """Asks if filters selected the mails; shows what would be added in a dry run."""
-        from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNCONFIRMED
+        from bridge.cli.quarantine.exit_codes import EXIT_FAILED, EXIT_UNCONFIRMED
 
         if choice.dry_run:
             self._show_dry_run()

@@ -1,9 +1,4 @@
-"""What all commands of `scanbridge quarantine` share: the open quarantine, the audit trail, the exit codes.
-
-Exit codes, the most serious of several mails: 0 done, 1 failed (needs attention), 75 failed for now (run it
-again later), 4 another process has released it or is working on it, 3 no such mail, 78 configuration; for lists also
-77 the service refuses the key. 2 wrong arguments, or not confirmed. 130 interrupted.
-"""
+"""What all commands of `scanbridge quarantine` share: the open quarantine and the audit trail."""
 
 from __future__ import annotations
 
@@ -11,32 +6,27 @@ import logging
 import logging.handlers
 import os
 import pwd
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bridge.cli.common import configuration_used, fail_config, load_or_exit
 from bridge.cli.later_notes import DELETED, REPORTED, LaterNotes
+from bridge.cli.quarantine.exit_codes import fail
 from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
-from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.index_search import Query
-from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
+from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import AlreadyReleased, NotRecorded, ReleaseUncertain, log_action
-from bridge.quarantine.store import LockLost
+from bridge.quarantine.release import log_action
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.visible_text import visible
 
-EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 2, 3, 4, 75
-EXIT_INTERRUPTED = 130
 _SIMILAR_ID = 0.89  # of 1: an id has 19 characters, two of which may be wrong
-_MOST_SERIOUS_FIRST = (EXIT_INTERRUPTED, EXIT_FAILED, 78, 77, 65, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +142,3 @@ def login_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
-    say(text, err=True)
-    sys.exit(code)
-
-
-def exit_code(exc: BridgeError) -> int:
-    match exc:
-        case MailNotFound():
-            return EXIT_UNKNOWN
-        case MailLocked() | AlreadyReleased():
-            return EXIT_TAKEN
-        case LockLost() | ReleaseUncertain() | NotRecorded():
-            return EXIT_LATER
-        case NextHopError() if exc.reply.is_temporary:
-            return EXIT_LATER
-        case _:
-            return EXIT_FAILED
-
-
-def most_serious(codes: list[int]) -> int:
-    return min(codes, key=_MOST_SERIOUS_FIRST.index, default=0)

@@ -12,7 +12,7 @@ from bridge.api.scanning import Scoring
 from bridge.cli.quarantine.scores import default_scores
 from bridge.mime.mail_text import Attachment, Reading
 from bridge.quarantine.record import KEPT, MailRecord
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 _LATER = ("tags", "verdict", "decision", "rule", "reason", "reasons", "scoring")  # facts that are shown first
 _NOT_REPORTED = "not reported by the scanner"

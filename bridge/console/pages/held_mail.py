@@ -24,7 +24,7 @@ from bridge.mime.mail_text import read as read_text
 from bridge.mime.part_list import PartList, list_parts
 from bridge.quarantine.content import beginning, header_section
 from bridge.quarantine.record import KEPT, MailRecord
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 log = logging.getLogger(__name__)
 

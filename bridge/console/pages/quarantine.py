@@ -25,7 +25,7 @@ from bridge.errors import BridgeError
 from bridge.history.parameters import FILTERS, value_of
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.record import STATES, MailRecord
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 
 PER_PAGE = 50
 MAX_CHOSEN = 500  # mails of one action

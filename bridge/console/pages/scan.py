@@ -14,7 +14,7 @@ from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaDat
 from bridge.console.call import Call
 from bridge.console.scanning import NoDecision
 from bridge.mime.part_list import list_parts
-from bridge.quarantine.severity import worst_first
+from bridge.quarantine.worst_tags_first import worst_first
 from bridge.scanner.stored_mail import as_mail
 
 MAX_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # with the other fields of the form

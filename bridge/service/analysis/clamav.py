@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.host_addresses import NameLookup
 from bridge.service.analysis.connections import Connection, connect, counted
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.engine_settings import ClamAv

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.host_addresses import NameLookup
 from bridge.service.analysis.engine import Findings
 
 PIECE = 64 * 1024

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.host_addresses import NameLookup
 from bridge.runtime.no_cookies import no_cookies
 from bridge.service.analysis.connections import BadAnswer, Connection, connect
 from bridge.service.analysis.tls_connection import TlsConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.config.model import Config
 from bridge.daemon import named_files
-from bridge.daemon.http_api.tokens import Caller, digest
+from bridge.daemon.http_api.permissions import Caller, digest
 from bridge.errors import ConfigError
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bridge.mail.reply import Reply
-from bridge.relay.answers import (
+from bridge.relay.client_replies import LATE, LOST, OUT_OF_PLACE
+from bridge.relay.commands import Commands
+from bridge.relay.connection import End
+from bridge.relay.who_gets_the_mail import (
     SEND_TO_ALL,
     AnsweredPerRecipient,
     ContentDecision,
@@ -20,9 +23,6 @@ from bridge.relay.answers import (
     after_envelope,
     is_settled,
 )
-from bridge.relay.client_replies import LATE, LOST, OUT_OF_PLACE
-from bridge.relay.commands import Commands
-from bridge.relay.connection import End
 
 CLOSED = Lost(End.LOST)
 SILENT = Lost(End.SILENT)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bridge.runtime.name_lookup import NameLookup
+from bridge.runtime.host_addresses import NameLookup
 from bridge.testing import eventually
 
 SLOW = "slow.example"
