@@ -33,12 +33,12 @@ def show(path: Path | None, demo: bool, as_json: bool) -> None:
     """
     from bridge.config.effective import effective
     from bridge.config.origin import with_origins
-    from bridge.daemon import named_files
+    from bridge.daemon import directories
 
     path = None if demo else path
     conf = load_or_exit(path)
     data = effective(conf)
-    place, origin = named_files.found_state_directory(conf.state_directory)
+    place, origin = directories.found_state_directory(conf.state_directory)
     data["state_directory"] = str(place)
     if as_json:
         say_json(data, indent=2)

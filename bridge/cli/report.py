@@ -68,13 +68,13 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
 def _read(name: str, limit: int) -> tuple[bytes, str]:
     """The content, and what is wrong with it."""
     from bridge.cli.mail_file import mbox_problem
-    from bridge.runtime import state_owner
+    from bridge.runtime import root_as_owner
 
     try:
         if name == "-":
             content = sys.stdin.buffer.read(limit + 1)
         else:
-            with state_owner.as_operator(), open(name, "rb") as file:
+            with root_as_owner.as_operator(), open(name, "rb") as file:
                 content = file.read(limit + 1)
     except OSError as exc:
         return b"", exc.strerror or type(exc).__name__

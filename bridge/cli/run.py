@@ -94,9 +94,9 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config],
 
 
 def _state(conf: Config) -> Path:
-    from bridge.daemon import named_files
+    from bridge.daemon import directories
 
-    return named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
+    return directories.make_directory(directories.state_directory(conf.state_directory), "state_directory")
 
 
 def _fail(exc: BridgeError, path: Path | None) -> NoReturn:
@@ -111,11 +111,11 @@ def _fail(exc: BridgeError, path: Path | None) -> NoReturn:
 
 def _welcome(conf: Config) -> None:
     """Print what a new user wants to know first."""
-    from bridge.daemon import named_files
+    from bridge.daemon import directories
 
     if not conf.embedded_service:
         return
-    state = named_files.state_directory(conf.state_directory)
+    state = directories.state_directory(conf.state_directory)
     smtp = next(
         (listener for listener in conf.listeners if listener.protocol == "smtp" and listener.address.host), None
     )

@@ -47,10 +47,10 @@ def opened_store(path: Path | None) -> Iterator[Store]:
 def _database(path: Path | None) -> str:
     """The configured one; without a configuration, that of the service embedded in `scanbridge run --demo`."""
     if path is None and not DEFAULT.exists():
-        from bridge.daemon import config_file, named_files
+        from bridge.daemon import config_file, directories
         from bridge.service import settings
 
-        state = named_files.state_directory(None, config_file.DEMO)
+        state = directories.state_directory(None, config_file.DEMO)
         if not state.exists():
             say(
                 "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run --demo`",

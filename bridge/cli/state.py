@@ -4,8 +4,8 @@ The systemd units tell the daemon where its state is ($STATE_DIRECTORY). A shell
 and would look in root's home directory and find nothing. So for root, the configuration of the packages means the
 state directory of the packages, even if the file is older than its key `state_directory`.
 
-From the moment a command knows the directory, root has only the rights of its owner (`bridge.runtime.state_owner`). So
-every command that opens something there asks here for the directory.
+From the moment a command knows the directory, root has only the rights of its owner (`bridge.runtime.root_as_owner`).
+So every command that opens something there asks here for the directory.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from bridge.config.model import Config
-from bridge.daemon import named_files
+from bridge.daemon import directories
 from bridge.errors import ConfigError
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 
 _CONFIGURATION = Path("/etc/scanbridge")  # bridge.yml, and NAME/bridge.yml of scanbridge@NAME
 _STATE = Path("/var/lib/scanbridge")
@@ -45,8 +45,8 @@ def act_for(directory: Path, key: str) -> None:
     try:
         context = click.get_current_context(silent=True)
         if context is not None:  # without a command, `make_directory` refuses the directory of another user
-            context.find_root().with_resource(state_owner.acting_for(directory))
-            named_files.warn_of_foreign_parent(directory, key)
+            context.find_root().with_resource(root_as_owner.acting_for(directory))
+            directories.warn_of_foreign_parent(directory, key)
     except OSError as exc:
         raise ConfigError(f"{key}: {directory} {exc.strerror}; run this command as that user") from exc
 
@@ -56,13 +56,13 @@ def _place(conf: Config, path: Path | None) -> Path:
         packaged = _packaged(path)
         if packaged is not None and packaged.is_dir():
             return packaged
-    return named_files.state_directory(conf.state_directory)
+    return directories.state_directory(conf.state_directory)
 
 
 def make_state_directory(conf: Config, path: Path | None) -> Path:
     """The same, created if it does not exist. Raises ConfigError."""
     try:
-        return named_files.make_directory(state_directory(conf, path), "state_directory")
+        return directories.make_directory(state_directory(conf, path), "state_directory")
     except ConfigError as exc:
         if os.getuid() == 0:
             raise

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 from bridge.daemon.admin_page import HEADERS, page
 from bridge.daemon.health import Health, recent_of
 from bridge.daemon.mail_counts import mail_counts
+from bridge.observe.last_mails import LAST
 from bridge.observe.metrics import Metrics
-from bridge.observe.recent import LAST
 from bridge.runtime.known_hosts import has_known_host, wrong_host
 
 _SILENT_S = 2.0  # a worker publishes its numbers once a second

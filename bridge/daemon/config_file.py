@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bridge.config import model
 from bridge.config.model import Config
-from bridge.daemon import named_files
+from bridge.daemon import directories
 from bridge.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ def load(path: Path | None) -> Config:
     """The file's configuration, or the embedded default. Raises ConfigError."""
     if path is not None:
         return _from_file(path)
-    state = named_files.state_directory(None, DEMO)
-    named_files.make_directory(state, "the state directory")
+    state = directories.state_directory(None, DEMO)
+    directories.make_directory(state, "the state directory")
     try:
         return model.embedded(state)
     except ConfigError as exc:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import named_files, personal_wiring, wiring
+from bridge.daemon import directories, personal_wiring, wiring
 from bridge.daemon.digests import DigestNumbers
 from bridge.daemon.events import Events
 from bridge.daemon.feedback import Feedback
@@ -31,11 +31,11 @@ from bridge.history.recorder import Recorder
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
 from bridge.mail.trace_context import Trace
+from bridge.observe.last_mails import RecentMails
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.mail_log import MailLog
 from bridge.observe.metric_types import Counter
 from bridge.observe.metrics import Metrics
-from bridge.observe.recent import RecentMails
 
 if TYPE_CHECKING:
     from bridge.observe.tracing import Tracing
@@ -88,7 +88,7 @@ class Core:
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:
     """Raises ConfigError. Without a `writer`, the lines of mails go to the logger `scanbridge.mail`."""
-    state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
+    state = directories.make_directory(directories.state_directory(conf.state_directory), "state_directory")
     metrics = Metrics(listener.name for listener in conf.listeners)
     put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
     if writer is not None:

@@ -24,7 +24,7 @@ from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
 from bridge.events.sinks.sink import Sink
 from bridge.observe.redaction import Redaction
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
 
@@ -134,7 +134,7 @@ def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     key = _key(sink, "secret_file")
     path = named_files.locate(sink.secret_file or "", conf.directory)
     try:
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             secrets = read_secrets(path.read_text(encoding="ascii"))
     except OSError as exc:
         raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc

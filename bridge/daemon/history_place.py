@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
-from bridge.daemon import named_files
+from bridge.daemon import directories, named_files
 from bridge.errors import ConfigError
 from bridge.history import segment_files
 from bridge.history.sqlite import SqliteHistory
@@ -64,8 +64,8 @@ def redaction(conf: Config, state: Path | None = None) -> Redaction:
         return FULL
     if conf.log.addresses == "domain":
         return Redaction("domain")
-    directory = state or named_files.state_directory(conf.state_directory)
-    path = named_files.make_directory(directory, "state_directory") / "log-key"
+    directory = state or directories.state_directory(conf.state_directory)
+    path = directories.make_directory(directory, "state_directory") / "log-key"
     named_files.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
     return Redaction("hashed", named_files.read_own_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key

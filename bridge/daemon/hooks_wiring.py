@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bridge.config.listener import Listener
 from bridge.config.model import Config
-from bridge.daemon import named_files, wiring
+from bridge.daemon import directories, named_files, wiring
 from bridge.intake.hooks.context import HooksSettings
 
 
@@ -46,4 +46,4 @@ def read_token(conf: Config, listener: Listener) -> str:
 
 def make_ended(state: Path) -> Path:
     """Where registrations that were ended are remembered. Raises ConfigError."""
-    return named_files.make_directory(state / "mta-hooks", "state_directory")
+    return directories.make_directory(state / "mta-hooks", "state_directory")

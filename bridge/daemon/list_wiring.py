@@ -8,7 +8,7 @@ from pathlib import Path
 from bridge.config.listener import Listener
 from bridge.config.lists import Lists
 from bridge.config.model import Config
-from bridge.daemon import named_files
+from bridge.daemon import directories, named_files
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
@@ -46,7 +46,7 @@ def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
     """For `bridge.lists.fetch`. The API key is read each time: it may have been replaced."""
     assert conf.lists is not None
     ca_file = named_files.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
-    made = named_files.make_directory(directory, "state_directory")
+    made = directories.make_directory(directory, "state_directory")
     return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
 
 

@@ -1,7 +1,7 @@
-"""Files that the configuration names: secrets, certificates, directories.
+"""Files that the configuration names: secrets and certificates.
 
-The only place that knows `$CREDENTIALS_DIRECTORY`, `$STATE_DIRECTORY` and the XDG directories. A file
-that cannot be used raises a ConfigError with the key, the file and the next step.
+The only place that knows `$CREDENTIALS_DIRECTORY`. A file that cannot be used raises a ConfigError with the key, the
+file and the next step.
 """
 
 from __future__ import annotations
@@ -11,90 +11,17 @@ import os
 import re
 import secrets
 import ssl
-import stat
-from functools import cache
 from pathlib import Path
 
 from bridge.config.listener import Tls
 from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
-from bridge.runtime import durable_files, state_owner
+from bridge.runtime import durable_files, root_as_owner
 from bridge.runtime.tls import chain_problem, server_context
 
 log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
-
-
-def state_directory(configured: str | None, name: str = "scanbridge") -> Path:
-    """Where data that must survive a restart is kept."""
-    return found_state_directory(configured, name)[0]
-
-
-def found_state_directory(configured: str | None, name: str = "scanbridge") -> tuple[Path, str]:
-    """The same, and where it comes from: the environment or a default; empty for the configuration."""
-    if configured:
-        return Path(configured).expanduser().absolute(), ""
-    if given := os.environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
-        return Path(given.partition(":")[0]), "$STATE_DIRECTORY"
-    base = Path(os.environ.get("XDG_STATE_HOME") or "")
-    if base.is_absolute():  # XDG specification: relative paths must be ignored
-        return base / name, "$XDG_STATE_HOME"
-    return Path.home() / ".local" / "state" / name, "default"
-
-
-def make_directory(path: Path, key: str) -> Path:
-    """For our own files: nobody else but root may write there. Raises ConfigError."""
-    make_shared_directory(path, key)
-    warn_of_foreign_parent(path, key)
-    if others := durable_files.others_who_write(path):
-        _refuse_shared(path, key, others)
-    return path
-
-
-def make_shared_directory(path: Path, key: str) -> Path:
-    """For files that other programs own as well, such as a Maildir. Raises ConfigError."""
-    try:
-        durable_files.make_directory(path)
-    except OSError as exc:
-        raise ConfigError(
-            f"{key}: {path} cannot be created: {exc.strerror}; choose a directory that scanbridge can write to"
-        ) from exc
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise ConfigError(f"{key}: {path} is on a read-only file system; remount it, or choose another directory")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
-    return path
-
-
-def _refuse_shared(path: Path, key: str, others: str) -> None:
-    """A volume that its provisioner has opened to all, as an emptyDir of Kubernetes is, can only be warned about."""
-    found = path.stat()
-    own = f"choose a directory that does not exist yet, such as {path}/state: scanbridge creates it for itself alone"
-    if found.st_uid == 0 and stat.S_IMODE(found.st_mode) & 0o1777 == 0o777 and os.path.ismount(path):
-        _warn(f"{key}: {path} {others}; {own}")
-        return
-    if found.st_uid == state_owner.current_user():
-        step = f"run chmod go-w {path}"
-    elif found.st_uid == 0:
-        step = own
-    else:
-        step = "give it to the daemon's user with chown, or run this command as its owner"
-    raise ConfigError(f"{key}: {path} {others}, so others could replace the files in it; {step}")
-
-
-def warn_of_foreign_parent(path: Path, key: str) -> None:
-    """Not an error: there may be mail in it."""
-    if state_owner.current_user() != 0:
-        return
-    if above := state_owner.foreign_parent(path):
-        _warn(f"{key}: {above} belongs to another user, who could replace {path}; move it to a directory of root")
-
-
-@cache
-def _warn(text: str) -> None:
-    """Once: several parts of the daemon look at the same directory."""
-    log.warning("%s", text)
 
 
 def locate(name: str, directory: Path) -> Path:
@@ -105,7 +32,7 @@ def locate(name: str, directory: Path) -> Path:
     if credentials := os.environ.get("CREDENTIALS_DIRECTORY"):
         credential = Path(credentials) / path
         # os.path.exists is False for a file we may not look at; reading it later reports the reason.
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             if os.path.exists(credential) or not os.path.exists(directory / path):  # noqa: PTH110
                 return credential
     return directory / path
@@ -113,7 +40,7 @@ def locate(name: str, directory: Path) -> Path:
 
 def read_secret(path: Path, key: str) -> str:
     """One line of printable characters, which never appears in an error message. For a file in the configuration."""
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         return _secret(path, key)
 
 
@@ -137,7 +64,7 @@ def _secret(path: Path, key: str) -> str:
 def need_readable(path: Path, key: str) -> None:
     """A file that a library reads later."""
     try:
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             path.open("rb").close()
     except OSError as exc:
         raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
@@ -186,7 +113,7 @@ def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
 def read_certificates(name: str, directory: Path, key: str) -> bytes:
     """The PEM file, checked to hold usable certificates."""
     client_tls(name, directory, key)
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         return locate(name, directory).read_bytes()
 
 
@@ -194,7 +121,7 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
     """For outgoing connections: TLS 1.2 and later, names and chains verified."""
     path = locate(ca_file, directory) if ca_file else None
     try:
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as exc:
         step = "name a PEM file with the CA's certificate, or leave this key out to trust the system's CAs"
@@ -215,7 +142,7 @@ def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -
         need_readable(path, name)
     try:
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             context.load_cert_chain(cert, key_path, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
         raise ConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import named_files, wiring
+from bridge.daemon import directories, wiring
 from bridge.daemon.systemd import notify
 from bridge.errors import ConfigError
 from bridge.observe.metrics import Metrics
@@ -83,7 +83,7 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
 
 def _state(conf: Config) -> Path:
     """Without links: /var/lib/scanbridge is one, if systemd gives the unit a dynamic user."""
-    return named_files.state_directory(conf.state_directory).resolve()
+    return directories.state_directory(conf.state_directory).resolve()
 
 
 def notify_reloading() -> None:

@@ -22,7 +22,7 @@ from bridge.config.model import Config, Tenant
 from bridge.config.model import LateDecisions as LateConfig
 from bridge.config.policy import PolicyEntry
 from bridge.config.relay import Relay as RelayConfig
-from bridge.daemon import history_place, named_files
+from bridge.daemon import directories, history_place, named_files
 from bridge.daemon.dialects import dialect
 from bridge.errors import ConfigError
 from bridge.filter import rule_names
@@ -194,7 +194,7 @@ def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wr
 
 def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
-        return Maildir(named_files.make_shared_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+        return Maildir(directories.make_shared_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     is_verified = settings.tls == "required" or settings.ca_file
     tls_context = named_files.client_tls(settings.ca_file, conf.directory, "relay.ca_file") if is_verified else None
     return SmtpRelay(
@@ -224,7 +224,7 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
 
 def quarantine_place(conf: Config, state: Path) -> QuarantineSettings:
     """Raises ConfigError."""
-    directory = named_files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+    directory = directories.make_directory(state / conf.quarantine.directory, "quarantine.directory")
     index = state_database(conf, state, "state.sqlite")
     return QuarantineSettings(
         directory=directory,
@@ -260,7 +260,7 @@ def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
     path = release_key(conf, state)
     if not conf.quarantine.release_key_file:
-        named_files.make_directory(state, "state_directory")
+        directories.make_directory(state, "state_directory")
         named_files.make_secret(path, _RELEASE_KEY)
         durable_files.give_to_owner(path)
     return release_tokens_of(conf, path)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge.errors import ConfigError
 from bridge.mail.address import comparable_address, comparable_domain, domain_of, has_certain_domain
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 
 _MAX_STEPS = 10  # an alias of an alias of ...
 
@@ -102,7 +102,7 @@ class People:
             return self._aliases
         with self._lock:
             try:
-                with state_owner.as_operator():
+                with root_as_owner.as_operator():
                     status = self._path.stat()
                     seen = (status.st_ino, status.st_mtime_ns, status.st_size)
                     if seen != self._seen:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bridge.mail.message import HEAD_LIMIT
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 
 
 def beginning(chunks: Iterable[bytes], limit: int) -> bytes:
@@ -34,12 +34,12 @@ def copy(chunks: Iterable[bytes], target: BinaryIO) -> None:
 
 def copy_into(chunks: Iterable[bytes], target: Path) -> None:
     """Creates a new file, complete or not at all; never overwrites one."""
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         try:
             copy(chunks, file)
         except BaseException:
-            with state_owner.as_operator():
+            with root_as_owner.as_operator():
                 target.unlink(missing_ok=True)
             raise

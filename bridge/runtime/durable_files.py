@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 from bridge.runtime.threads import Threads
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ def open_own(path: Path, flags: int) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EPERM, "is not a regular file", str(path))
         # Ours, and not a second name of another file.
-        is_ours = found.st_uid == state_owner.current_user() and found.st_nlink == 1
+        is_ours = found.st_uid == root_as_owner.current_user() and found.st_nlink == 1
         is_planted = found.st_uid != path.parent.stat().st_uid or not _is_trusted(found, path)
         if not is_ours and is_planted:
             raise OSError(errno.EPERM, "belongs to another user", str(path))
@@ -247,7 +247,7 @@ def sync_directory(path: Path) -> None:
 
 def give_to_owner(path: Path) -> None:
     """Give a file that root created to the owner of its directory, so that the daemon can read it."""
-    if state_owner.current_user() != 0:
+    if root_as_owner.current_user() != 0:
         return
     owner = path.parent.stat()
     # Not by its name: the owner of the directory may have put another file there. And O_PATH, because closing any other
@@ -270,7 +270,7 @@ def refuse_planted(path: Path) -> None:
     """
     try:
         found = path.lstat()
-        if stat.S_ISLNK(found.st_mode) and found.st_uid in (0, state_owner.current_user()):
+        if stat.S_ISLNK(found.st_mode) and found.st_uid in (0, root_as_owner.current_user()):
             found = path.stat()
     except FileNotFoundError:
         return
@@ -291,18 +291,18 @@ def others_who_write(directory: Path) -> str:
 
     A group may write if an administrator has set this up: the directory is root's, or we belong to the group.
     """
-    found, user = directory.stat(), state_owner.current_user()
+    found, user = directory.stat(), root_as_owner.current_user()
     if found.st_uid not in (0, user):
         return f"belongs to another user ({found.st_uid})"
     if found.st_mode & stat.S_IWOTH:
         return "is writable by every user"
-    is_ours = found.st_gid in state_owner.current_groups() or found.st_uid != user
+    is_ours = found.st_gid in root_as_owner.current_groups() or found.st_uid != user
     return "is writable by another group" if found.st_mode & stat.S_IWGRP and not is_ours else ""
 
 
 def _is_trusted(found: os.stat_result, path: Path) -> bool:
     """Ours or root's; for root, also that of the owner of the directory, whose rights a command of root takes."""
-    user = state_owner.current_user()
+    user = root_as_owner.current_user()
     return found.st_uid in (0, user) or (user == 0 and found.st_uid == path.parent.stat().st_uid)
 
 
@@ -313,7 +313,7 @@ def open_to_append(path: Path, mode: int) -> int:
     between a look at the file and opening it.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-    if state_owner.current_user() != 0:
+    if root_as_owner.current_user() != 0:
         return os.open(path, flags, mode)
     path = _end_of_links(path)
     try:

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bridge.cli import main
-from bridge.daemon import named_files
-from bridge.runtime import state_owner
+from bridge.daemon import directories
+from bridge.runtime import root_as_owner
 from tests.requirements import need
 
 NOBODY = 65534
@@ -94,7 +94,7 @@ def test_what_root_creates_belongs_to_the_owner(place: Path, command: str) -> No
     done = run(place, COMMANDS[command])
     assert done.exit_code in _EXPECTED.get(command, (0,)), done.output
     assert {path.lstat().st_uid for path in state.rglob("*")} <= {NOBODY}
-    assert os.stat(place).st_uid == 0 and state_owner.current_user() == 0
+    assert os.stat(place).st_uid == 0 and root_as_owner.current_user() == 0
 
 
 @pytest.fixture
@@ -156,16 +156,16 @@ def test_root_still_writes_where_the_operator_says(place: Path) -> None:
 def test_the_identity_belongs_to_the_command_and_comes_back(place: Path) -> None:
     state = state_of_nobody(place)
     groups = os.getgroups()
-    with state_owner.acting_for(state):
-        assert state_owner.current_user() == NOBODY
+    with root_as_owner.acting_for(state):
+        assert root_as_owner.current_user() == NOBODY
         with pytest.raises(PermissionError):
             (place / "new").touch()
-        with state_owner.as_operator():
-            assert state_owner.current_user() == 0
+        with root_as_owner.as_operator():
+            assert root_as_owner.current_user() == 0
             (place / "new").touch()
-        assert state_owner.current_user() == NOBODY
+        assert root_as_owner.current_user() == NOBODY
         (state / "ours").touch()
-    assert (state_owner.current_user(), os.getgroups()) == (0, groups)
+    assert (root_as_owner.current_user(), os.getgroups()) == (0, groups)
     assert (state / "ours").stat().st_uid == NOBODY and (place / "new").stat().st_uid == 0
 
 
@@ -176,10 +176,10 @@ def test_who_controls_a_link_on_the_way_decides(place: Path) -> None:
     (state / "link").symlink_to(place / "closed")
     os.chown(state / "link", NOBODY, NOBODY, follow_symlinks=False)
     (place / "admin-link").symlink_to("state")
-    assert state_owner.foreign_owner(state / "link") == NOBODY
-    assert state_owner.foreign_owner(place / "admin-link") == NOBODY
-    assert state_owner.foreign_owner(place / "closed" / ".." / "closed") is None
-    assert state_owner.foreign_owner(place / "nothing" / "yet") is None
+    assert root_as_owner.foreign_owner(state / "link") == NOBODY
+    assert root_as_owner.foreign_owner(place / "admin-link") == NOBODY
+    assert root_as_owner.foreign_owner(place / "closed" / ".." / "closed") is None
+    assert root_as_owner.foreign_owner(place / "nothing" / "yet") is None
 
 
 def test_root_was_locked_out_of_the_mail_of_its_own_daemon_below_another_users_directory(
@@ -189,14 +189,14 @@ def test_root_was_locked_out_of_the_mail_of_its_own_daemon_below_another_users_d
     home, state = place / "home", place / "home" / "state"
     state.mkdir(mode=0o700, parents=True)
     os.chown(home, NOBODY, NOBODY)
-    assert state_owner.foreign_owner(state) is None
-    assert state_owner.foreign_parent(state) == home
-    with state_owner.acting_for(state):
-        assert named_files.make_directory(state, "state_directory") == state
+    assert root_as_owner.foreign_owner(state) is None
+    assert root_as_owner.foreign_parent(state) == home
+    with root_as_owner.acting_for(state):
+        assert directories.make_directory(state, "state_directory") == state
         (state / "mail").touch()
     assert f"state_directory: {home} belongs to another user, who could replace {state}" in caplog.text
-    assert state_owner.foreign_owner(home / "new" / "state") == NOBODY
-    assert state_owner.foreign_parent(home / "new") is None
+    assert root_as_owner.foreign_owner(home / "new" / "state") == NOBODY
+    assert root_as_owner.foreign_parent(home / "new") is None
 
 
 def test_the_root_of_a_user_namespace_took_the_machines_root_for_another_user(place: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_root_of_a_user_namespace_took_the_machines_root_for_another_user(pl
     (place / "closed" / "state").mkdir(parents=True)
     os.chown(place / "closed", 4321, 4321)
     program = (
-        "import sys; from pathlib import Path; from bridge.runtime import state_owner as o; "
+        "import sys; from pathlib import Path; from bridge.runtime import root_as_owner as o; "
         "print([(o.foreign_owner(p), o.foreign_parent(p)) for p in map(Path, sys.argv[1:])])"
     )
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", program]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.daemon import named_files
+from bridge.daemon import directories, named_files
 from bridge.errors import ConfigError
 
 
@@ -22,16 +22,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_most_specific_setting_is_the_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration, then systemd, then XDG, then the home directory; always absolute."""
-    assert named_files.state_directory(None) == tmp_path / "home/.local/state/scanbridge"
+    assert directories.state_directory(None) == tmp_path / "home/.local/state/scanbridge"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    assert named_files.state_directory(None) == tmp_path / "home/.local/state/scanbridge"
+    assert directories.state_directory(None) == tmp_path / "home/.local/state/scanbridge"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert named_files.state_directory(None) == tmp_path / "xdg/scanbridge"
+    assert directories.state_directory(None) == tmp_path / "xdg/scanbridge"
     monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}/one:{tmp_path}/two")
-    assert named_files.state_directory(None) == tmp_path / "one"
-    assert named_files.state_directory("~/state") == tmp_path / "home/state"
+    assert directories.state_directory(None) == tmp_path / "one"
+    assert directories.state_directory("~/state") == tmp_path / "home/state"
     monkeypatch.chdir(tmp_path)
-    assert named_files.state_directory("here") == tmp_path / "here"
+    assert directories.state_directory("here") == tmp_path / "here"
 
 
 def test_a_file_is_a_credential_or_next_to_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_secret_that_cannot_be_created_is_a_configuration_error(tmp_path: Path
 
 def test_directories_are_created_for_their_owner_alone(tmp_path: Path) -> None:
     """They hold mail."""
-    made = named_files.make_directory(tmp_path / "a" / "b", "key")
+    made = directories.make_directory(tmp_path / "a" / "b", "key")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
 

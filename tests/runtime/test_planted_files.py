@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.config.model import Config
-from bridge.daemon import named_files, wiring
+from bridge.daemon import directories, named_files, wiring
 from bridge.digests.signed_links import LinkKeys
 from bridge.errors import BridgeError, ConfigError
 from bridge.events.outbox import Outbox
@@ -23,7 +23,7 @@ from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
 from bridge.quarantine.index import Index
 from bridge.quarantine.local_store import LocalStore
-from bridge.runtime import durable_files, state_owner
+from bridge.runtime import durable_files, root_as_owner
 from bridge.runtime.database import Database
 from tests.history.history_kit import find, mail
 from tests.requirements import need
@@ -39,13 +39,13 @@ def state() -> Iterator[Path]:
         directory = Path(name) / "state"
         directory.mkdir(mode=0o700)
         os.chown(directory, DAEMON, DAEMON)
-        with state_owner.acting_for(directory):
-            assert state_owner.current_user() == DAEMON
+        with root_as_owner.acting_for(directory):
+            assert root_as_owner.current_user() == DAEMON
             yield directory
 
 
 def give_away(path: Path) -> None:
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         os.chown(path, NOBODY, NOBODY)
         path.chmod(0o666)
 
@@ -104,14 +104,14 @@ def test_a_directory_in_which_others_can_write_is_refused(
     state: Path, mode: int, uid: int, gid: int, problem: str
 ) -> None:
     directory = state / "q"
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         directory.mkdir()
         os.chown(directory, uid, gid)
         directory.chmod(mode)
     assert durable_files.others_who_write(directory) == problem
     if problem:
         with pytest.raises(ConfigError) as error:
-            named_files.make_directory(directory, "quarantine.directory")
+            directories.make_directory(directory, "quarantine.directory")
         assert str(error.value).startswith(f"quarantine.directory: {directory} {problem}")
 
 
@@ -127,7 +127,7 @@ def test_any_group_of_the_daemon_may_write(tmp_path: Path) -> None:
 
 def run_as_daemon(program: str, groups: str = "2", prefix: tuple[str, ...] = ()) -> str:
     setup = (
-        "from pathlib import Path; from bridge.daemon import named_files; from bridge.runtime import durable_files; "
+        "from pathlib import Path; from bridge.daemon import directories; from bridge.runtime import durable_files; "
     )
     ids = ["setpriv", "--reuid", str(DAEMON), "--regid", str(DAEMON), "--groups", groups]
     command = [*prefix, *ids, sys.executable, "-c", setup + program]
@@ -140,8 +140,8 @@ def test_a_volume_that_is_open_to_all_kept_the_bridge_from_starting(tmp_path: Pa
     """An emptyDir of Kubernetes has mode 0777, and only its node can change that."""
     need("unshare", "setpriv", root=True)
     script = f'mount -t tmpfs -o mode={mode} tmpfs /mnt && exec "$@"'
-    program = "named_files.make_directory(Path('/mnt'), 'state_directory'); "
-    program += "named_files.make_directory(Path('/mnt/state'), 'state_directory'); print('started')"
+    program = "directories.make_directory(Path('/mnt'), 'state_directory'); "
+    program += "directories.make_directory(Path('/mnt/state'), 'state_directory'); print('started')"
     said = run_as_daemon(program, prefix=("unshare", "--mount", "sh", "-c", script, "sh"))
     problem = "state_directory: /mnt is writable by every user"
     assert problem in said and "such as /mnt/state: scanbridge creates it for itself alone" in said
@@ -152,13 +152,13 @@ def test_a_volume_that_is_open_to_all_kept_the_bridge_from_starting(tmp_path: Pa
 def test_a_directory_of_ours_that_all_can_write_to_needs_chmod(state: Path) -> None:
     state.chmod(0o777)
     with pytest.raises(ConfigError, match=f"others could replace the files in it; run chmod go-w {state}$"):
-        named_files.make_directory(state, "state_directory")
+        directories.make_directory(state, "state_directory")
 
 
 def test_a_maildir_of_another_user_and_our_group_was_refused(state: Path) -> None:
     """The user of the mail store owns it, and the bridge may write to it by its group."""
     maildir = state / "Maildir"
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         maildir.mkdir()
         os.chown(maildir, NOBODY, DAEMON)
         maildir.chmod(0o2770)
@@ -178,11 +178,11 @@ def test_root_does_not_start_the_daemon_in_the_directory_of_another_user(tmp_pat
     need(root=True)
     os.chown(tmp_path, NOBODY, NOBODY)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        named_files.make_directory(tmp_path, "state_directory")
+        directories.make_directory(tmp_path, "state_directory")
 
 
 def test_links_of_an_administrator_are_followed(state: Path) -> None:
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         (state / "key").symlink_to(state / "elsewhere")
     (state / "elsewhere").write_text("0123456789abcdef")
     assert named_files.read_own_secret(state / "key", "key") == "0123456789abcdef"

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from bridge.cli.check.finding import Finding
 from bridge.config.digests import UserPolicy
 from bridge.config.model import Config
-from bridge.daemon import history_place, named_files
+from bridge.daemon import directories, history_place
 from bridge.errors import ConfigError
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 
 _WHAT = "digests"
 _REASONS = ("spam", "phishing", "malware", "blocked", "other")
@@ -38,10 +38,10 @@ def _files(conf: Config) -> Iterator[Finding]:
     from bridge.digests.message import DigestMaker
     from bridge.digests.sample import sample
 
-    state = named_files.state_directory(conf.state_directory)
+    state = directories.state_directory(conf.state_directory)
     try:
-        with state_owner.acting_for(state):
-            named_files.make_directory(state, "state_directory")
+        with root_as_owner.acting_for(state):
+            directories.make_directory(state, "state_directory")
             keys = parts.keys(conf, state)
             parts.people(conf).read_aliases()
             maker = DigestMaker(parts.settings(conf), keys)

@@ -17,12 +17,12 @@ from bridge.cli.check.finding import Finding
 from bridge.config.listener import Listener
 from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
-from bridge.daemon import certificate_expiry, embedded, event_wiring, hooks_wiring, named_files, wiring
+from bridge.daemon import certificate_expiry, directories, embedded, event_wiring, hooks_wiring, named_files, wiring
 from bridge.daemon.http_api.read_tokens import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 from bridge.runtime.endpoints import Endpoint
 
 SOON_S = 14 * 86400.0  # automatic renewal happens earlier than this
@@ -31,9 +31,9 @@ _OWN_FILES = 64  # log, databases, event loop, spooled mail of a quiet hour
 
 def check_state_directory(conf: Config) -> Finding:
     """As root, with the rights of the directory's owner."""
-    state = named_files.state_directory(conf.state_directory)
+    state = directories.state_directory(conf.state_directory)
     try:
-        with state_owner.acting_for(state):
+        with root_as_owner.acting_for(state):
             return _try_state_directory(conf, state)
     except OSError as exc:
         return Finding("state directory", f"state_directory: {state} {exc.strerror}; run this as that user")
@@ -42,7 +42,7 @@ def check_state_directory(conf: Config) -> Finding:
 def _try_state_directory(conf: Config, state: Path) -> Finding:
     what = "state directory"
     try:
-        named_files.make_directory(state, "state_directory")
+        directories.make_directory(state, "state_directory")
         wiring.quarantine_place(conf, state)
         with tempfile.TemporaryFile(dir=state) as probe:
             probe.write(b"x")
@@ -252,7 +252,7 @@ def _limit_of(pid: int) -> int | None:
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
     """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events. Opens none of the
     state directory."""
-    state = named_files.state_directory(conf.state_directory)
+    state = directories.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"
         try:

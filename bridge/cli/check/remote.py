@@ -21,7 +21,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
-from bridge.daemon import certificate_expiry, event_wiring, history_place, list_wiring, named_files, wiring
+from bridge.daemon import certificate_expiry, directories, event_wiring, history_place, list_wiring, wiring
 from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
@@ -31,7 +31,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
 from bridge.relay.client_replies import UNTRUSTED
-from bridge.runtime import database, state_owner
+from bridge.runtime import database, root_as_owner
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.shown_url import shown_url
 from bridge.scanner.client import Host, Scanner
@@ -195,7 +195,7 @@ def _left_behind(conf: Config, state: Path) -> dict[str, str]:
 def _probe(place: database.Database) -> None:
     """As root, with the rights of the owner of a local file. Raises BridgeError."""
     try:
-        with state_owner.acting_for(place.path.parent) if place.path is not None else nullcontext():
+        with root_as_owner.acting_for(place.path.parent) if place.path is not None else nullcontext():
             database.probe(place)
     except OSError as exc:
         raise database.DatabaseUnusable(str(exc)) from exc
@@ -203,7 +203,7 @@ def _probe(place: database.Database) -> None:
 
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
     """Checks database and object storage: writes something and removes it."""
-    state = named_files.state_directory(conf.state_directory)
+    state = directories.state_directory(conf.state_directory)
     try:
         if conf.state_database is not None:
             await asyncio.to_thread(_probe, wiring.state_database(conf, state, ""))

@@ -21,7 +21,7 @@ from bridge.daemon import certificate_expiry
 from bridge.daemon.service_process import located
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 from bridge.runtime.endpoints import Endpoint
 from bridge.service.abby_settings import StaticApiToken
 from bridge.service.advice import advice
@@ -175,7 +175,7 @@ def _database(loaded: Loaded) -> Finding:
     existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
     try:
         with (
-            state_owner.acting_for(path.parent),
+            root_as_owner.acting_for(path.parent),
             existing.open("r+b") if existing == path else tempfile.TemporaryFile(dir=existing),
         ):
             pass

@@ -25,7 +25,7 @@ from bridge.quarantine import record
 from bridge.quarantine.content import beginning
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.record import MailRecord, StoredRecord
-from bridge.runtime import durable_files, state_owner
+from bridge.runtime import durable_files, root_as_owner
 
 DEFAULT_RECIPIENT = "postmaster"
 
@@ -118,7 +118,7 @@ class FileMail:
         return str(self.path)
 
     def read(self) -> StoredMail:
-        with state_owner.as_operator():
+        with root_as_owner.as_operator():
             return self._read()
 
     def _read(self) -> StoredMail:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bridge.cli.replay.judgement import Judgement, Replay
 from bridge.errors import BridgeError
-from bridge.runtime import state_owner
+from bridge.runtime import root_as_owner
 
 
 class BadResult(BridgeError):
@@ -18,7 +18,7 @@ class BadResult(BridgeError):
 
 def write(path: Path, text: str) -> None:
     """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
-    with state_owner.as_operator():
+    with root_as_owner.as_operator():
         _write(path, text)
 
 
@@ -49,7 +49,7 @@ class Expected:
         self._by_name: dict[str, tuple[str, Judgement]] = {}  # with the hash of the content
         self._by_hash: dict[str, Judgement] = {}
         try:
-            with state_owner.as_operator():
+            with root_as_owner.as_operator():
                 content = path.read_bytes()
             for mail in json.loads(content)["mails"]:
                 name, digest, found = str(mail["mail"]), str(mail["sha256"] or ""), Judgement.from_dict(mail["now"])

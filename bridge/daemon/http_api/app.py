@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from bridge.daemon.http_api import document, parameters
 from bridge.daemon.http_api.failures import ApiError, invalid
 from bridge.daemon.http_api.permissions import Caller, authenticate
-from bridge.daemon.http_api.queries import Queries
+from bridge.daemon.http_api.query_queue import Queries
 from bridge.history.parameters import DEFAULT_LIMIT, MAIL_ID, MAX_LIMIT, PAGE, STATS
 from bridge.history.query import BY, HistoryQuery
 from bridge.observe.redaction import Redaction

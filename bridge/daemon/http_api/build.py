@@ -7,7 +7,7 @@ from typing import Any
 from bridge.daemon import wiring
 from bridge.daemon.core import count
 from bridge.daemon.http_api.app import Api, ApiParts
-from bridge.daemon.http_api.queries import Queries
+from bridge.daemon.http_api.query_queue import Queries
 from bridge.daemon.running import Running
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from bridge.config.model import Config
-from bridge.daemon import embedded, named_files, quarantine_upkeep, wiring
+from bridge.daemon import directories, embedded, quarantine_upkeep, wiring
 from bridge.daemon.reload import ReloadHistory
 from bridge.daemon.systemd import notify, notify_stopping, watchdog_s
 from bridge.daemon.workers.child import CONFIG, FAILED, HURRY, STOP
@@ -45,7 +45,7 @@ class Supervisor:
         early: EarlySignals,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self._state = named_files.make_directory(named_files.state_directory(conf.state_directory), "state_directory")
+        self._state = directories.make_directory(directories.state_directory(conf.state_directory), "state_directory")
         self._processes = Processes(conf, self._state)
         self._reread = reread
         self._on_ready = on_ready

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, text
 
 from bridge.daemon.http_api import answers
 from bridge.daemon.http_api.failures import ApiError
-from bridge.daemon.http_api.queries import Queries, QueryLimits
+from bridge.daemon.http_api.query_queue import Queries, QueryLimits
 from bridge.history.entry import Kind, Row
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
