@@ -412,8 +412,8 @@ machine only adds time.
 *None* in a name means that nothing matches; *far back* means a page with old entries.
 *First* is the first request of its kind after the start of the console.
 *CPU* is the CPU time that the console's process used for one request, regardless of other work on the machine.
-Times are in milliseconds, sizes in kilobytes; the last column is the size for browsers that accept compression, behind a
-proxy that compresses.
+Times are in milliseconds, sizes in kilobytes; the last column is the size for browsers that accept compression, behind
+a proxy that compresses.
 The daemon was not running, so the times do not include its answers.
 
 | page | who | first | median | 95 of 100 | CPU | size | compressed |

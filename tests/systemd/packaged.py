@@ -44,9 +44,7 @@ def installed(next_hop: NextHop) -> str:
     command("/opt/scanbridge/bin/python3", "-c", modules)
     reply = mail(b"too early")
     assert reply.startswith("451"), reply
-    return (
-        f"`dpkg -i` took {took:.0f} s; units enabled and running; with no next hop yet, a mail gets {reply[:9]}"
-    )
+    return f"`dpkg -i` took {took:.0f} s; units enabled and running; with no next hop yet, a mail gets {reply[:9]}"
 
 
 def one_edit(next_hop: NextHop) -> str:
