@@ -85,7 +85,7 @@ def measure(rounds: int) -> list[Start]:
 def table(found: list[Start]) -> str:
     alone = found[0].cpu
     lines = [
-        "| command | CPU, least (ms) | CPU, median (ms) | elapsed, least (ms) | of Python's start | limit (ms) |",
+        "| command | CPU, lowest (ms) | CPU, median (ms) | elapsed, lowest (ms) | compared with Python | limit (ms) |",
         "|---|---|---|---|---|---|",
     ]
     for start in found:
@@ -104,13 +104,13 @@ def limit(start: Start) -> str:
 def page(found: list[Start], rounds: int, load: float) -> str:
     return f"""# How quickly commands start
 
-`make bench-commands` starts each command {rounds} times as a new process, the commands in turn, and compares it with the start of Python itself.
-Limits: help and completion {HELP_MS} ms, `status` {STATUS_MS} ms more.
+`make bench-commands` starts each command {rounds} times as a new process, one command after another in each round, and compares it with the start of Python itself.
+The limits: help and completion {HELP_MS} ms, `status` {STATUS_MS} ms more.
 A test counts the modules that each command imports (`tests/cli/test_cli_imports.py`, `tests/cli/test_cli_imports_of_each.py`): unlike these times, that number does not depend on the machine.
 
 This run: Python {platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} from other work at its start.
-A start does nothing but compute, so on an idle machine it takes as long as its CPU time; compare the least CPU time with the limit.
-The time that elapsed also depends on the other work.
+Starting a command is pure computation, so on an idle machine it takes as long as its CPU time: compare the lowest CPU time with the limit.
+The elapsed time also depends on the other work.
 
 {table(found)}
 """

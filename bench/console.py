@@ -145,7 +145,7 @@ def pages(state: Path, total: int) -> Iterator[Page]:
         yield Page(f"statistics, {period}", [f"/statistics?period={period}"], after_s=300)
     yield Page("sessions", ["/sessions"], EVERYBODY)
     yield Page("audit", ["/audit"], ("admin",))
-    yield Page("audit, far behind", ["/audit?before=1000", f"/audit?before={100_000}"], ("admin",))
+    yield Page("audit, far back", ["/audit?before=1000", f"/audit?before={100_000}"], ("admin",))
     audit = {"name": "person7", "action": "requested a release", "mail": samples[0].row.id}
     for name, value in audit.items():
         paths = [link("/audit", **{name: value}), link("/audit", **{name: f"no {value}"})]
@@ -202,7 +202,7 @@ def filters(rows: list[Row]) -> dict[str, list[dict[str, str]]]:
 def mail_pages(samples: list[MailEntry]) -> Iterator[Page]:
     rows = [sample.row for sample in samples]
     yield Page("mail, newest", ["/mail"], EVERYBODY)
-    yield Page("mail, far behind", [link("/mail", before=sample.cursor) for sample in samples], EVERYBODY)
+    yield Page("mail, far back", [link("/mail", before=sample.cursor) for sample in samples], EVERYBODY)
     own = {
         "our id": [{"what": row.id} for row in rows],
         "queue id": [{"what": row.queue_id} for row in rows],
@@ -221,7 +221,7 @@ def mail_pages(samples: list[MailEntry]) -> Iterator[Page]:
         yield Page(f"mail by {name}", [link("/mail", **one) for one in asked])
         if name in behind:
             middle = samples[SAMPLES // 2].cursor
-            yield Page(f"mail by {name}, far behind", [link("/mail", **one, before=middle) for one in asked])
+            yield Page(f"mail by {name}, far back", [link("/mail", **one, before=middle) for one in asked])
     yield Page("a mail's story", [f"/mail/{row.id}" for row in rows], ("admin",))
 
 
@@ -230,7 +230,7 @@ def quarantine_pages(state: Path) -> Iterator[Page]:
     some = [held[number * len(held) // SAMPLES] for number in range(SAMPLES)]
     cursors = [f"{int(mail_id[:11], 16) / 1000!r}:{mail_id}" for mail_id in some]
     yield Page("quarantine, newest", ["/quarantine"], EVERYBODY)
-    yield Page("quarantine, far behind", [link("/quarantine", before=cursor) for cursor in cursors], EVERYBODY)
+    yield Page("quarantine, far back", [link("/quarantine", before=cursor) for cursor in cursors], EVERYBODY)
     own = {
         "state": [{"state": "kept"}],
         "state, none": [{"state": "released"}],
@@ -264,9 +264,7 @@ def list_pages(total: int) -> Iterator[Page]:
     yield Page("lists", ["/lists"], people)
     yield Page("a list, while it is read", ["/lists/blocked"], people)
     yield Page("a list", ["/lists/blocked"], people, after_s=300)
-    yield Page(
-        "a list, far behind", [link("/lists/blocked", at=str(at)) for at in (10_000_000, 40_000_000)], ("admin",)
-    )
+    yield Page("a list, far back", [link("/lists/blocked", at=str(at)) for at in (10_000_000, 40_000_000)], ("admin",))
     asked = {
         "entry": [entry(number * total // SAMPLES) for number in range(SAMPLES)],
         "domain": [f"@example{number}.org" for number in range(SAMPLES)],
@@ -401,19 +399,22 @@ HEAD = """\
 PAGES = """\
 ## The pages
 
-The history has {mails:,} mails of 30 days and the quarantine {held:,} (both in SQLite), one list {entries:,} entries,
-and the audit log {audit:,}.
-A page must answer within 150 ms (95 of 100 requests) and weigh less than 200 kB.
-Of {number} pages, filters and people, the slowest is "{slow.name}" with {slow.p95:.0f} ms, the heaviest "{heavy.name}"
-with {weight:.0f} kB.
+The history has {mails:,} mails from 30 days and the quarantine {held:,} (both in SQLite); one list has {entries:,}
+entries, and the audit log {audit:,}.
+A page must answer within 150 ms (in 95 of 100 requests) and be smaller than 200 kB.
+Of {number} combinations of page, filter and person, the slowest is "{slow.name}" with {slow.p95:.0f} ms,
+the largest "{heavy.name}" with {weight:.0f} kB.
 {verdict}
 
-Each was requested {requests} times, one after the other, with different values each time; a line over the limit up
-to {tries} times that often, of which the best counts, because the other work on the machine only adds time.
+Each was requested {requests} times, one after another, with different values each time.
+One that exceeds a limit is measured up to {tries} times, and the best time counts, because other work on the
+machine only adds time.
+*None* in a name means that nothing matches; *far back* means a page with old entries.
 *First* is the first request of its kind after the start of the console.
 *CPU* is the CPU time that the console's process used for one request, regardless of other work on the machine.
-Times are in milliseconds, sizes in kilobytes; browsers that ask for compression get the last column through a proxy.
-The daemon was not running, so its answer is not part of the time.
+Times are in milliseconds, sizes in kilobytes; the last column is the size for browsers that accept compression, behind
+a proxy that compresses.
+The daemon was not running, so the times do not include its answers.
 
 | page | who | first | median | 95 of 100 | CPU | size | compressed |
 |---|---|---|---|---|---|---|---|

@@ -212,7 +212,7 @@ def busy_program(world: World) -> None:
 
 
 def kill(world: World) -> None:
-    """In the middle of the measurement, while pages are asked for."""
+    """In the middle of the measurement, while pages are requested."""
     threads = [threading.Thread(target=searches, args=(world,)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -223,7 +223,7 @@ def kill(world: World) -> None:
 
 
 def stop(world: World) -> None:
-    """SIGSTOP in the middle, while pages are asked for."""
+    """SIGSTOP in the middle, while pages are requested."""
     assert world.console is not None
     asking = threading.Thread(target=searches, args=(world,), daemon=True)
     asking.start()
@@ -244,8 +244,8 @@ SCENES: dict[str, tuple[bool, Callable[[World], None], int]] = {
     "no console": (False, nothing, 1),
     "console without visitors": (True, nothing, 1),
     "two people look at pages": (True, watched, 1),
-    "killed (SIGKILL) while pages are asked for": (True, kill, 1),
-    "stopped (SIGSTOP) while pages are asked for": (True, stop, 1),
+    "killed (SIGKILL) while pages are requested": (True, kill, 1),
+    "stopped (SIGSTOP) while pages are requested": (True, stop, 1),
     "wrong passwords, 16 clients": (True, sign_ins, 16),
     "slow requests, hundreds of connections": (True, slow_requests, 4),
     "forms of 64 MiB, 4 clients": (True, huge_forms, 4),
@@ -336,16 +336,17 @@ MAIL = """\
 ## The mail
 
 A daemon relays {rate} mails of 4 KiB per second, open loop, for {seconds:.0f} seconds in each of {rounds} rounds.
-Meanwhile the console beside it does what the first column says.
+Meanwhile the console on the same machine does what the first column says.
 The scanner answers after 5 ms.
 Daemon, load generator, scanner, next hop, console and attackers share the same two cores.
-The last row has no console at all, but two programs that only compute: what competition for the processor alone does.
+The last row has no console at all, but two programs that only compute: it shows the effect of competition for the
+processor alone.
 
-*p50* and *p99* are the milliseconds from the arrival of a mail to the reply `250`: the best median of the rounds, and
-the median of their 99th percentiles.
+*p50* and *p99* are the times in milliseconds from the arrival of a mail to the reply `250`: the best median of the
+rounds, and the median of their 99th percentiles.
 *CPU* is what the daemon needs for one mail, in milliseconds.
-*Deferred* are mails with a `451`, because there was no room for them in time, and *lost* those without an answer, of
-{total:,}.
+*Deferred* are mails that got a `451` because there was no room for them in time, and *lost* those without an answer,
+out of {total:,}.
 *Console* is the share of a core that the console used.
 *Answered* are the attackers' requests that the console answered in the best round.
 

@@ -186,7 +186,7 @@ def main() -> None:
         "<!-- written by make bench-history -->",
         "# How quickly the history is searched",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}, {given.rows:,} mails of {DAYS} days.",
+        f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}, {given.rows:,} mails from {DAYS} days.",
         "Goals: every look-up by a key under 50 ms, every page of a filtered list under 200 ms (p95).",
     ]
     for kind in given.stores.split(","):
@@ -199,7 +199,8 @@ def main() -> None:
             size = store.size() / given.rows
             lines += ["", f"## {kind}", ""]
             lines += [
-                f"{size * 1e6 / 1e9:.2f} GB for a million mails; our CPU for each: {used / given.rows * 1e6:.0f} us.",
+                f"{size * 1e6 / 1e9:.2f} GB for a million mails; "
+                f"our CPU time per mail: {used / given.rows * 1e6:.0f} us.",
                 "",
             ]
             lines += ["| search | p50 ms | p95 ms | goal |", "|---|---|---|---|"]

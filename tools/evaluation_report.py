@@ -95,9 +95,9 @@ def _together(found: Measured) -> list[str]:
         f"## All engines, on {phishing} phishing mails and {ham} legitimate ones",
         "",
         f"{' and '.join(found.versions)} ran without network tests.",
-        "None of these mails was used to choose how much the engines count: "
+        "None of these mails was used to choose the weights of the engines: "
         "the legitimate ones come from other sources, and the phishing is newer.",
-        f"0.2 % of the legitimate mail are {int(0.002 * ham)} mails.",
+        f"0.2 % of the legitimate mail means {int(0.002 * ham)} mails.",
     ]
     if found.left_out:
         lines.append(f"{found.left_out} more mails are left out, because an engine gave no answer.")
@@ -116,7 +116,8 @@ def _together(found: Measured) -> list[str]:
 def _by_default(compared: dict[str, Judged]) -> list[str]:
     (own_name, own), *_, (name_of_all, both) = compared.items()
     lines = [
-        "With the default settings: our profile `balanced`, rspamd from 6 points on, SpamAssassin from 5.",
+        "With the default settings: our profile `balanced`, rspamd with at least 6 points, "
+        "SpamAssassin with at least 5.",
         "",
         "| engine | phishing held | legitimate mail held |",
         "|---|---|---|",

@@ -67,7 +67,7 @@ def _overload(name: str, what: str, column: int, before: float) -> Iterator[Poin
     """4,000 mails/s for 10 s, a scanner for 400 (50 ms, 20 at once). Refusals take the CPU time that is left."""
     cpu_s, page = bench(name)[0], "benchmarks/overload.md"
     accepted, offered = cell_of(page, "accepted", column), cell_of(page, "mails offered", column)
-    refusal_s = (cell_of(page, "CPU, of its core", column) / 10 - accepted * cpu_s) / (offered - accepted)
+    refusal_s = (cell_of(page, "CPU, share of its core", column) / 10 - accepted * cpu_s) / (offered - accepted)
     run = Cell(cpu_s, repeat(0.05), 20, 20, refusal_s, before).open_loop(repeat(1 / 4000), 10.0)
     what = f"ten times too much, {what}"
     yield Point(f"{what}: accepted", accepted, len(run.waits), RATES)

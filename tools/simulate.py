@@ -43,9 +43,9 @@ OPTIONS = {
     "quarantined": (0.01, "share of mails that go into the quarantine"),
     "late": (0.001, "share of mails whose scan takes longer than their deadline"),
     "days": (30, "retention of the history and the quarantine"),
-    "core_price": (0.05, "for a core with its memory, an hour"),
-    "disk_price": (0.12, "for a GB of the database, a month"),
-    "s3_price": (0.023, "for a GB in S3, a month"),
+    "core_price": (0.05, "for a core with its memory, per hour"),
+    "disk_price": (0.12, "for a GB of the database, per month"),
+    "s3_price": (0.023, "for a GB in S3, per month"),
     "put_price": (5.0, "for a million PUT or LIST requests"),
     "network_price": (0.01, "for a GB on a path that costs money"),
     "priced_ways": (3.3, "of 8: to NATS' replicas, and two thirds of what goes to and from its leader (three sites)"),
@@ -65,7 +65,7 @@ class Model:
         kept = {size: bench(name)[0] for size, name in zip(SIZES, ("kept", "100k", "10m"), strict=True)}
         relaying = cell_of("benchmarks/results.md", "CPU, relaying : not relaying", 2)
         connection_s = bench("each")[0] - kept["4 KiB"]
-        history_s = float(re.search(r"our CPU for each: (\d+) us", _text("history.md"))[1]) / 1e6  # type: ignore[index]
+        history_s = float(re.search(r"our CPU time per mail: (\d+) us", _text("history.md"))[1]) / 1e6  # type: ignore[index]
         self.bridge_s = sum(share * kept[size] for size, share in self.shares.items()) * relaying
         self.bridge_s += connection_s + history_s
         self.scans_s = {size: cell_of("queue.md", f"{size} | queue, 1 worker", 6) / 1000 for size in SIZES}
@@ -81,7 +81,8 @@ class Model:
         return (
             f"The average size of a mail is {self.mean_bytes / KIB:.0f} KiB.\n"
             f"It takes {self.bridge_s * 1000:.2f} ms of CPU time in a bridge and {self.scan_s * 1000:.1f} ms in the "
-            f"analysis, so one worker of {self.given.worker_cores} cores can do at most {self.worker_rate:.0f} mails/s."
+            f"analysis, so one worker of {self.given.worker_cores} cores can process at most {self.worker_rate:.0f} "
+            "mails/s."
         )
 
     def hour(self, use: float, seconds: float = 20.0) -> Cell:

@@ -62,7 +62,7 @@ class UserPolicy(Section):
     other: Literal["release", "request", "nothing"] = Field(
         "request", description="Everything else: attachments that are not accepted, mail that could not be checked."
     )
-    preview: bool = Field(True, description="Users may read the text of held mail, made harmless.")
+    preview: bool = Field(True, description="Users may read the sanitised text of held mail.")
     delete: bool = Field(
         True, description="Users may delete their copy. The mail is deleted once no other recipient has a copy left."
     )
@@ -77,7 +77,7 @@ class TenantDigests(Section):
     schedule: Schedule | None = Field(None, description="Default: as in `digests`.")
     from_: Sender | None = Field(None, alias="from", description="Default: as in `digests`.")
     language: Language | None = Field(None, description="Default: the first of `digests.languages`.")
-    templates: str | None = Field(None, description="Directory with templates of the tenant. Default: as in `digests`.")
+    templates: str | None = Field(None, description="Directory with the tenant's templates. Default: as in `digests`.")
     notify: list[MailAddress] | None = Field(None, description="Default: as in `digests`.")
     users: UserPolicy = Field(
         UserPolicy(),

@@ -75,10 +75,10 @@ class Listener(Section):
     )
     refuse_ambiguous_mime: bool = Field(
         False,
-        description="Refuse mail whose MIME structure different mail programs may read differently, with 554 5.6.0 and "
-        "without a scan. Only [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2 count, and structures "
-        "that are too large to be read to their end. Some legitimate mail has them; `mode: shadow` shows what would be "
-        "refused.",
+        description="Refuse mail with a MIME structure that mail programs may read in different ways, with 554 5.6.0 "
+        "and without a scan. Only [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2 count, and "
+        "structures that are too large to be read to their end. Some legitimate mail has such a structure; "
+        "`mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],

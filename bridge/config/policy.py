@@ -14,7 +14,7 @@ from bridge.config.fields import Section
 from bridge.mail.action import Action
 from bridge.runtime.suggestion import did_you_mean
 
-_LIKE_UNAVAILABLE = "Default: as `unavailable`."
+_LIKE_UNAVAILABLE = "Default: the same as `unavailable`."
 
 
 class PolicyEntry(Section):

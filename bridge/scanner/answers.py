@@ -96,7 +96,7 @@ def need_status(url: str, answer: Answer, expected: int = 200) -> None:
     if answer.status != expected:
         text = f"{url}: the status request was answered with {answer.status}"
         if answer.headers.get(b"server", b"").startswith(b"rspamd/"):
-            raise OtherDialect(f"{text}; it is rspamd: set scanner.dialect: rspamd")
+            raise OtherDialect(f"{text}; this is an rspamd server: set scanner.dialect: rspamd")
         raise StatusNotFound(text) if answer.status == 404 else ScanUnavailable(text)
 
 

@@ -188,7 +188,7 @@ class Exchange:
             status = host.dialect.read_status(answer)
             if status is not None:
                 return status
-        raise ScanMalformed(f"{host.url}: it did not complete the registration")
+        raise ScanMalformed(f"{host.url}: the scanner did not complete the registration")
 
     async def _introduce(self, host: Host, deadline: float) -> None:
         """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""

@@ -100,8 +100,8 @@ class StaticApiToken(Section):
     token_file: str | list[str] | None = Field(
         None,
         exclude=True,
-        description="File with the secret, or several, one per line; or a list of files. A file is in "
-        "$CREDENTIALS_DIRECTORY if it exists there, else relative to this file.",
+        description="File with the secret, or several, one per line; or a list of files. A relative "
+        "name is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     permissions: list[str] = Field(
         [], description="What the token may do: scan, status, metrics, feedback; all if empty."

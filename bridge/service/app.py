@@ -189,7 +189,9 @@ class Site:
         metrics.show_learning(self._learned)
         if isinstance(members := getattr(self._backend, "members", None), Members):
             metrics.gauge("workers", "Analysis workers that are connected.", lambda: len(members.workers))
-            metrics.gauge("worker_slots", "Concurrent analyses of all workers.", lambda: members.slots)
+            metrics.gauge(
+                "worker_slots", "Maximum number of concurrent analyses of all workers.", lambda: members.slots
+            )
             metrics.gauge("worker_busy", "Analyses that workers are carrying out.", lambda: members.busy)
         metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: self._follower.current)
 

@@ -40,7 +40,7 @@ CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 60.0
 MAX_ANSWER = 1024 * 1024
 MAX_FAILURES = 2  # nodes that fail on one mail
-SEPARATE = "it has another database, so changes to lists here would have no effect there"
+SEPARATE = "it uses another database, so changes to lists here would have no effect there"
 
 log = logging.getLogger("bridge.service")
 

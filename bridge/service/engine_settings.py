@@ -67,8 +67,8 @@ class Rspamd(AnalyzerSection):
         2.0,
         ge=0,
         le=1000,
-        description="Our score for mail that rspamd calls spam, just below its threshold for `reject`; proportionally "
-        "less below that.",
+        description="Our score for mail that rspamd considers spam: this much just below its threshold for `reject`, "
+        "and proportionally less at lower scores.",
     )
 
     @field_validator("url")
@@ -136,7 +136,7 @@ class SpamAssassin(AnalyzerSection):
 class Hook(AnalyzerSection):
     """A program of the operator's own, reached over HTTP."""
 
-    url: str = Field(description="Where the parsed mail is posted to: http://host:port/path or https://...")
+    url: str = Field(description="URL to which the parsed mail is posted: http://host:port/path or https://...")
     token: SecretStr | None = Field(None, description="Sent as `Authorization: Bearer ...`.")
     token_file: str | None = Field(None, exclude=True, description="File with the token, instead of `token`.")
     connections: int = Field(10, ge=1, le=1000, description="Maximum number of mails sent at the same time.")

@@ -91,7 +91,7 @@ class ServiceMetrics:
     def show_learning(self, learned: Learning) -> None:
         self.gauge("learning_votes", "Votes that count, of all tenants.", lambda: learned.votes)
         self.gauge(
-            "learning_weights", "Signals and senders whose weight reports have changed.", lambda: learned.weights
+            "learning_weights", "Signals and senders whose weight has been changed by reports.", lambda: learned.weights
         )
         when = "Unix time at which the votes in memory were last compared with the database."
         self.gauge("learning_followed_time_seconds", when, lambda: learned.followed_at)

@@ -19,7 +19,7 @@ from bridge.service.section import Section, abby_directory
 from bridge.service.token_files import token_path
 
 _SERVER = re.compile(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
-_FILE = "In $CREDENTIALS_DIRECTORY if it exists there, else relative to this file."
+_FILE = "A relative name is looked up in $CREDENTIALS_DIRECTORY, then next to this file."
 
 
 class Nats(Section):
@@ -40,7 +40,7 @@ class Nats(Section):
     )
     replicas: Literal[1, 3, 5] = Field(1, description="Number of servers of a NATS cluster that hold each queued mail.")
     storage: Literal["memory", "file"] = Field(
-        "memory", description="Where the servers hold queued mail. It is never the only copy of a mail."
+        "memory", description="Where the servers hold queued mail. They never hold the only copy of a mail."
     )
     max_size: Size = Field(
         256 * 1024**2,

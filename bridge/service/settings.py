@@ -141,8 +141,8 @@ class ServiceConfig(Section):
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
     database_password_file: str | None = Field(
         None,
-        description="File with the password of a PostgreSQL database, if the URL has none. In $CREDENTIALS_DIRECTORY "
-        "if it exists there, else relative to this file.",
+        description="File with the password of a PostgreSQL database, if the URL has none. A relative name is looked "
+        "up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     lists: list[ListDefinition] = Field([])
     analyzers: Analyzers = Analyzers()

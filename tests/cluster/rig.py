@@ -193,15 +193,15 @@ def table(result: Result) -> str:
         ("released from two machines at once", f"{len(result.releases.codes)} mails, {len(account.released)} arrived"),
         ("exit codes of these commands", _counted(result.releases.counts())),
         ("rows in the history", result.rows),
-        ("... of mail that is nowhere", len(result.unknown_rows)),
+        ("... of mail that cannot be found", len(result.unknown_rows)),
         ("mails without a row", sum(map(len, result.unrecorded.values()))),
         *((f"... {why}", len(ids)) for why, ids in sorted(result.unrecorded.items())),
         ("mails that arrived more than once", sum(map(len, account.duplicates.values()))),
         *((f"... {why}", len(ids)) for why, ids in sorted(account.duplicates.items())),
         ("longest wait for a reply", f"{max(waits, default=0):.1f} s"),
         ("longest time until a mail was accepted", f"{max(delays, default=0):.1f} s"),
-        (f"NATS servers that said for {PATIENCE_S:.0f} s `{NOT_ENABLED}`, restarted", restarts[NOT_ENABLED]),
-        (f"NATS servers that said for {PATIENCE_S:.0f} s `{NOT_CURRENT}`, restarted", restarts[NOT_CURRENT]),
+        (f"NATS servers restarted after {PATIENCE_S:.0f} s of `{NOT_ENABLED}`", restarts[NOT_ENABLED]),
+        (f"NATS servers restarted after {PATIENCE_S:.0f} s of `{NOT_CURRENT}`", restarts[NOT_CURRENT]),
         ("faults", _counted(result.monkey.counts())),
     ]
     text = "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -216,10 +216,10 @@ def _counted(counts: Counter[Any]) -> str:
 
 
 def scenario_table(scenarios: list[Scenario]) -> str:
-    names = ("killed, away for 15 s", "accepted meanwhile", "deferred", "longest wait", "normal again after", "restart")
+    names = ("killed, down for 15 s", "accepted meanwhile", "deferred", "longest wait", "normal again after", "restart")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for seen in scenarios:
-        deferred = "; ".join(f"{count} times `{cause}`" for cause, count in seen.deferred.most_common(3)) or "0"
+        deferred = "; ".join(f"`{cause}`: {count}" for cause, count in seen.deferred.most_common(3)) or "0"
         normal = f"{seen.disturbed_s:.0f} s" if seen.disturbed_s else "not disturbed"
         lines.append(
             f"| {seen.name} | {seen.accepted} | {deferred} | {seen.longest_s:.1f} s | {normal} | {seen.back_s:.1f} s |"

@@ -37,16 +37,16 @@ def _plan(world: ClusterWorld, monkey: Monkey) -> list[tuple[str, Trouble]]:
     follower = next(node for node in cluster.of("nats") if node is not leader)
     killed = {
         "nothing": [],
-        "one of three NATS": [follower],
-        "the NATS that leads the queue": [leader],
-        "two of three NATS": [leader, follower],
+        "one of three NATS servers": [follower],
+        "the NATS server that leads the queue": [leader],
+        "two of three NATS servers": [leader, follower],
         "PostgreSQL": cluster.of("postgresql"),
         "the S3 storage": cluster.of("storage"),
-        "one of two HAProxy": cluster.of("haproxy")[:1],
+        "one of two HAProxy servers": cluster.of("haproxy")[:1],
         "one of three bridges": cluster.of("bridge")[:1],
         "one of two API nodes": cluster.of("api")[:1],
         "one of three workers": cluster.of("worker")[:1],
-        "every worker": cluster.of("worker"),
+        "all three workers": cluster.of("worker"),
     }
     return [(name, monkey.trouble("killed", *nodes, name=f"{name} killed")) for name, nodes in killed.items()]
 

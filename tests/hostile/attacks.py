@@ -287,15 +287,15 @@ TOO_LONG = b"\xff\xff\xff\xffB" + b"x" * 65536
 
 # name, act, allowed growth on top of SLACK, the limit it comes from
 _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
-    ("a command without end, 64 MiB", endless_command, 0, "a line before DATA"),
-    ("NOOP without end", noops, 0, "consecutive commands without progress towards a mail"),
-    ("commands without end, replies never read", never_reads, WAITING, "what waits for a client"),
-    ("commands behind a mail in the scan", pipelined_while_scanned, WAITING, "what waits for a client"),
+    ("an endless command, 64 MiB", endless_command, 0, "a line before DATA"),
+    ("endless NOOP commands", noops, 0, "consecutive commands without progress towards a mail"),
+    ("endless commands, replies never read", never_reads, WAITING, "data queued for a client"),
+    ("commands behind a mail in the scan", pipelined_while_scanned, WAITING, "data queued for a client"),
     ("100,000 recipients", recipients, 0, "recipients of a mail"),
     ("1,200 idle connections", idle(1200), 1200 * CONNECTION, "connections of a listener"),
-    ("300 handshakes that stop half way", half_handshakes, 300 * HANDSHAKE, "connections of a listener"),
+    ("300 handshakes that stop halfway", half_handshakes, 300 * HANDSHAKE, "connections of a listener"),
     ("content without a line end, 64 MiB", in_data(b"x" * 65536, LONG), MAIL, "a mail"),
-    ("a header without end, 49 MiB", in_data(FLOOD * 700, 49 * MiB), MAIL + HEADER, "a header section"),
+    ("an endless header, 49 MiB", in_data(FLOOD * 700, 49 * MiB), MAIL + HEADER, "a header section"),
     ("8 MiB of empty lines", in_data(b"\r\n" * 32768, 8 * MiB), MAIL + HEADER, "a mail"),
     ("200,000 MIME parts, 8 MiB", in_data(PART * 1000, 8 * MiB), MAIL, "a mail"),
     ("40,000 segments of one byte", byte_by_byte, MAIL, "a mail"),
@@ -306,18 +306,18 @@ _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
         400 * (CONNECTION + MAIL),
         "a mail",
     ),
-    ("4 times 100 connections over TLS that leave in DATA, 1 MiB each", left_in_data, 100 * ENCRYPTED, "a mail"),
+    ("4 times 100 connections over TLS that are closed in DATA, 1 MiB each", left_in_data, 100 * ENCRYPTED, "a mail"),
     ("20 mails of 8 MiB in the scan", large_mails, 20 * PROCESSED, "mails being processed"),
     ("a scanner's answer of 64 MiB", scanner_says(large_answer), _MAX_ANSWER, "the scanner's answer"),
     ("a scanner's answer that unpacks to 64 MiB", scanner_says(packed_answer), _MAX_ANSWER, "the scanner's answer"),
-    ("a scanner's header without end", scanner_says(endless_head), 0, "the head of its answer"),
+    ("an endless header of a scanner's answer", scanner_says(endless_head), 0, "the head of its answer"),
     ("a next hop's reply of 64 MiB", next_hop_says(endless_reply), REPLY_LIMIT, "a next hop's reply"),
-    ("a next hop's line without end, 64 MiB", next_hop_says(endless_line), REPLY_LIMIT, "a line of its reply"),
+    ("an endless line of a next hop's reply, 64 MiB", next_hop_says(endless_line), REPLY_LIMIT, "a line of its reply"),
 ]
 _MILTER: list[tuple[str, Callable[[Target], None], int, str]] = [
-    ("milter: content without end", milter(BODY_CHUNK, LONG), MAIL, "a mail"),
-    ("milter: header fields without end", milter(HEADER_FIELD, LONG), MAIL + HEADER, "a mail"),
-    ("milter: macros without end", milter(MACROS, LONG), 0, "a milter frame of the envelope"),
+    ("milter: endless content", milter(BODY_CHUNK, LONG), MAIL, "a mail"),
+    ("milter: endless header fields", milter(HEADER_FIELD, LONG), MAIL + HEADER, "a mail"),
+    ("milter: endless macros", milter(MACROS, LONG), 0, "a milter frame of the envelope"),
     ("milter: a frame of 4 GiB", milter(TOO_LONG, LONG), 0, "a milter frame of content"),
 ]
 ATTACKS = [

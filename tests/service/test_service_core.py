@@ -96,7 +96,7 @@ def test_without_any_node_the_answer_is_502_and_the_status_red(place):
 def test_a_node_with_another_database_prevents_the_start(place):
     """A change of a list would be accepted here and have no effect there."""
     with service(place("node", own_database=True)) as node:
-        with pytest.raises(ConfigError, match="it has another database"):
+        with pytest.raises(ConfigError, match="it uses another database"):
             service(place("front"), _front(node.port)).__enter__()
         with service(place("other", own_database=True), _at(free_port())) as unrelated:
             assert unrelated.submit(mail()).status == 200
@@ -108,12 +108,12 @@ def test_a_node_with_another_database_gets_no_mail_if_it_appears_later(place, ca
     with service(place("front"), _front(port), timings=fast) as front:
         assert front.submit(mail()).status == 502
         with service(place("node", own_database=True), _at(port)) as node:
-            wait_for(lambda: "it has another database" in caplog.text)
+            wait_for(lambda: "it uses another database" in caplog.text)
             for _ in range(3):
                 assert front.submit(mail()).status == 502
             assert _decided(node) == 0
             assert front.request("GET", "/readyz").status == 503
-        assert caplog.text.count("it has another database") == 1
+        assert caplog.text.count("it uses another database") == 1
         with service(place("repaired"), _at(port)):
             wait_for(lambda: front.submit(mail()).status == 200)
 

@@ -44,9 +44,7 @@ def installed(next_hop: NextHop) -> str:
     command("/opt/scanbridge/bin/python3", "-c", modules)
     reply = mail(b"too early")
     assert reply.startswith("451"), reply
-    return (
-        f"`dpkg -i` took {took:.0f} s; units enabled and running; with no next hop yet, a mail is answered {reply[:9]}"
-    )
+    return f"`dpkg -i` took {took:.0f} s; units enabled and running; with no next hop yet, a mail gets {reply[:9]}"
 
 
 def one_edit(next_hop: NextHop) -> str:
@@ -61,7 +59,7 @@ def one_edit(next_hop: NextHop) -> str:
     assert spam.startswith("550 5.7.1") and virus.startswith("250") and len(next_hop.mails) == 1, (spam, virus)
     return (
         "`relay.next_hop` edited, restarted: `scanbridge check` finds no problem, a mail passes through bridge and "
-        f"scanning service to the next hop, GTUBE is answered {spam[:9]}, EICAR is quarantined"
+        f"scanning service to the next hop, GTUBE gets {spam[:9]}, EICAR is quarantined"
     )
 
 

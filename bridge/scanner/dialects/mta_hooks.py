@@ -93,7 +93,7 @@ class MtaHooks:
         known = self._registration
         assert known is not None
         if known.max_bytes is not None and message.size > known.max_bytes:
-            raise MessageTooLarge(f"{self._url}: it accepts at most {known.max_bytes} bytes")
+            raise MessageTooLarge(f"{self._url}: the scanner accepts at most {known.max_bytes} bytes")
         facts = _facts(request, known.properties)
         before = f'{facts[:-1]},"rawMessage":"'.encode("utf-8", "replace")
         length = len(before) + _base64_bytes(message.size) + len(_AFTER)
@@ -141,7 +141,7 @@ class MtaHooks:
             raise ValueError("a response without a refusal")
         code, text, enhanced = response or (550, "", None)
         if action == "reject" and code < 500 and enhanced == _SATURATED:
-            raise Saturated(f"{self._url}: it has no capacity")
+            raise Saturated(f"{self._url}: the scanner has no capacity")
         wished.reply_text(text)
         if action == "reject":
             decision = Decision.BOUNCE if code >= 500 else Decision.UNDECIDED

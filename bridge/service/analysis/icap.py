@@ -242,7 +242,7 @@ async def _fields(connection: Connection) -> dict[str, list[str]]:
     while line := await connection.line():
         size, count = size + len(line), count + 1
         if size > MAX_HEADER or count > MAX_FIELDS:
-            raise BadAnswer("its header is too long")
+            raise BadAnswer("the response header is too long")
         text = line.decode("utf-8", "replace")
         if line[:1] in (b" ", b"\t"):  # a continuation, as in X-Violations-Found
             if not last:
@@ -285,7 +285,7 @@ async def _chunked(connection: Connection) -> AsyncIterator[bytes]:
         line = await connection.line()
         match = _CHUNK_SIZE.fullmatch(line)
         if not match:
-            raise BadAnswer("not a chunk")
+            raise BadAnswer("a chunk is malformed")
         size = int(match.group(1), 16)
         if not size:
             await _fields(connection)  # the trailer
@@ -296,7 +296,7 @@ async def _chunked(connection: Connection) -> AsyncIterator[bytes]:
         async for piece in connection.exactly(size):
             yield piece
         if await connection.line():
-            raise BadAnswer("not a chunk")
+            raise BadAnswer("a chunk is malformed")
 
 
 def read_options(response: Response, now: float) -> Options:

@@ -117,7 +117,7 @@ def _read(answer: dict[str, Any], _content: list[bytes]) -> Findings | LimitReac
 
 def checked(found: Any) -> Findings:
     if not isinstance(found, Findings):
-        raise PluginFailed("not Findings")
+        raise PluginFailed("the result is not a Findings object")
     if not all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in found.tags) or len(found.tags) > MAX_TAGS:
         raise PluginFailed("invalid tags")
     if not all(isinstance(points, int | float) and math.isfinite(points) for points in (found.score, found.opinion)):

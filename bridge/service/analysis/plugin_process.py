@@ -56,7 +56,7 @@ def _analyze(analyzer: Any, request: dict[str, Any], mail: int) -> dict[str, Any
     except Exception as exc:
         return {"failed": type(exc).__name__}
     if not isinstance(found, Findings):
-        return {"failed": "not Findings"}
+        return {"failed": "the result is not a Findings object"}
     return {"tags": list(found.tags), "score": found.score}
 
 

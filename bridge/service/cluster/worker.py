@@ -278,7 +278,7 @@ class NatsWorker:
             job = AnalysisJob(head.ggrid, head.created, head.request, mail)
             return self._pipeline.analyze_now(job) or await self._analyze(job)
         except NotFoundError:
-            log.warning("ggrid=%s its content has been removed", head.ggrid)
+            log.warning("ggrid=%s dropped: its content is no longer in the queue", head.ggrid)
             return None
         finally:
             mail.close()
