@@ -250,7 +250,7 @@ def _open(path: Path | None) -> tuple[Config, Outbox]:
 
 
 def _need_sink(conf: Config, outbox: Outbox, sink: str | None) -> None:
-    """A misspelt name must not look like a sink without events. Former sinks may still have some."""
+    """A misspelled name must not look like a sink without events. Former sinks may still have some."""
     if sink is None or sink in (names := [known.name for known in conf.events]):
         return
     names += [state.name for state in _run(outbox, outbox.states)]

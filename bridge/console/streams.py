@@ -42,7 +42,7 @@ class Streams:
         if is_many or self.number >= MAX_OPEN:
             self.refused += 1
             log.warning(
-                "console: event stream refused: %d open, %d of this session; %d refused since the start",
+                "console: event stream refused: %d open, %d of them in this session; %d refused since startup",
                 self.number, self._open[session], self.refused,
             )  # fmt: skip
             text = "Live pages are open in too many windows. Close some of them, or reload this page from time to time."

@@ -203,7 +203,7 @@ class SegmentWriter:
                 finish(self._path, self._busy_s)
         except HistoryError as exc:
             self._finish_after = time.monotonic() + _FINISH_RETRY_S
-            log.warning("history: a segment cannot be finished now: %s", exc)
+            log.warning("history: a segment cannot be finished yet: %s", exc)
 
 
 def is_damage(exc: BaseException) -> bool:

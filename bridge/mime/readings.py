@@ -60,7 +60,7 @@ _BOUNDARY = re.compile(rb"""boundary[ \t]*=[ \t]*(?:"[^"\n]*"|[^\s";]*)""")  # r
 _FOLD = rb"[ \t]{0,9}(?:\r?\n[ \t]{1,9})?"
 _SIGNED_FIELDS = re.compile(rb"h=[ \t]{0,9}[a-z0-9-]{1,99}(?:%b:%b[a-z0-9-]{1,99}){2,}" % (_FOLD, _FOLD))
 _ANY_ENCODING = (*_BASE64, *_QUOTED, *_OTHER_ENCODINGS, b"base")
-# An encoding that is unknown or misspelt: some programs take the most similar one, or try.
+# An encoding that is unknown or misspelled: some programs take the most similar one, or try.
 _UNKNOWN, _UNKNOWN_QUOTED = (
     re.compile(rb"ncod[^\n:]{0,30}:(?![ \t]*(?:7bit|8bit|binary|%b)[ \t\r]*(?:\n(?![ \t])|\Z))" % other)
     for other in (rb"quoted-printable", rb"base64")

@@ -386,7 +386,7 @@ def test_setup_ends_with_the_check_of_the_same_configuration(world: World) -> No
         assert text.rstrip().endswith(f'scanbridge check -c {file} --postfix "$(postconf -h config_directory)"'), text
 
 
-def test_a_misspelt_listener_for_test_mail_is_named(world: World) -> None:
+def test_a_misspelled_listener_for_test_mail_is_named(world: World) -> None:
     done = world.run("--send-test", "--to", "a@b.example", "--listener", f"{world.listener['name']}x")
     assert f"did you mean {world.listener['name']}?" in done.stdout and done.exit_code == 1, done.stdout
 

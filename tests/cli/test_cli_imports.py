@@ -240,7 +240,7 @@ def test_the_table_has_the_first_sentence_of_each_command(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "meant"), [("servce", "service"), ("quarentine", "quarantine"), ("serivce check", "service")]
 )
-def test_a_misspelt_command_gets_a_suggestion(given: str, meant: str) -> None:
+def test_a_misspelled_command_gets_a_suggestion(given: str, meant: str) -> None:
     """Although the commands are not imported."""
     done = scanbridge(*given.split())
     assert done.returncode == 2 and f"Did you mean '{meant}'?" in done.stderr

@@ -157,9 +157,9 @@ TENANT = "123e4567-e89b-12d3-a456-426614174000"
 # The mistake, the command, its exit code, and words of its message.
 MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     # on the command line
-    ("a misspelt command", _nothing, "chekc", 2, ["No such command 'chekc'", "Did you mean 'check'"]),
-    ("a misspelt subcommand", _nothing, "quarantine lsit", 2, ["No such command 'lsit'", "Did you mean 'list'"]),
-    ("a misspelt option", _nothing, "status --jsno", 2, ["No such option '--jsno'", "--json"]),
+    ("a misspelled command", _nothing, "chekc", 2, ["No such command 'chekc'", "Did you mean 'check'"]),
+    ("a misspelled subcommand", _nothing, "quarantine lsit", 2, ["No such command 'lsit'", "Did you mean 'list'"]),
+    ("a misspelled option", _nothing, "status --jsno", 2, ["No such option '--jsno'", "--json"]),
     ("a file that is not there", _nothing, "check -c nofile.yml", 78, ["nofile.yml", "No such file", "-c"]),
     ("a directory", _nothing, "check -c .", 2, ["'.' is a directory"]),
     ("a mail that is not there", _nothing, "scan no.eml", 2, ["'no.eml' does not exist"]),
@@ -187,16 +187,16 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a broken file at a reload", _line("lisst: {}"), "reload", 78,
      ["did you mean lists?", "a running daemon keeps its configuration"]),
     # keys and values
-    ("a misspelt key", _in_file("token_file", "tokenfile"), "check", 78, [":1: ", "did you mean token_file?"]),
+    ("a misspelled key", _in_file("token_file", "tokenfile"), "check", 78, [":1: ", "did you mean token_file?"]),
     ("a key in the wrong place", _line("next_hop: a:25"), "check", 78, [":8: ", "did you mean relay.next_hop?"]),
     ("no unit", _line("late_decisions: {max_age: 10}"), "check", 78, [":8: ", "max_age", "for example 90s"]),
     ("text for a number", _line("workers: many"), "check", 78, [":8: workers", "a number from 1 to 64", "auto"]),
     ("`yes` for true", _in_file("max_connections: 50", "max_errors: yes"), "check", 78, [":7: ", "whole number"]),
-    ("a misspelt profile", _in_file("name: mx,", "name: mx, profile: postfix-mliter,"), "check", 78,
+    ("a misspelled profile", _in_file("name: mx,", "name: mx, profile: postfix-mliter,"), "check", 78,
      [":3: listeners.0.profile", "did you mean postfix-milter?"]),
     ("a profile of another protocol", _in_file("name: mx,", "name: mx, profile: postfix-milter,"), "check", 78,
      [":3: ", "a profile for milter, but this listener speaks smtp; profiles for smtp: postfix-proxy, "]),
-    ("a misspelt action", _line("policy: {quarantine: rejct}"), "check", 78,
+    ("a misspelled action", _line("policy: {quarantine: rejct}"), "check", 78,
      [":8: policy", "relay, reject, discard", "did you mean reject?"]),
     ("a tenant that is not a UUID", _line("tenants: [{uid: acme, recipient_domains: [a.example]}]"), "check", 78,
      [":8: tenants.0.uid", "for example 123e4567"]),
@@ -345,7 +345,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a code that does not fit", _line("policy: {bounce: {action: reject, code: 450}}"), "check", 78,
      [":8: policy.bounce", "reject takes a 5xx code"]),
     ("a level of another program", _line("log: {level: verbose}"), "check", 78, [":8: log.level", "debug, info"]),
-    ("a misspelt dialect", _in_file("token_file: token", "token_file: token, dialect: rspamdd"), "check", 78,
+    ("a misspelled dialect", _in_file("token_file: token", "token_file: token, dialect: rspamdd"), "check", 78,
      [":1: scanner.dialect: ", "email-scanning, rspamd or mta-hooks", "did you mean rspamd?"]),
     ("a URL without its scheme", _in_file("http://127", "127"), "check", 78,
      [":1: scanner.urls: ", "write its scheme (https:// or http://)"]),
@@ -389,7 +389,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["service.yml:2: guard", "use `scanbridge service -c service.yml`"]),
     ("the bridge's file for the service", _nothing, "service check -c bridge.yml", 78,
      ["bridge.yml:1: scanner", "it belongs in the bridge's configuration", "scanbridge run -c"]),
-    ("a misspelt key of the service", _service("scanSources", "scanSource"), "service check -c service.yml", 78,
+    ("a misspelled key of the service", _service("scanSources", "scanSource"), "service check -c service.yml", 78,
      ["service.yml:2: guard.scanSource", "did you mean scanSources?"]),
     ("another database", _service("sqlite:///s.sqlite", "mysql://a/b"), "service check -c service.yml", 78,
      ["service.yml:6: database", "sqlite:///file or postgresql://"]),
@@ -400,7 +400,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["service.yml:5: ", "set either token or token_file"]),
     ("a key of the same name", _with_key, "service -c service.yml apikey create automation", 1,
      ["already a key named automation", "revoke it first"]),
-    ("a misspelt name of a key", _with_key, "service -c service.yml apikey revoke automatoin", 1,
+    ("a misspelled name of a key", _with_key, "service -c service.yml apikey revoke automatoin", 1,
      ["no active key named automatoin", "did you mean automation?"]),
     ("a service without its file", _nothing, "service -c none.yml", 78, ["none.yml", "No such file"]),
 ]  # fmt: skip
@@ -550,7 +550,7 @@ def test_the_wrong_scheme_or_name_is_explained(
     assert all(words in printed for words in [*expected, "scanner.urls"]), printed
 
 
-def test_a_misspelt_list_of_a_listener_is_explained() -> None:
+def test_a_misspelled_list_of_a_listener_is_explained() -> None:
     """The message suggests the name that was meant."""
     infos = {"blocked-senders": ListFileInfo("blocked-senders", category="sender")}
     with pytest.raises(NotMatchable, match=r"no list with this name; did you mean blocked-senders\?"):

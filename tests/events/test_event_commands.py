@@ -146,7 +146,7 @@ def _with_text(config: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("command", [("dead",), ("retry", "--all"), ("drop", "--all", "--waiting", "--yes")])
-def test_a_misspelt_sink_looked_like_one_without_events(config: Path, command: tuple[str, ...]) -> None:
+def test_a_misspelled_sink_looked_like_one_without_events(config: Path, command: tuple[str, ...]) -> None:
     """`events drop --all --waiting --sink NAME` said `0 deleted`, with exit code 0."""
     done = run(*command, "-c", config, "--sink", "hok")
     assert done.returncode == 3 and "did you mean hook?" in done.stderr and done.stdout == ""

@@ -243,7 +243,7 @@ def test_the_documentation_has_every_exit_code():
 
 
 def test_an_entry_that_was_not_there_to_delete_is_said(service):
-    """It may be misspelt, or a tenant's. Exit code 0: the list is as it was wanted."""
+    """It may be misspelled, or a tenant's. Exit code 0: the list is as it was wanted."""
     done = service.run("delete", "large", "no-such@entry.example")
     assert done.exit_code == 0 and "1 entry was not in the list of the deployment" in done.stderr, done.output
     assert "--tenant" in done.stderr

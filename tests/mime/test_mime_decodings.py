@@ -155,7 +155,7 @@ def test_a_program_behind_empty_lines_was_not_seen(encoding: bytes) -> None:
     assert "mime:executable" in inspect(mail(raw, encoding), Limits()).tags
 
 
-def test_a_misspelt_encoding_after_a_list_of_fields_was_not_seen() -> None:
+def test_a_misspelled_encoding_after_a_list_of_fields_was_not_seen() -> None:
     """It is a field of its own, although the line before ends like the list of a signature. ClamAV decodes it."""
     head = b"X-List: h=a:\r\nContent-Transfer-Encoding: qotd-prntable\r\n"
     assert readings.may_be_quoted(head + b"\r\na=b")

@@ -72,7 +72,7 @@ def test_the_image_is_built_from_all_files_of_the_wheel() -> None:
         assert any(Path(name).is_relative_to(place) for place in copied), name
 
 
-@pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["unchanged", "misspelt"])
+@pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["unchanged", "misspelled"])
 @pytest.mark.long
 def test_compose_file_follows_the_schema(change: dict[str, Any], sound: bool, tmp_path: Path) -> None:
     """The schema of the Compose Specification, which comes with check-jsonschema."""

@@ -177,7 +177,7 @@ def test_a_database_that_cannot_be_written(tmp_path):
     assert (code, "service.yml:8: database: cannot use the database" in shown) == (1, True), shown
 
 
-def test_a_misspelt_database_was_an_empty_one_without_a_word(tmp_path):
+def test_a_misspelled_database_was_an_empty_one_without_a_word(tmp_path):
     """A second service was to use the first one's lists and keys, and got a new file."""
     named = tmp_path / "shared.sqlite"
     config = CONFIG.replace("sqlite:///service.sqlite", f"sqlite:///{named}")

@@ -216,12 +216,12 @@ def test_keys_that_we_do_not_use_are_named_once_each(tmp_path):
         ("guardRequestThrottleTreshold: 3", "guardRequestThrottleThreshold"),
     ],
 )
-def test_a_misspelt_key_is_refused_with_the_right_one(tmp_path, given, meant):
+def test_a_misspelled_key_is_refused_with_the_right_one(tmp_path, given, meant):
     directory = write(tmp_path, f"scanSources: {{restApi: {{}}}}\n{given}\n")
     assert f"guard.yml:2: {given.partition(':')[0]}: unknown key; did you mean {meant}?" in mistakes(directory)
 
 
-def test_misspelt_keys_elsewhere(tmp_path):
+def test_misspelled_keys_elsewhere(tmp_path):
     abby = "serviceProvider: {}\nserviceProviders: {core: {host: []}}\nstaticApiTokens: [{name: a, tokens: [x]}]\n"
     found = mistakes(write(tmp_path, abby=abby))
     for text in ("did you mean serviceProviders?", "did you mean hosts?", "did you mean token?"):
@@ -234,7 +234,7 @@ def test_misspelt_keys_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("word", ["shortRequestTimeout", "requestTimeout", "guardWorkerCount", "port", "ports", "cors"])
-def test_other_keys_are_not_taken_for_misspelt_ones(word):
+def test_other_keys_are_not_taken_for_misspelled_ones(word):
     """A key of the original must not prevent the start because it resembles one of ours from afar."""
     assert not closest(word, ["longRequestTimeout", "mainWorkerCount", "hosts", "scanSources", "restApi"])
 

@@ -49,7 +49,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def test_every_metric_of_the_service_that_deploy_names_exists(pages: dict[str, set[str]]) -> None:
-    """`or vector(0)` hid a misspelt name: its panel showed 0, and its alert never fired."""
+    """`or vector(0)` hid a misspelled name: its panel showed 0, and its alert never fired."""
     named: dict[str, set[str]] = {}
     for path in sorted((ROOT / "deploy").rglob("*")):
         if path.is_file() and path.suffix in (".yml", ".yaml", ".json", ".md", ".conf", ".cfg"):

@@ -111,7 +111,7 @@ def _change(session: Session, name: str, verb: str, total: int, tally: Tally, wo
 
 
 def _say_absent(session: Session, number: int) -> None:
-    """Not an error: the result is what was wanted, unless the entry was misspelt or is in another scope."""
+    """Not an error: the result is what was wanted, unless the entry was misspelled or is in another scope."""
     other = "without --tenant" if session.tenant else "in the lists of a tenant, with --tenant"
     what = "1 entry was" if number == 1 else f"{number:,} entries were"
     say(f"{what} not in the list of {session.scope}: check the spelling with `scanbridge lists entries`, "

@@ -87,7 +87,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--remote-address",
     metavar="ADDRESS",
     callback=ip_address,
-    help="IP address of the host that sent the mail files. Default: unknown.",
+    help="IP address of the host that the mail in the files came from. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host (for mail files). Default: unknown.")
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Replay only this quarantined mail; repeatable.")

@@ -1,6 +1,6 @@
 """The List API as ASGI endpoints.
 
-Without `tenantUid`, a call works on the deployment-global scope. A misspelt `tenantUid` would
+Without `tenantUid`, a call works on the deployment-global scope. A misspelled `tenantUid` would
 therefore change the whole deployment, so unknown fields are refused. Database work runs in threads. The
 stream of entries is read page by page: it needs the memory of one page, and a slow reader holds
 neither a lock nor a connection.

@@ -102,7 +102,7 @@ class RecordWriter:
             self._failing = False
 
     def _lose(self, batch: list[dict[str, Any]], exc: Exception) -> None:
-        log.error("records: %d lost because they cannot be stored: %s", len(batch), type(exc).__name__)
+        log.error("records: %d lost because they could not be stored: %s", len(batch), type(exc).__name__)
         self.dropped += len(batch)
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
