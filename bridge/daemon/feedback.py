@@ -123,7 +123,7 @@ class Feedback:
 
     def _fail(self, conf: Config, problem: str) -> None:
         if problem != self.problem:
-            log.warning("feedback: reported mail is waiting to be learned from: %s", problem)
+            log.warning("feedback: reported mail has not been learned yet: %s", problem)
         self.problem = problem
         self._not_before = time.monotonic() + _retry_s(conf)
 
