@@ -132,7 +132,7 @@ class Index:
         except RecordRefused as exc:
             if stored.id not in self._refused and len(self._refused) < _MAX_REFUSED:
                 self._refused.add(stored.id)
-                log.warning("quarantine index: searches will not find the mail %s: %s", stored.id, exc)
+                log.warning("quarantine index: searches will not find mail %s: %s", stored.id, exc)
 
     def _put(self, stored_records: Sequence[StoredRecord]) -> None:
         with self._transaction(writes=True) as connection:

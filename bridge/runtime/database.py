@@ -261,7 +261,7 @@ def _accept_newer(table: str, version: int, oldest_reader: int | None, known: in
     newer = f"created by a newer version of this program ({table} has version {version}, this program knows {known})"
     if oldest_reader is None or oldest_reader > known:
         raise DatabaseNewer(f"{newer}: upgrade this program")
-    log.info("database %s, which only added to it: this version can use it", newer)
+    log.info("database %s; that version made only additions, so this version can still use the database", newer)
 
 
 def prepare(engine: Engine, lock: int, steps: Sequence[Step], table: str = "schema_version") -> None:

@@ -104,7 +104,7 @@ class Discovery:
         if problem and problem != self.problem:
             log.warning("scanner.discovery: %s: %s; keeping %s", self.url, problem, counted(len(self.places), "host"))
         elif self.problem and not problem:
-            log.info("scanner.discovery: %s: answers again, %s", self.url, counted(len(self.places), "host"))
+            log.info("scanner.discovery: %s is answering again: %s", self.url, counted(len(self.places), "host"))
         self.problem = problem
 
     async def _hosts(self, problems: list[str], ttls: list[float]) -> list[Place]:

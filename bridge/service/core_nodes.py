@@ -243,7 +243,7 @@ def _mark(node: CoreNode, *, alive: bool, why: str = "") -> None:
     """Log each change once, not per mail or probe."""
     if alive:
         if not node.alive:
-            log.info("core=%s answers again", node.url)
+            log.info("core=%s is answering again", node.url)
         node.reasons.clear()
     elif why not in node.reasons:
         log.warning("core=%s excluded: %s", node.url, why)

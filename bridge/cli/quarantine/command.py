@@ -142,13 +142,13 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Also release mail to recipients who already have it or may have it, even if all its recipients have it.",
+    help="Also release mail to recipients who have, or may have, already received it, even if no others are left.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail through the next hop to its original recipients, or to others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. If the result of an
-    earlier release is unknown (interrupted, unsure), recipients may have the mail, so it needs --again. The command
+    earlier release is unknown (interrupted, unsure), recipients may already have the mail, so releasing it needs --again. The command
     asks for confirmation before it releases mail that filters select; mail that has already been released to all its
     recipients is left out, unless you add --again or --state.
     """
