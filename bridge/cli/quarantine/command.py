@@ -148,9 +148,9 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     """Send mail through the next hop to its original recipients, or to others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. If the result of an
-    earlier release is unknown (interrupted, unsure), recipients may already have the mail, so releasing it needs --again. The command
-    asks for confirmation before it releases mail that filters select; mail that has already been released to all its
-    recipients is left out, unless you add --again or --state.
+    earlier release is unknown (interrupted, unsure), recipients may already have the mail, so releasing
+    it needs --again. The command asks for confirmation before it releases mail that filters select; mail that has
+    already been released to all its recipients is left out, unless you add --again or --state.
     """
     import uvloop
 
