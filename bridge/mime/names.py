@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from bridge.mime import tokens
 from bridge.mime.encodings import embedded_names
 from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, decoded, without_switches
 
@@ -24,10 +25,7 @@ _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
 _NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
 _AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")  # also in quotes
-# What ends a value without quotes for one program or another: white space, RFC 2045's `tspecials`, RFC 2231's `*`.
-_ENDS = frozenset(' \t()<>@,:\\"/[]?=*')
-_ODD_ENDS = _ENDS - {" ", "="}
-_END = re.compile(f"[{re.escape(''.join(sorted(_ENDS)))}]")
+_ODD_ENDS = tokens.ENDS - {" ", "="}
 _OPEN = re.compile(r'name[^="]{0,20}=[ \t]*+[^" \t;]', re.IGNORECASE)  # a value without quotes, most likely
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
@@ -213,36 +211,22 @@ def _values(field: str) -> Iterator[_Value]:
 
 
 def _ended(values: Sequence[_Value]) -> Iterator[list[_Value]]:
-    """The values without quotes up to where they end for some: at a character of `_ENDS`, which depends on the program.
+    """The values without quotes up to where they end for some: at one of `tokens.ENDS`, which depends on the program.
 
     A program ends them at the first of several characters. That is the first of one of them, so each on its own is
     enough for a value, but not for pieces, which may end at different ones.
     """
-    marks = _ENDS.intersection("".join([value.text for value in values if value.is_open]))
+    marks = tokens.ENDS.intersection("".join([value.text for value in values if value.is_open]))
     if "(" in marks:
-        values = _changed(values, _after_comments)
+        values = _changed(values, tokens.after_comments)
     if marks:
-        yield _changed(values, lambda text: _END.split(text, 1)[0])
+        yield _changed(values, tokens.until_end)
     for mark in marks if len(marks) > 1 else ():
         yield _changed(values, lambda text, mark=mark: text.partition(mark)[0])  # type: ignore[misc]
 
 
 def _changed(values: Sequence[_Value], change: Callable[[str], str]) -> list[_Value]:
     return [value._replace(text=change(value.text)) if value.is_open else value for value in values]
-
-
-def _after_comments(text: str) -> str:
-    """Programs that know comments also look for the value after one."""
-    depth = 0
-    for match in _COMMENT_PIECE.finditer(text):
-        if match[0] in ("(", ")"):
-            depth += 1 if match[0] == "(" else -1
-        elif depth <= 0:
-            return text[match.start() :]
-    return text
-
-
-_COMMENT_PIECE = re.compile(r"\\.|[()]|[^()\\\s]+", re.DOTALL)
 
 
 def _together(values: Sequence[_Value]) -> Iterator[str]:
