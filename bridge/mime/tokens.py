@@ -1,14 +1,15 @@
 """Values without quotes in header fields: where they end.
 
-RFC 2045 ends them at white space and at any of its `tspecials`, and allows comments around them. Most programs do so.
-Others read on to the next semicolon, or know only some of these characters.
+RFC 2045 ends them at white space, control characters and any of its `tspecials`, and allows comments around them. Most
+programs do so. Others read on to the next semicolon, or know only some of these characters.
 """
 
 from __future__ import annotations
 
 import re
 
-ENDS = frozenset(' \t()<>@,:\\"/[]?=*')  # for one program or another; the last one is of RFC 2231
+# For one program or another; the last one is of RFC 2231.
+ENDS = frozenset({*map(chr, range(0x21)), "\x7f", *'()<>@,:\\"/[]?=*'})
 _END = re.compile(f"[{re.escape(''.join(sorted(ENDS)))}]")
 _COMMENT_PIECE = re.compile(r"\\.|[()]|[^()\\\s]+", re.DOTALL)
 

@@ -200,7 +200,10 @@ def test_an_attached_text_is_not_taken_for_base64() -> None:
         assert not {tag for tag in ours.tags(HEAD + TYPE + fields + text + b"\r\n--b--\r\n") if "mime:" in tag}
 
 
-OPEN_NAMES = [f"a.js{end}txt" for end in ("(b)c.", "(b", "()", ")b.", "/b.", "\\b.", "?b.", "@b.", "[b].", "*", " b.")]
+OPEN_NAMES = [
+    f"a.js{end}txt"
+    for end in ("(b)c.", "(b", "()", ")b.", "/b.", "\\b.", "?b.", "@b.", "[b].", "*", " b.", "\x01", "\x7f")
+]
 
 
 def attached(parameter: str) -> bytes:
@@ -209,7 +212,9 @@ def attached(parameter: str) -> bytes:
     return HEAD + TYPE + fields + b"\r\nWScript.Echo(1)\r\n--b--\r\n"
 
 
-@pytest.mark.parametrize("name", [*OPEN_NAMES, "(b)a.js/b.txt", "((b) c) a.js/b.txt", "(;)a.js/b.txt", '"a.js(b).txt'])
+@pytest.mark.parametrize(
+    "name", [*OPEN_NAMES, "(b)a.js/b.txt", "((b) c) a.js/b.txt", "(;)a.js/b.txt", "(b)a.js]c.txt", '"a.js(b).txt']
+)
 def test_a_name_without_quotes_went_on_behind_the_character_that_ends_it(name: str) -> None:
     """Dovecot, MIME::Parser, uudeview and Python show a.js: for them, the value ends there."""
     assert "mime:executable" in inspect(attached(f"filename={name}"), Limits()).tags
