@@ -9,8 +9,8 @@ International domains follow UTS 46 without the transitional rules, as mail serv
 those of the package `idna`): `stra\u00dfe.example` is not `strasse.example`, which may have another owner. Python's own
 codec implements IDNA 2003, where they are equal. Labels that the standard does not allow (an emoji, a joiner) are
 converted too, since some server may accept them. Nothing here raises. The time is bounded: input longer than any
-address is not converted, neither is a label that would be longer than DNS allows, and what was converted is
-remembered, because each step of a mail asks again for each recipient.
+address, without the characters that do not count, is not converted, neither is a label that would be longer than DNS
+allows, and what was converted is remembered, because each step of a mail asks again for each recipient.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _QUOTED_LOCAL = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ROUTING = re.compile("[%!@:]")  # in a local part: mail servers read victim%example.org, example.org!victim, ...
 _NO_NAME = re.compile(r'[\s%!@:;,<>()"\\\[\]]')
 _JOINERS = "\u200c\u200d"
+_IGNORED = re.compile(  # by UTS 46, and joiners
+    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]+"
+)
 
 
 def domain_of(address: str) -> str:
@@ -150,6 +154,8 @@ def _literal(name: str) -> str:
 
 def _from_unicode(domain: str) -> str:
     """Label by label from the right, up to the length of a name: beyond that, no conversion is worth its time."""
+    if len(domain) > MAX_DOMAIN:
+        domain = _IGNORED.sub("", domain)  # as many as a sender likes: browsers open the name that is left
     if len(domain) > MAX_DOMAIN:
         return domain.lower()
     labels, left = _DOTS.split(domain), _MAX_NAME

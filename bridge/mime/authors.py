@@ -8,7 +8,7 @@ If this is wrong, a sender can show a reader an author whose domain nobody asks,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.mime import shown_addresses
@@ -24,6 +24,8 @@ _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:
 _AT = re.compile(r"\s*@")
 _NAME_WITH_COMMENT = re.compile(r'\s*"[^"\\()@]*[^"\\()@\s]\s*\([^"\\()]*\)"')  # `"Smith (j@a.example)"`
 _NAMED = re.compile(r"""[^"<>(),:;\\@=]*[^"<>(),:;\\@=\s]\s*<[^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+>""")
+_ATOM = r"""[^\s"(),:;<>@\[\]\\\x00-\x1f\x7f]++"""
+_AT_FIRST = re.compile(rf"""\s*+("[^"@]*+"|{_ATOM})\s*+@\s*+({_ATOM}(?:\s*+\.\s*+{_ATOM})*+)""")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
@@ -43,11 +45,11 @@ def addresses_in_from(head: bytes) -> InFrom:
     fields = _FROM.findall(head)
     found: list[str] = []
     others: list[str] = []
-    for field in fields[:_MOST_FIELDS]:
-        value = re.sub(r"\r?\n(?=[ \t])", "", field[:_LONGEST].decode("utf-8", "replace")).strip()
+    for each in fields[:_MOST_FIELDS]:
+        value = re.sub(r"\r?\n(?=[ \t])", "", each[:_LONGEST].decode("utf-8", "replace")).strip()
         others += read(value).others
         found += addresses(value)
-    is_all = len(fields) <= _MOST_FIELDS and all(len(field) <= _LONGEST for field in fields)
+    is_all = len(fields) <= _MOST_FIELDS and all(len(each) <= _LONGEST for each in fields)
     return InFrom([each for each in dict.fromkeys(found) if each not in others], list(dict.fromkeys(others)), is_all)
 
 
@@ -57,25 +59,28 @@ class Reading:
 
     authors: list[str]  # as RFC 5322 says; if there are none, whatever could be one
     others: list[str]  # what some program may show instead, of other domains; empty if the field is clear
+    named: list[str] = field(default_factory=list)  # names without quotes that some take for the address, likewise
 
 
 def read(value: str) -> Reading:
     if plain := _plain(value):
         return Reading([plain], [])
     value = without_invisible(value)
-    exact, rest = _by_grammar(value)
+    exact, rest, named = _by_grammar(value)
     found = list(dict.fromkeys(exact)) or _in_any_way(value)
     unread = ",".join([*(address for address in found if not _PLAIN.fullmatch(address)), *rest])
     shown = shown_addresses.find(unread)
-    known = {shown_addresses.host_of(address) for address in found} if shown else set()
-    return Reading(found, [each for each in shown if shown_addresses.host_of(each) not in known])
+    known = {shown_addresses.host_of(address) for address in found} if shown or named else set()
+    others, named = ([each for each in some if shown_addresses.host_of(each) not in known] for some in (shown, named))
+    return Reading(found, others, named)
 
 
 def addresses(value: str) -> list[str]:
     """All addresses that one mail program or another takes for the author's, those of RFC 5322 first."""
     if plain := _plain(value):
         return [plain]
-    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *read(value).others]))
+    seen = read(value)
+    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *seen.others, *seen.named]))
 
 
 def _plain(value: str) -> str:
@@ -99,7 +104,7 @@ def _in_any_way(value: str) -> list[str]:
 
 def _readings(value: str) -> list[str]:
     """By the grammar; if brackets alone say something else, or are not in pairs, everything that looks like one."""
-    exact, _ = _by_grammar(value)
+    exact, _, _ = _by_grammar(value)
     in_brackets = [address for address in _BRACKETS.findall(value) if "@" in address]
     is_odd = not value.count("<") == value.count(">") == len(in_brackets)
     simply = in_brackets or bare_addresses(value)
@@ -108,14 +113,16 @@ def _readings(value: str) -> list[str]:
     return [*exact, *simply, *(bare_addresses(value) if is_odd else ())]
 
 
-def _by_grammar(value: str) -> tuple[list[str], list[str]]:
+def _by_grammar(value: str) -> tuple[list[str], list[str], list[str]]:
     """RFC 5322 3.4: comments and quoted text are not addresses, and brackets count only outside them.
 
-    Also returns what is neither an address nor the name of one.
+    Also returns what is neither an address nor the name of one, and names that begin like an address.
     """
     found: list[str] = []
     rest: list[str] = []
+    named: list[str] = []
     text: list[str] = []  # of one mailbox, outside brackets
+    name: list[str] = []  # the same, with quoted text
     start = position = 0  # `start`: of what is not yet read as an address or a name
     behind = -1  # where an address in brackets ends, with the white space and the comments after it
 
@@ -128,9 +135,11 @@ def _by_grammar(value: str) -> tuple[list[str], list[str]]:
     while (match := _TOKEN.match(value, position)) is not None:
         position = match.end()
         quoted, bracket, mark, other = match.groups()
+        name.append(quoted or other or " ")
         if bracket is not None and "@" in bracket:
             found.append(bracket)
-            text, start, behind = [], position, position  # what precedes is a name
+            named += _first_in_name(name)
+            text, name, start, behind = [], [], position, position  # what precedes is a name
         elif bracket is not None:
             rest.append(bracket)
         elif mark == "(":
@@ -139,18 +148,27 @@ def _by_grammar(value: str) -> tuple[list[str], list[str]]:
             if is_closed and match.start() == behind:
                 start = behind = position
         elif mark == "," and _is_first_of_name(value, start, match.start()):
-            text, start = [], position
+            text, name, start = [], [], position
         elif mark in (",", ";"):
             end_mailbox(match.start())
-            text, start = [], position
+            text, name, start = [], [], position
         elif mark == ":":  # the name of a group
-            text, start = [], position
+            named += _first_in_name(name)
+            text, name, start = [], [], position
         elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
             text.append(quoted or other or "")
             if match.start() == behind and text[-1].isspace():
                 behind = position
     end_mailbox(len(value))
-    return found, rest
+    return found, rest, named
+
+
+def _first_in_name(pieces: list[str]) -> list[str]:
+    """`ceo@bank.example <x@evil.example>`: Dovecot tells its clients that the first one is the author."""
+    name = "".join(pieces)
+    match = _AT_FIRST.match(name) if "@" in name else None
+    local, host = (match[1].strip("'"), "".join(match[2].split()).strip("'")) if match else ("", "")
+    return [f"{local}@{host}"] if "." in host else []
 
 
 def _is_first_of_name(value: str, start: int, comma: int) -> bool:

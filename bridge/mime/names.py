@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from bridge.mime import tokens
 from bridge.mime.encodings import embedded_names
 from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, decoded, without_switches
 
@@ -22,7 +24,9 @@ _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re
 _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
 _NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
-_AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")
+_AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")  # also in quotes
+_ODD_ENDS = tokens.ENDS - {" ", "="}
+_OPEN = re.compile(r'name[^="]{0,20}=[ \t]*+[^" \t;]', re.IGNORECASE)  # a value without quotes, most likely
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
@@ -46,7 +50,10 @@ def work(field: str) -> int:
     if _PLAIN.fullmatch(field):
         return 10 + len(field)
     ways = ("%" in field) + 2 * ("=?" in field) + ("'" in field)
-    return ways * (300 + 6 * len(field)) if ways else 100 + 2 * len(field)
+    once = ways * (300 + 6 * len(field)) if ways else 100 + 2 * len(field)
+    is_open = _OPEN.search(field)
+    start = is_open.end() if is_open else field.find('"') if field.count('"') % 2 else len(field)
+    return once * (2 + len(_ODD_ENDS.intersection(field[start:]))) // 2
 
 
 def candidates(field: str) -> set[str]:
@@ -55,18 +62,28 @@ def candidates(field: str) -> set[str]:
     if plain is not None:
         return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
     values = list(_values(field))
-    texts = {*(value for _, _, value in values), *_loose(field)}
-    for kind in {kind for kind, _, _ in values} | {""}:  # `name` and `filename` each on its own, and all together
-        pieces = [(number, value) for key, number, value in values if kind in ("", key)]
-        texts.update(_joined(pieces))
-        if _AFTER_TOKEN.search(field):  # where an unquoted value ends for some
-            texts.update(_joined([(number, _AFTER_TOKEN.split(value, 1)[0]) for number, value in pieces]))
+    loose = set(_loose(field)).difference(value.text for value in values)
+    texts = {*(value.text for value in values), *loose, *_together(values)}
+    if _AFTER_TOKEN.search(field):
+        texts.update(_together([value._replace(text=_AFTER_TOKEN.split(value.text, 1)[0]) for value in values]))
+    for ended in _ended(values):
+        texts.update(_together(ended))
+    for text in loose:
+        for ended in _ended([_Value("", "", text.strip(), not text.lstrip().startswith('"'))]):
+            texts.add(ended[0].text)
     found: set[str] = set()
     for text in texts:
+        if not _may_have_dot(text):
+            continue
         for form in _forms(text):
             found.add(_SPACES.sub(" ", form.strip().strip("\"'")))
             found.update(_SEPARATORS.split(form))
     return {name[-_SHOWN:] for name in found if "." in name}
+
+
+def _may_have_dot(text: str) -> bool:
+    """Whether a name with a dot may be in it, perhaps encoded. A name without one is not that of a program."""
+    return "." in text or "%" in text or "'" in text or "=?" in text
 
 
 def located(value: str, *, is_shown: bool = False) -> set[str]:
@@ -172,16 +189,54 @@ def embedded(text: bytes) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
-def _values(field: str) -> Iterator[tuple[str, str, str]]:
-    """The values of all parameters with "name" in their names, and what precedes that and the "="."""
+class _Value(NamedTuple):
+    kind: str  # what precedes "name": `filename` has "file"
+    number: str  # what follows it, up to the "="
+    text: str
+    is_open: bool  # without quotes: programs differ on where it ends
+
+
+def _values(field: str) -> Iterator[_Value]:
+    """The values of all parameters with "name" in their names."""
     at = 0
     while (equals := field.find("=", at)) >= 0:
         key = field[at:equals].rpartition(";")[2]
         at = equals + 1
         name = _NAME.search(key)
         if name is not None and (match := _VALUE.match(field, at)):
-            yield key[: name.start()].strip().lower(), key[name.end() :], match[1].strip().strip("\"'")
+            kind, number, text = key[: name.start()].strip().lower(), key[name.end() :], match[1].strip()
+            is_open = text[:1] != '"' or text[-1:] != '"' or len(text) == 1
+            yield _Value(kind, number, text.strip("\"'"), is_open)
             at = match.end()
+
+
+def _ended(values: Sequence[_Value]) -> Iterator[list[_Value]]:
+    """The values without quotes up to where they end for some: at one of `tokens.ENDS`, which depends on the program.
+
+    A program ends them at the first of several characters. That is the first of one of them, so each on its own is
+    enough for a value, but not for pieces, which may end at different ones.
+    """
+    marks = tokens.ENDS.intersection("".join([value.text for value in values if value.is_open]))
+    if "(" in marks:
+        values = _changed(values, tokens.after_comments)
+    if marks:
+        yield _changed(values, tokens.until_end)
+    for mark in marks if len(marks) > 1 else ():
+        yield _changed(values, lambda text, mark=mark: text.partition(mark)[0])  # type: ignore[misc]
+
+
+def _changed(values: Sequence[_Value], change: Callable[[str], str]) -> list[_Value]:
+    return [value._replace(text=change(value.text)) if value.is_open else value for value in values]
+
+
+def _together(values: Sequence[_Value]) -> Iterator[str]:
+    """Pieces put together: those of `name` and of `filename` each on their own, and all."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for value in values:
+        kinds.setdefault(value.kind, []).append((value.number, value.text))
+    kinds[""] = [(value.number, value.text) for value in values]
+    for pieces in kinds.values():
+        yield from _joined(pieces)
 
 
 def _loose(field: str) -> Iterator[str]:

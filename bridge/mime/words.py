@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from itertools import groupby
 from urllib.parse import unquote
 
-from bridge.mime import rare_charsets
+from bridge.mime import rare_charsets, tokens
 from bridge.mime.encodings import decode
 
 _MAX_SUBJECT = 200  # characters
@@ -100,10 +100,21 @@ _MAX_CHARSET = 60  # characters; a longer name is not in the table
 
 def codec_of(charset: str) -> str:
     """Python's name of a charset in the table; Latin-1 for every other."""
-    return _codec_of(charset[: 2 * _MAX_CHARSET])
+    return codecs_of(charset)[0]
+
+
+def codecs_of(charset: str) -> tuple[str, ...]:
+    """Those of all charsets that programs find in a value, which may have no quotes: `utf-7/x` is UTF-7 for most."""
+    is_short = len(charset) <= 2 * _MAX_CHARSET
+    return _codecs_of(charset if is_short else tokens.first(charset)[: 2 * _MAX_CHARSET])
 
 
 @lru_cache(maxsize=256)  # most mail has one of very few
+def _codecs_of(charset: str) -> tuple[str, ...]:
+    found = dict.fromkeys(map(_codec_of, (charset, tokens.first(charset))))
+    return tuple(codec for codec in found if codec != "latin_1") or ("latin_1",)
+
+
 def _codec_of(charset: str) -> str:
     name = charset.partition("*")[0].partition("//")[0]  # RFC 2231 5: a language may follow; or what iconv is to do
     if len(name) > _MAX_CHARSET:
@@ -173,19 +184,21 @@ def odd_codecs(text: str) -> list[str]:
         at = lower.find(mark)
         while at >= 0:
             at += len(mark)
-            found[_declared(lower[at : at + _MAX_DECLARATION])] = None
+            found |= dict.fromkeys(_declared(lower[at : at + _MAX_DECLARATION]))
             at = lower.find(mark, at)
     return [codec for codec in found if codec in ODD or codec in SWITCHING]
 
 
 @lru_cache(maxsize=256)  # most pages have one of very few
-def _declared(text: str) -> str:
+def _declared(text: str) -> tuple[str, ...]:
     match = _DECLARED.match(text)
-    return codec_of(unquote(match[1])) if match else ""
+    return codecs_of(unquote(match[1])) if match else ()
 
 
 _MAX_DECLARATION = 200  # characters, with white space
-_DECLARED = re.compile(r"[^=;<>]{0,20}=[\s\"']{0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})")
+_DECLARED = re.compile(
+    r"[^=;<>]{0,20}=(?:[\s\"']|\([^()]{0,99}\)){0,99}+(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})"
+)
 
 
 def is_known(charset: str) -> bool:

@@ -172,6 +172,17 @@ def test_a_name_of_more_than_the_limit_is_only_lowered() -> None:
     assert comparable_domain("\u00dc" * (MAX_DOMAIN + 1)) == "\u00fc" * (MAX_DOMAIN + 1)
 
 
+@pytest.mark.parametrize(
+    "ignored", ["\u00ad", "\u200b", "\u200d", "\u2060", "\ufeff", "\ufe0f", "\u3164", "\U000e0100"]
+)
+def test_ignored_characters_made_a_name_too_long_to_be_compared(ignored: str) -> None:
+    """Browsers open the name that is left; no list knew it."""
+    for count in (10, 2000, MAX_DOMAIN, 100_000):
+        assert comparable_domain(f"Evil{ignored * count}.example") == "evil.example"
+        assert domain_of(f"x@ev{ignored * count}il.example") == "evil.example"
+    assert fair_cpu_s(lambda: comparable_domain(f"a{ignored}" * 500_000)) < 1
+
+
 def long_name(number: int) -> str:
     return ".".join(["\u00ad" * 30 + "\u00fc\u00f6\u00e4" * 5 + f"{number:03}"] * 11)
 

@@ -81,6 +81,52 @@ HONEST = {
     '"Smith (j@a.example)", Corp <d@c.example>': ["d@c.example"],
 }
 
+# To Dovecot, and so to every client that lists mail by IMAP's ENVELOPE, the author of these is ceo@bank.example.
+NAMED = [
+    "ceo@bank.example <x@evil.example>",
+    "ceo@bank.example<x@evil.example>",
+    "ceo @ bank . example <x@evil.example>",
+    "(x) ceo(y)@((z) y)bank.example <x@evil.example>",
+    "ceo@bank.example (CEO) <x@evil.example>",
+    "ceo@bank.example via List <x@evil.example>",
+    "ceo@bank.example) <x@evil.example>",
+    "ceo@bank.example] <x@evil.example>",
+    "ceo@bank.example\x01 <x@evil.example>",
+    "ceo@bank.example\\ <x@evil.example>",
+    'ceo@bank.example" <x@evil.example>',
+    "ceo@bank.example: <x@evil.example>",
+    "ceo@bank.example <x@evil.example> \\",
+    "Team: ceo@bank.example <x@evil.example>;",
+    "x, ceo@bank.example <x@evil.example>",
+    '"ceo"@bank.example <x@evil.example>',
+    "'ceo@bank.example' <x@evil.example>",
+]
+
+
+@pytest.mark.parametrize("value", NAMED)
+def test_a_name_without_quotes_was_the_author_of_some_programs(value):
+    """By the standard, it is no name. Its domain was not asked, and no list knew it."""
+    assert [address.rpartition("@")[2] for address in read(value).named] == ["bank.example"]
+    assert any(address.endswith("@bank.example") for address in addresses(value))
+    assert len(addresses_in_from(f"From: {value}\r\n".encode())[0]) > 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "john@shop.example <john@SHOP.example.>",
+        "info@shop.example <noreply@shop.example>",
+        "Hotel @ Booking <x@shop.example>",
+        "The team @ corp.example <x@shop.example>",
+        "Jane jane@corp.example <x@shop.example>",
+        '"jane@corp.example" <x@shop.example>',
+        "=?utf-8?q?jane=40corp.example?= <x@shop.example>",
+    ],
+)
+def test_a_name_that_no_program_takes_for_another_domain_is_a_name(value):
+    assert read(value).named == read(value).others == []
+    assert len(addresses(value)) == 1
+
 
 @pytest.mark.parametrize("value", FORGED)
 def test_a_domain_that_readers_see_was_overlooked(value):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import encodings
+from binascii import b2a_base64
 
 import pytest
 
 from bridge.mime.mail_text import html_of, read
-from bridge.mime.words import as_text, codec_of, decode_words
+from bridge.mime.words import as_text, codec_of, codecs_of, decode_words
 from bridge.quarantine.record import subject
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
@@ -88,3 +89,35 @@ def test_charsets_of_real_mail_are_decoded(charset: str, text: str) -> None:
 )
 def test_encoded_words(text: str, decoded: str) -> None:
     assert decode_words(text) == decoded
+
+
+HIDDEN = '<a href="https://evil.example/x">x</a>'
+UTF_7 = HIDDEN.replace("https://", "+AGgAdAB0AHAAcwA6AC8ALw-").encode()
+
+
+@pytest.mark.parametrize(
+    "charset",
+    [
+        *(f"{{}}{end}x" for end in "/:?@=[](),<\\ *"),
+        "(x){}",
+        "((x) y) {}/z",
+        "{}/" + "x" * 300,
+        "(" + "x" * 300 + "){}",
+        "us-ascii; charset={}/x",
+        "us-ascii; charset=(x){}",
+    ],
+)
+@pytest.mark.parametrize(("name", "page"), [("utf-7", UTF_7), ("cp037", HIDDEN.encode("cp037"))])
+def test_a_charset_without_quotes_went_on_behind_the_character_that_ends_it(
+    charset: str, name: str, page: bytes
+) -> None:
+    """Dovecot tells every client `utf-7` for `charset=utf-7/x`; the links in such a text were not seen."""
+    field = f"Content-Type: text/html; charset={charset.format(name)}\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+    assert "evil.example" in inspect(b"From: a@b\r\n" + field.encode() + b2a_base64(page), Limits()).hosts
+
+
+def test_a_charset_without_quotes_is_read_whole_and_up_to_its_end() -> None:
+    assert codecs_of("unicode/11utf8") == ("utf_8", "utf_16")
+    assert codecs_of("ISO_646.irv:1991") == ("utf_8",)
+    assert codecs_of("iso-8859-1/x") == ("latin_1",)
+    assert as_text(b"+AGE-", "utf-7/x") == "a"

@@ -12,6 +12,7 @@ from bridge.mime import encodings, names
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.mime import ours
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import EICAR, zipped
 
 ZIP = zipped(("eicar.com", EICAR))
@@ -197,3 +198,59 @@ def test_an_attached_text_is_not_taken_for_base64() -> None:
     fields = b"Content-Type: text/plain; name=a.txt\r\n\r\n"
     for text in (b"Thanks", b"See the other file, please. " * 50, b"one two three\r\n" * 40):
         assert not {tag for tag in ours.tags(HEAD + TYPE + fields + text + b"\r\n--b--\r\n") if "mime:" in tag}
+
+
+OPEN_NAMES = [
+    f"a.js{end}txt"
+    for end in ("(b)c.", "(b", "()", ")b.", "/b.", "\\b.", "?b.", "@b.", "[b].", "*", " b.", "\x01", "\x7f")
+]
+
+
+def attached(parameter: str) -> bytes:
+    """A script, which nothing but its name betrays."""
+    fields = f"Content-Type: application/octet-stream\r\nContent-Disposition: attachment; {parameter}\r\n".encode()
+    return HEAD + TYPE + fields + b"\r\nWScript.Echo(1)\r\n--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    "name", [*OPEN_NAMES, "(b)a.js/b.txt", "((b) c) a.js/b.txt", "(;)a.js/b.txt", "(b)a.js]c.txt", '"a.js(b).txt']
+)
+def test_a_name_without_quotes_went_on_behind_the_character_that_ends_it(name: str) -> None:
+    """Dovecot, MIME::Parser, uudeview and Python show a.js: for them, the value ends there."""
+    assert "mime:executable" in inspect(attached(f"filename={name}"), Limits()).tags
+    typed = HEAD + f"Content-Type: application/octet-stream; name={name}\r\n\r\nWScript.Echo(1)\r\n".encode()
+    assert "mime:executable" in inspect(typed, Limits()).tags
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        "filename*0=a.(b); filename*1=js/c; filename*2=",
+        "filename*0=a. b; filename*1=js; filename*2=?txt",
+        "filename*0*=utf-8''a.; filename*1=js(c).txt",
+    ],
+)
+def test_pieces_of_a_name_without_quotes_end_at_different_characters(pieces: str) -> None:
+    assert "mime:executable" in inspect(attached(pieces), Limits()).tags
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "report (1).pdf",
+        "report(1).pdf",
+        "report [final].pdf",
+        "a/b/report.pdf",
+        "http://www.example.com/logo.gif",
+        '"example.com(1).pdf"',
+        '"a.js/b.txt"',
+    ],
+)
+def test_an_ordinary_name_without_quotes_is_not_that_of_a_program(name: str) -> None:
+    assert "mime:executable" not in inspect(attached(f"filename={name}"), Limits()).tags
+
+
+def test_thousands_of_names_in_one_field_took_a_minute() -> None:
+    """Each kind of name was looked for among all values."""
+    field = "attachment; " + "".join(f"x{number}name=a;" for number in range(8000))
+    assert fair_cpu_s(lambda: names.candidates(field)) < 1

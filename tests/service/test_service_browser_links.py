@@ -197,6 +197,9 @@ FORMS = {
     "a backslash behind it": '<a href="https://H\\login">x</a>',
     "a soft hyphen": '<a href="https://\u00adH/login">x</a>',
     "a soft hyphen as a reference": '<a href="https://&shy;H/login">x</a>',
+    "thousands of soft hyphens": f'<a href="https://{chr(0xAD) * 3000}H/login">x</a>',
+    "thousands of soft hyphens with percent signs": f'<a href="https://{"%C2%AD" * 3000}H/login">x</a>',
+    "more slashes than two": '<base href="https://good.example/"><a href="///H/login">x</a>',
     "full-width letters": '<a href="https://\uff50aypal.com.verify-login.example.top/login">x</a>',
     "a user of one quote": '<a href="https://\'@H/login">x</a>',
     "a user without quotes around the value": "<a href=https://'@H/login>x</a>",
@@ -225,6 +228,39 @@ def test_the_model_did_not_see_this_link(name: str) -> None:
     """It was delivered, while `https://host/login` was quarantined."""
     signals = signals_of(letter("<p>Please confirm.</p>" + FORMS[name].replace("H", HOST)))
     assert signals.get("url:lookalike", "").partition("|")[0] == "paypal"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_lists_know_the_host_of_this_link(name: str) -> None:
+    assert HOST in found(FORMS[name].replace("H", HOST)).hosts
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<a href="///evil.example/x">x</a>',
+        "<a href=////evil.example/x>x</a>",
+        '<a href=" \t///evil.example/x">x</a>',
+        '<a href="/&#x2f;/evil.example/x">x</a>',
+        '<a href="/\n//evil.example/x">x</a>',
+        '<img srcset="x 1x,///evil.example/x 2x">',
+        '<form action="/////evil.example/login">',
+        '<meta http-equiv=refresh content="0;url=///evil.example">',
+        "<style>a { background: url(///evil.example/x) }</style>",
+    ],
+)
+def test_more_slashes_than_two_hid_the_host(page: str) -> None:
+    """In a page with the address of a site, such as that of a webmail, browsers take them for two."""
+    assert found(page).hosts == {"evil.example"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<a href='path///evil.example'>", "file:///evil.example", "<script>/// <summary>\n//////\n</script>", "<p>////"],
+)
+def test_more_slashes_than_two_are_not_always_a_link(page: str) -> None:
+    assert not found(page).hosts
+    assert not found("see ///evil.example", "text/plain").hosts
 
 
 def test_a_lookalike_written_in_unicode_was_missed() -> None:

@@ -232,6 +232,8 @@ def found(body: bytes, kind: str, *fields: str) -> Inspection:
         ("text/calendar", "BEGIN:VCALENDAR\r\nURL:https://ev\r\n il.example/\r\n"),
         ('image/svg+xml; name="a.svg"', PAGE),
         ("text/plain; format=flowed; delsp=yes", "see https://ev \r\nil.example/x now\r\n"),
+        ("text/plain; format=flowed; delsp=yes/x", "see https://ev \r\nil.example/x now\r\n"),
+        ("text/plain; format=flowed; delsp=(x)yes", "see https://ev \r\nil.example/x now\r\n"),
     ],
 )
 def test_links_were_not_searched_in_this_part(kind: str, body: str) -> None:

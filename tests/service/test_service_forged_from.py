@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.mime.test_mime_authors import FORGED, HONEST
+from tests.mime.test_mime_authors import FORGED, HONEST, NAMED
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import Lists, mail, service, wait_for
 
@@ -67,6 +67,17 @@ def test_an_author_that_could_not_be_read_had_no_policy(running, value):
     answer = _submit(running, _from(value))
     assert "auth:dmarc-reject" in auth_tags(answer), answer.json
     assert answer.json["decision"] == "quarantine"
+
+
+@pytest.mark.parametrize("value", NAMED)
+def test_an_address_as_a_name_without_quotes_had_no_policy(running, value):
+    """Dovecot's clients see bank.example, which says `p=reject`. Some honest programs write such names."""
+    answer = _submit(running, _from(value))
+    assert "auth:dmarc-permerror" in auth_tags(answer), answer.json
+    assert answer.json["decision"] == "quarantine"
+    content = _from(value)
+    signed = dkim.sign(content, b"k", b"bank.example", PEM) + content
+    assert "auth:dmarc-permerror" not in auth_tags(_submit(running, signed))
 
 
 @pytest.mark.parametrize("required", ["", ", required: true"])

@@ -12,7 +12,7 @@ Once the record is known, there is always a result. A mail that fails DMARC, but
 been answered, gets `temperror`: it may be honest, and whoever forged it may have chosen a lookup that fails. So does a
 mail of several authors if there is no answer for one of them, and a mail that could not wait because others did.
 A mail whose author is not clear gets `permerror`, unless one of the domains that a reader may see says that it is
-forged.
+forged. So does a mail with an address as its author's name, without quotes, if that domain says that it is forged.
 
 dkimpy takes quadratic time for some mails. A regular expression, and the arithmetic of a key with a long exponent, hold
 the GIL while they run, so they stop every thread of the service. We therefore replace dkimpy's patterns for the body,
@@ -144,7 +144,9 @@ class AuthenticationAnalyzer:
         self, authors: AuthorDomains, records: Mapping[str, Record | None], proofs: Proofs, *, is_cut_short: bool
     ) -> str:
         is_unanswered = len(records) < len(authors.names)
-        results = [judge(author, proofs, record) for author, record in records.items()]
+        judged = {author: judge(author, proofs, record) for author, record in records.items()}
+        results = [result for author, result in judged.items() if author not in authors.named]
+        results += [_OF_NAMES[judged[name]] for name in authors.named if judged.get(name) in _OF_NAMES]
         results += [TEMPERROR] if is_unanswered and (is_cut_short or len(authors.names) > 1) else []
         results += [] if authors.is_clear else [PERMERROR]
         result = worst(results)
@@ -287,6 +289,8 @@ class _Signatures:
         return [f"{each.selector}._domainkey.{each.domain}" for each in (*own, *others)]
 
 
+# What a domain says that is only a name by the standard, and the author for some programs: the sender may be honest.
+_OF_NAMES = {"reject": PERMERROR, "quarantine": PERMERROR, TEMPERROR: TEMPERROR}
 _CUT = re.compile(rb"[^\t \r]|\r(?!\n)")  # what no white space before a line end contains
 _PIECE = 64 * 1024  # bytes, for which other threads wait
 _HEAD_END = re.compile(rb"\n\r?\n")

@@ -27,6 +27,7 @@ _IP = re.compile("[0-9.]+")  # or the end of one
 class AuthorDomains:
     names: frozenset[str] = frozenset()  # "" for an author without a domain (`root`), who proves nothing
     is_clear: bool = True  # False: a reader may see another domain
+    named: frozenset[str] = frozenset()  # those of `names` that are only a name, by the standard
 
 
 def author_domains(content: bytes, bounds: Bounds) -> AuthorDomains:
@@ -38,13 +39,14 @@ def author_domains(content: bytes, bounds: Bounds) -> AuthorDomains:
     if sum(map(len, values)) > MAX_FIELDS:
         return AuthorDomains(is_clear=False)
     read = list(map(authors.read, values))
-    hosts = {host_of(address) for each in read for address in (*each.authors, *each.others)}
+    seen = {host_of(address) for each in read for address in (*each.authors, *each.others)}
+    hosts = seen | {host_of(address) for each in read for address in each.named}
     names = _all_spelled(hosts) if len(hosts) <= MAX_HOSTS else {}
     found = frozenset(names.values())
     if len(names) < len(hosts) or len(found) > MAX_AUTHORS:
         return AuthorDomains(is_clear=False)
     is_clear = not any(each.others for each in read) and all(_is_whole(name, host) for host, name in names.items())
-    return AuthorDomains(found, is_clear)
+    return AuthorDomains(found, is_clear, found.difference(names[host] for host in seen))
 
 
 def _all_spelled(hosts: Iterable[str]) -> dict[str, str]:

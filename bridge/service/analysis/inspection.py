@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import chain
 
 from bridge.mail.address import comparable_address
-from bridge.mime import ambiguity, encodings, readings, words
+from bridge.mime import ambiguity, encodings, readings, tokens, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message, walk
@@ -282,7 +282,7 @@ class _MailInspector(AmbiguityInspector):
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
         """Search for links; whether browsers may find files there, too."""
         is_html = part.content_type != "text/plain" or bool(part.names)
-        is_folded = recognition.is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
+        is_folded = recognition.is_calendar(part) or tokens.first(part.params.get("delsp", "")).lower() == "yes"
         self.links.has_files = is_html and not self.limits.look_at_urls
         for text in texts if self.limits.look_at_urls else ():
             self.links.scan(text, is_html=is_html, is_certain=part is not ANY_TEXT)

@@ -220,6 +220,8 @@ def _attribute(lower: str, start: int, wanted: str) -> tuple[int, int] | None:
         if match is None:
             return None
         if match[1] == wanted or match[1] == f"xlink:{wanted}":
+            if match.end() >= end:  # a value of any length: the end of a padded host decides where it leads
+                match = _ATTRIBUTE.match(lower, at) or match
             return match.span(match.lastindex or 0) if match.lastindex != 1 else None
         at = match.end()
     return None

@@ -33,6 +33,7 @@ _ODD_LINKS = (
 # Slashes with a backslash among them. Two patterns, in this order: each begins with one literal character.
 _BACKSLASHES = (re.compile(r"/(?<!//)/*+\\[/\\]*+"), re.compile(r"\\[/\\]++"))
 _BACKSLASHED = ("\\\\", "\\/", "/\\")  # one of these is in each match; the pattern takes long, and most text has none
+_MANY_SLASHES = re.compile(r"/(?<![\w:/.~%?&#+@!$*-]/)/{2,}+")  # in a page on the web, or with the address of one
 _WEB = ("https:", "http:")
 _COMPARED = link_address.WEB | {""}  # in others, what looks like a host may be a word: `x-apple-data-detectors://0`
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
@@ -134,6 +135,8 @@ class Links:
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
             for pattern in _BACKSLASHES:
                 text = pattern.sub("//", text)  # browsers treat backslashes the same way
+        if is_html and "///" in text:
+            text = _MANY_SLASHES.sub("//", text)
         for mark, pattern in _ODD_LINKS:
             if mark in text and pattern.search(text):
                 text = pattern.sub(r"\1://", text)

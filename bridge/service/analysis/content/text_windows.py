@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from bridge.mime import words
 from bridge.mime.ambiguity import Buffer
@@ -30,9 +31,8 @@ def codecs_of(start: bytes, charset: str, others: Iterable[str] = ()) -> list[st
 
     `others` are codecs that it may be in as well.
     """
-    declared = words.codec_of(charset)
-    marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark)), declared)
-    found = dict.fromkeys((marked, declared, *others))
+    marked = (codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark))
+    found = dict.fromkeys((*islice(marked, 1), *words.codecs_of(charset), *others))
     if b"<" in start:
         lower = start.lower()
         if b"charset" in lower or b"encoding" in lower:
