@@ -19,6 +19,7 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import ConfigError
 from bridge.intake.milter.mail import Limits, Mail
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.message import Spool
 from bridge.matching import match, table
@@ -93,7 +94,7 @@ def by_route(configured: str, written: str) -> bool:
 
 def at_milter(configured: str, written: str) -> bool:
     conf = config(tenants=[{"uid": ONE, "recipient_domains": [configured]}])
-    mail = Mail("a@example.org", (), Spool(1000), Limits(1000, 10, b"x-scan-", wiring.tenants_by_domain(conf)))
+    mail = Mail("a@example.org", (), Spool(1000), Limits(1000, 10, b"x-scan-", wiring.tenant_groups(conf)))
     return not any(mail.add_recipient(f"<v@{domain}>\0".encode()) for domain in (configured, written))
 
 
@@ -404,7 +405,7 @@ def test_where_nothing_depends_on_the_domain_every_spelling_is_accepted(tmp_path
 
 def test_a_sender_chose_the_tenant_by_the_spelling_of_the_recipient_over_milter() -> None:
     """The mail server passes on what its client wrote."""
-    limits = Limits(1000, 10, b"x-scan-", {"victim.test": ONE}, needs_domain=True)
+    limits = Limits(1000, 10, b"x-scan-", RecipientGroups({"victim.test": (ONE, 0)}), needs_domain=True)
     for address in UNCERTAIN:
         mail = Mail("a@example.org", (), Spool(1000), limits)
         refusal = mail.add_recipient(f"<{address}>\0".encode())

@@ -8,6 +8,7 @@ from bridge.errors import ProtocolError
 from bridge.intake.milter import protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.mail import MAX_STRIPPED, Limits, Mail
+from bridge.intake.one_tenant import RecipientGroups
 from bridge.mail.message import Spool
 
 LIMITS = Limits(max_message_size=1000, max_recipients=3, prefix=b"x-scan-")
@@ -126,7 +127,8 @@ def test_recipients_beyond_the_limit_are_452_and_the_first_ones_stay():
 
 def test_recipients_of_two_tenants_are_two_mails():
     """A mail is scanned for one tenant; the client sends the others' recipients in a second mail."""
-    limits = Limits(1000, 10, b"x-scan-", {"one.example": "1", "two.example": "2", "eins.example": "1"})
+    groups = RecipientGroups({"one.example": ("1", 0), "two.example": ("2", 0), "eins.example": ("1", 0)})
+    limits = Limits(1000, 10, b"x-scan-", groups)
     mail = new_mail(limits=limits)
     addresses = ["a@one.example", "b@two.example", "c@EINS.example", "d@other.example"]
     replies = [mail.add_recipient(f"<{address}>\0".encode()) for address in addresses]
