@@ -24,31 +24,35 @@ PACKAGES = {
     "exim": "exim4-daemon-light",
     "lintian": "lintian",
     "opensmtpd": "opensmtpd",
-    "package": "python3.11,systemd-standalone-sysusers,systemd-standalone-tmpfiles",  # for our own package
+    # For our own package: only what it depends on.
+    "package-bookworm": "python3.11,systemd-standalone-sysusers,systemd-standalone-tmpfiles",
+    "package-trixie": "python3.13,systemd-standalone-sysusers,systemd-standalone-tmpfiles",
     "sendmail": "sendmail-bin,sendmail-base,sensible-mda,m4,make",
 }
 _DEADLINE_S = 120.0
 
 
-def cached_root(name: str) -> Path:
-    """The root with this mail server; building it on first use takes half a minute."""
+def cached_root(name: str, suite: str = "bookworm") -> Path:
+    """The root with these packages of this Debian release; building it on first use takes half a minute."""
     need("mmdebstrap", "unshare", "nsenter", root=True)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
-    root = cache / f"{name}-bookworm"
+    root = cache / f"{name}-{suite}"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{name}.lock").open("w") as lock:  # only one process builds it
+    with (cache / f"{root.name}.lock").open("w") as lock:  # only one process builds it
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
-            _build(root, PACKAGES[name])
+            _build(root, PACKAGES.get(root.name) or PACKAGES[name], suite)
     return root
 
 
-def _build(root: Path, packages: str) -> None:
+def _build(root: Path, packages: str, suite: str) -> None:
     building = Path(tempfile.mkdtemp(dir=root.parent, prefix="building-"))
     building.chmod(0o755)  # servers drop root privileges
-    command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={packages}", "bookworm", str(building)]
-    sources = [SOURCES] if Path(SOURCES).exists() else []
-    done = subprocess.run([*command, *sources], capture_output=True, text=True, timeout=600)
+    command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={packages}", suite, str(building)]
+    # This machine's mirrors, with the suites of that release.
+    sources = Path(SOURCES).read_text().replace("bookworm", suite) if Path(SOURCES).exists() else ""
+    command += ["-"] if sources else []
+    done = subprocess.run(command, input=sources, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         shutil.rmtree(building, ignore_errors=True)
         unavailable(f"cannot build the root {root.name}: {done.stderr[-400:]}")

@@ -9,13 +9,13 @@ import re
 from email.headerregistry import Address
 from email.utils import parseaddr
 from typing import Annotated, Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from bridge.config.console import Reached, check_public_url
 from bridge.config.fields import FILE_LOOKUP, AddressField, DomainField, Network, SecretFile, Section, TenantUid
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.time_zone import time_zone
 from bridge.runtime.units import Duration
 
 Schedule = Literal["immediate", "hourly", "daily", "weekly", "never"]
@@ -33,10 +33,7 @@ def _sender(text: str) -> str:
 
 
 def _zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (ValueError, OSError, LookupError):
-        raise ValueError("expected a time zone, for example Europe/Zurich") from None
+    time_zone(name)
     return name
 
 

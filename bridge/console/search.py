@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
-from zoneinfo import ZoneInfo
 
 from bridge.history.parameters import PAGE, value_of
 from bridge.runtime import moments
+from bridge.runtime.time_zone import time_zone
 
 HELD_FIELDS = (
     *("recipient", "sender", "subject", "tag", "state", "since"),
@@ -79,6 +79,6 @@ def _kept(text: str, names: Iterable[str]) -> str:
 def reader_zone(name: str) -> tzinfo:
     """The reader's time zone; a script fills it in."""
     try:
-        return ZoneInfo(name) if _ZONE.fullmatch(name) else UTC
-    except (ValueError, OSError, KeyError):
+        return time_zone(name) if _ZONE.fullmatch(name) else UTC
+    except ValueError:
         return UTC

@@ -6,10 +6,9 @@ import gettext
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import cache
 from importlib import resources
-from zoneinfo import ZoneInfo
 
 DOMAIN = "users"
 _WANTED = re.compile(r"([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,100})?(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
@@ -27,7 +26,7 @@ class Language:
     def count(self, one: str, many: str, number: int) -> str:
         return self.translations.ngettext(one, many, number)
 
-    def time(self, moment: float, zone: ZoneInfo) -> str:
+    def time(self, moment: float, zone: tzinfo) -> str:
         """As people write it in this language."""
         return datetime.fromtimestamp(moment, zone).strftime(self.say("%Y-%m-%d %H:%M"))
 

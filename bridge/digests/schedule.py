@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
+from datetime import datetime, timedelta, tzinfo
+
+from bridge.runtime.time_zone import time_zone
 
 SCHEDULES = ("immediate", "hourly", "daily", "weekly", "never")
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -20,8 +21,8 @@ class Clock:
     time_zone: str = "UTC"
 
     @property
-    def zone(self) -> ZoneInfo:
-        return ZoneInfo(self.time_zone)
+    def zone(self) -> tzinfo:
+        return time_zone(self.time_zone)
 
     def last_turn(self, schedule: str, now: float) -> float:
         """The latest moment at which such a digest was to be sent. A clock that is set back repeats none of them."""

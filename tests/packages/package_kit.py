@@ -1,4 +1,4 @@
-"""The packages, built once per test run for all processes, and a clean Debian root to install them into."""
+"""The packages, built once per test run for all processes, and clean Debian roots to install them into."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests import pythons
 from tests.debian_root import cached_root
-from tests.requirements import need_package_index
+from tests.requirements import need_package_index, unavailable
 
 PROJECT = Path(__file__).parents[2]
 OLD, NEW = "0.0.9", "0.2.0"
+# A package works only with the Python that built it: that of the Debian release.
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 
 
 def builder() -> ModuleType:
@@ -28,28 +32,39 @@ def builder() -> ModuleType:
     return module
 
 
-def built(factory: pytest.TempPathFactory) -> Path:
-    """A directory with two versions of both packages.
+def built(factory: pytest.TempPathFactory, suite: str = "bookworm") -> Path:
+    """A directory with two versions of both packages for this Debian release.
 
     The old version is the real package with an older version number, without optional libraries. The new version has
     different defaults in /etc and, to save time, no libraries at all.
     """
     shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
-    out = shared / "packages"
-    with (shared / "packages.lock").open("w") as lock:  # only one process builds them
+    out = shared / f"packages-{suite}"
+    with (shared / f"{out.name}.lock").open("w") as lock:  # only one process builds them
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not out.exists():
             with tempfile.TemporaryDirectory(dir=shared) as place:
-                _build(Path(place))
+                _build_with(PYTHONS[suite], Path(place))
                 (Path(place) / "out").rename(out)
     return out
 
 
+def _build_with(version: str, place: Path) -> None:
+    """Run `_build` with this Python."""
+    need_package_index()
+    if version == builder().PYTHON:
+        _build(place)
+        return
+    python = pythons.interpreter(version)
+    if python is None:
+        unavailable(f"Python {version} is not installed")
+    command = [pythons.prepare(version, python), "-m", "tests.packages.package_kit", place]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def _build(place: Path) -> None:
     build = builder()
-    if build.PYTHON != "3.11":
-        pytest.skip(f"a package for Python {build.PYTHON} does not fit Debian 12, which this test uses")
-    need_package_index()
     out, real, light = place / "out", place / "real", place / "light"
     for directory in (out, real, light):
         directory.mkdir()
@@ -78,11 +93,11 @@ def _changed_project(copy: Path) -> Path:
 
 
 class Debian:
-    """A copy of the Debian root for one test."""
+    """A copy of the root of a Debian release for one test."""
 
-    def __init__(self, place: Path) -> None:
-        self.root = place / "root"
-        subprocess.run(["cp", "-a", cached_root("package"), self.root], check=True, timeout=120)
+    def __init__(self, place: Path, suite: str = "bookworm") -> None:
+        self.suite, self.root = suite, place / "root"
+        subprocess.run(["cp", "-a", cached_root("package", suite), self.root], check=True, timeout=120)
 
     def run(self, *words: str, code: int = 0) -> str:
         """Runs a command inside the root and returns its output."""
@@ -113,3 +128,7 @@ class Debian:
     def is_file(self, path: str) -> bool:
         """Also true for a link whose target exists only inside this root."""
         return os.path.lexists(self.root / path)
+
+
+if __name__ == "__main__":
+    _build(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The Debian package in a clean Debian root: install, upgrade, remove, purge. With systemd: `make test-systemd`."""
+"""The Debian package in clean Debian 12 and 13: install, upgrade, remove, purge. With systemd: `make test-systemd`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.debian_root import cached_root
-from tests.packages.package_kit import NEW, OLD, PROJECT, Debian, built
+from tests.packages.package_kit import NEW, OLD, PROJECT, PYTHONS, Debian, built
 from tests.requirements import need
 
 WANTS = "etc/systemd/system/multi-user.target.wants"
@@ -21,13 +21,13 @@ UNITS = [
 ]
 
 
-@pytest.fixture
-def debian(tmp_path: Path) -> Debian:
-    return Debian(tmp_path)
+@pytest.fixture(params=list(PYTHONS))
+def debian(tmp_path: Path, request: pytest.FixtureRequest) -> Debian:
+    return Debian(tmp_path, request.param)
 
 
-def package(factory: pytest.TempPathFactory, number: str) -> Path:
-    (found,) = built(factory).glob(f"scanbridge_{number}-*.deb")
+def package(factory: pytest.TempPathFactory, number: str, suite: str) -> Path:
+    (found,) = built(factory, suite).glob(f"scanbridge_{number}-*.deb")
     return found
 
 
@@ -39,14 +39,14 @@ def install(debian: Debian, file: Path) -> str:
 def test_package_life_cycle_in_a_clean_debian(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
     """After install it runs, an upgrade keeps local changes, remove deletes the program, purge deletes everything."""
     before = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
-    install(debian, package(tmp_path_factory, OLD))
+    install(debian, package(tmp_path_factory, OLD, debian.suite))
     _is_whole(debian)
 
     bridge, token = debian.root / "etc/scanbridge/bridge.yml", debian.read("etc/scanbridge/api-token")
     edited = bridge.read_text().replace("10026", "10099")
     bridge.write_text(edited)
     (debian.root / UNITS[1]).unlink()  # `systemctl disable scanbridge-scanner.service`: another scanner is used
-    install(debian, package(tmp_path_factory, NEW))
+    install(debian, package(tmp_path_factory, NEW, debian.suite))
     assert debian.run("scanbridge", "--version") == "light\n"
     assert bridge.read_text() == edited, "the postmaster's configuration was lost"
     assert "# new" in debian.read("etc/scanbridge/bridge.yml.dpkg-dist"), "the new default file is missing"
@@ -75,7 +75,8 @@ def _is_whole(debian: Debian) -> None:
     assert OLD not in debian.run("scanbridge", "--version")  # it shows its real version
     assert "next_hop: smtp://127.0.0.1:10026" in debian.run("scanbridge", "config", "show", "-c", config)
     assert debian.run("/opt/scanbridge/bin/python3", "-c", "import sys; print(sys.prefix)") == "/opt/scanbridge\n"
-    assert debian.run("python3.11", "-c", "import importlib.util as u; print(u.find_spec('bridge'))") == "None\n"
+    elsewhere = "import importlib.util as u; print(u.find_spec('bridge'))"
+    assert debian.run(f"python{PYTHONS[debian.suite]}", "-c", elsewhere) == "None\n"
     for unit in UNITS:
         assert debian.is_file(unit), unit
     users = debian.read("etc/passwd")
@@ -111,7 +112,7 @@ def _is_whole(debian: Debian) -> None:
 def test_a_mail_passes_after_the_installation(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What autopkgtest runs on a machine of its own, in our root: as root, with the package and nothing else."""
     need("unshare", root=True)
-    install(debian, package(tmp_path_factory, OLD))
+    install(debian, package(tmp_path_factory, OLD, debian.suite))
     shutil.copy(PROJECT / "deploy/package/autopkgtest/debian/tests/installed", debian.root / "tmp/installed")
     inside = f"ip link set lo up; mount -t proc proc {debian.root}/proc; chroot {debian.root} /tmp/installed"
     alone = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", f"{inside}; exit $?"]
@@ -121,10 +122,11 @@ def test_a_mail_passes_after_the_installation(debian: Debian, tmp_path_factory: 
 
 
 @pytest.mark.long
-def test_lintian_finds_nothing(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Except what deploy/package/lintian-overrides accepts, with reasons."""
-    root = cached_root("lintian")
-    file = package(tmp_path_factory, OLD)
+@pytest.mark.parametrize("suite", PYTHONS)
+def test_lintian_finds_nothing(tmp_path_factory: pytest.TempPathFactory, suite: str) -> None:
+    """Except what deploy/package/lintian-overrides accepts, with reasons. Each release has its own lintian."""
+    root = cached_root("lintian", suite)
+    file = package(tmp_path_factory, OLD, suite)
     mounted = f"mount -t tmpfs tmpfs {root}/tmp; cp {file} {root}/tmp; mount -t proc proc {root}/proc"
     lintian = f"chroot {root} lintian --allow-root --fail-on error,warning /tmp/{file.name}"
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", f"{mounted}; {lintian}; exit $?"]
