@@ -23,6 +23,8 @@ from bridge.mail.message import Message
 
 IN_A_THREAD_FROM = 64 * 1024  # bytes; hashing less is cheaper than handing it to a thread
 
+_COMPARED = 4096  # bytes of the content that tell attempts with one mail from other mails
+
 # Raise this with every change of what is hashed: stored hashes of an earlier version must match no mail.
 _VERSION = b"scanbridge fingerprint 2"
 
@@ -51,18 +53,17 @@ async def fingerprint(tenant: str | None, envelope: Envelope, message: Message) 
     return await asyncio.to_thread(_fingerprint, tenant, envelope, message)
 
 
-def attempt_key(sender: str, message: Message) -> str:
+def attempt_key(sender: str, message_id: str, subject: bytes, message: Message) -> str:
     """Joins the attempts to deliver one mail in the history, whatever recipients are left.
 
-    Quick: it may err, because only people read it, so the end of long content does not count.
+    Quick, because the event loop computes it while mail is being deferred. It may err, because only people read it: of
+    the header section, these two fields count, and of the content its size and its beginning.
     """
-    head = message.head()
-    lasting = lasting_head(head)
-    size = message.size - len(head) + len(lasting)
-    digest = blake2b(sender.encode("utf-8", "surrogatepass"), digest_size=8)
-    digest.update(b"\0%d\0" % size + lasting)
-    left = IN_A_THREAD_FROM
-    for chunk in _body(message, len(head)):
+    size_of_head = len(message.head())
+    digest = blake2b(f"{sender}\0{message_id}\0".encode("utf-8", "surrogatepass"), digest_size=8)
+    digest.update(b"%b\0%d\0" % (subject, message.size - size_of_head))
+    left = _COMPARED
+    for chunk in _body(message, size_of_head):
         digest.update(chunk[:left])
         left -= len(chunk)
         if left <= 0:
