@@ -28,7 +28,7 @@ scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s{dialect}
 listeners:
   - {{name: smtp, address: "127.0.0.1:{smtp}"{blocking}}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
-admission: {{max_in_processing: 100000, throttle_threshold: 100000, max_bytes_in_processing: 8GiB}}
+admission: {{max_in_processing: {limit}, throttle_threshold: {limit}, max_bytes_in_processing: 8GiB}}
 limits: {{max_connections: 20000, max_connections_per_client: 20000}}
 spool: {{memory_per_mail: {memory}}}
 policy: {{deliver: {deliver}}}
@@ -76,10 +76,12 @@ def ours(
     memory: str = "256KiB",
     entries: int = 0,
     rspamd: str | None = None,
+    limit: int = 100_000,
     more: str = "",
 ) -> Callable[[Ports, Path], Command]:
     """Our complete bridge: policy, metrics, log, admission. With `discard` nothing is relayed, as with the peers.
 
+    `limit`: mails in processing; further ones are refused at MAIL.
     `more` is added to the configuration.
     With `rspamd`, the scanner is asked in rspamd's words, below this path.
     With `entries`, MAIL is checked against a list of that many senders and one of that many networks, without a match.
@@ -105,6 +107,7 @@ def ours(
                 workers=workers,
                 deliver=deliver if protocol == "smtp" else "relay",
                 memory=memory,
+                limit=limit,
                 directory=scratch / "state",
                 blocking=BLOCKING if entries else "",
                 more=more,
@@ -181,6 +184,8 @@ PEERS = {
         Peer("scanbridge, relaying", "smtp", ours("smtp", deliver="relay")),
         Peer("scanbridge, no history", "smtp", ours("smtp", more="history: {enabled: false}")),
         Peer("scanbridge, events", "smtp", ours("smtp", more="events: [{name: f, type: file, path: events.jsonl}]")),
+        Peer("scanbridge, 20 at once", "smtp", ours("smtp", limit=20)),
+        Peer("scanbridge, 20 at once, no history", "smtp", ours("smtp", limit=20, more="history: {enabled: false}")),
         Peer("scanbridge, 2 workers", "smtp", ours("smtp", workers=2)),
         Peer("scanbridge, spooling", "smtp", ours("smtp", memory="64KiB")),
         Peer("naive", "smtp", _naive, warm_up_s=3.0),

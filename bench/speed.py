@@ -31,6 +31,7 @@ from peers import HERE, MISSING, PEERS, Peer, build, ours
 KiB, MiB = 1024, 1024 * 1024
 SMTP = ("scanbridge", "naive", "Haraka", "nodemailer", "C")
 FEATURES = ("scanbridge, no history", "scanbridge, events")  # what each of them costs
+FULL = ("scanbridge, 20 at once", "scanbridge, 20 at once, no history")  # refuse most mails of an overload at MAIL
 RSPAMD = ("scanbridge milter to rspamd", "scanbridge milter to rspamd, which closes")  # rspamd 3.4 does close
 MILTER = ("scanbridge milter", *RSPAMD, "rspamd proxy", "pymilter")
 
@@ -71,6 +72,11 @@ WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
         "4 KiB, persistent connections, all cores, 2,000 mails per second",
         Work(8_000, cores=2, rate=2_000),
         ("scanbridge", "scanbridge, 2 workers"),
+    ),
+    "overload": (
+        "4 KiB, persistent connections, ten times more mail than the scanner can handle",
+        Work(48_000, rate=4_000, scanner_ms=50, is_overload=True),
+        FULL,
     ),
     "single": ("4 KiB, one mail after another", Work(1_000, sessions=1), ("scanbridge", "scanbridge, relaying")),
 }
@@ -160,6 +166,7 @@ def goals(found: Results, direct: Latency, postfix: dict[str, Latency]) -> list[
     kept, each = ("kept", "4 KiB, persistent"), ("each", "4 KiB, one per connection")
     for work, text in (kept, each, ("different", "4 KiB, persistent, all addresses different")):
         rows.append(cpu(f"{text}, with history : without", work, our, FEATURES[0], 1.05))
+    rows.append(cpu("ten times too much mail, with history : without", "overload", *FULL, 1.05))
     for work, text in (kept, each):
         rows.append(cpu(f"{text}, with a file of events : without", work, FEATURES[1], our, 1.05))
     for work, text, limit in (

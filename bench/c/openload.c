@@ -26,6 +26,8 @@ static times accepted, after_dot, behind, refused[9];
 static struct { char text[10]; long count; } codes[64];
 static conn *idle;
 static buffer content;
+static size_t id_at; /* where the content has the number of the mail */
+static unsigned mails;
 
 static void note(times *t, double seconds) {
     if (t->count == t->room) t->seconds = realloc(t->seconds, (t->room = t->room * 2 + 1024) * sizeof *t->seconds);
@@ -33,10 +35,19 @@ static void note(times *t, double seconds) {
 }
 
 static void make_content(void) {
-    const char *head = "From: <a@client.example>\r\nTo: <b@example.org>\r\nSubject: load\r\nMessage-ID: <1@client.example>\r\n\r\n";
+    const char *head = "From: <a@client.example>\r\nTo: <b@example.org>\r\nSubject: load\r\nMessage-ID: <00000000@client.example>\r\n\r\n";
     put(&content, head, strlen(head));
+    id_at = strstr(head, "00000000") - head;
     while (content.end < 4096) put(&content, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789\r\n", 76);
     put(&content, ".\r\n", 3);
+}
+
+/* No two mails have the same Message-ID: the bridge would take them for attempts with one mail. */
+static int say_content(conn *c) {
+    char digits[9];
+    snprintf(digits, sizeof digits, "%08u", mails++ % 100000000u);
+    memcpy(content.data + id_at, digits, 8);
+    return say(c, content.data, content.end);
 }
 
 static void count_code(const char *reply) {
@@ -145,7 +156,7 @@ static int on_reply(conn *c, const char *reply) {
     if (one->stage == DATA && code == 354) {
         one->stage = DOT;
         one->dot_at = now();
-        return say(c, content.data, content.end);
+        return say_content(c);
     }
     int is_accepted = one->stage == DOT && code / 100 == 2;
     enum stage stage = one->stage;
@@ -234,6 +245,7 @@ int main(int argc, char **argv) {
     is_kept = !strcmp(argv[4], "kept");
     begin_net();
     make_content();
+    mails = (unsigned)time(NULL) * 10000u; /* other than those of an earlier run */
     measured_from = now() + WARM_UP_S;
     measured_until = measured_from + atof(argv[3]);
     run(atof(argv[2]));

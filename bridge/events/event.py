@@ -21,6 +21,7 @@ from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import Redaction
+from bridge.runtime.value import value
 
 MAX_ABOUT = 64  # characters that are stored; the digest of a reported mail is longer
 MAX_RECIPIENTS = 100  # named in one event; `recipient_count` has the number
@@ -49,7 +50,7 @@ class ScannerState(StrEnum):
     SATURATED = "saturated"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
     type: str
     data: dict[str, Any]

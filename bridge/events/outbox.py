@@ -45,6 +45,7 @@ from bridge.events.event import MAX_ABOUT
 from bridge.runtime import database
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
+from bridge.runtime.value import value
 
 LEASE_S = 10.0
 WAIT_S = 5.0  # for a lock, a connection, one statement
@@ -56,7 +57,7 @@ class OutboxError(TablesFailed):
     """The outbox cannot be used now."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """One event for one sink."""
 

@@ -27,7 +27,6 @@ from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
-from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
 from bridge.observe.redaction import FULL, Redaction
 
@@ -67,7 +66,9 @@ _NO_KIND = Kind(*[""] * len(Kind._fields))
 _NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "", "", "", 1, None)
 
 
-_SumKey = tuple[str, str, str | None, str, str]  # listener, stage, client, sender, rule
+# Listener, stage, client, sender, rule. The sender is None where refusals of several senders share a row.
+_SumKey = tuple[str, str, str | None, str | None, str]
+_OTHERS = ""  # instead of a client: further ones, which share a row
 
 
 def _weight(more_recipients: int) -> int:
@@ -76,11 +77,11 @@ def _weight(more_recipients: int) -> int:
 
 @dataclass(slots=True)
 class _Refusals:
-    """Refusals of one client that are summed."""
+    """Refusals that share a row."""
 
     kind: Kind
-    row: Row
-    count: int = 1
+    row: Row  # of the first
+    count: int = 0
 
 
 class Recorder:
@@ -145,7 +146,7 @@ class Recorder:
         """A mail is finished. Its content can still be read."""
         now = time.time()
         if record.at and not self._has_room_for_refusal(now):
-            self._sum_record(record)
+            self._sum_record(record, now)
             return
         if self._added - self._removed >= self._settings.max_waiting:
             self._count("overflow", 1)
@@ -154,39 +155,41 @@ class Recorder:
         self._waiting.append((now, record, self._attempt(record, now)))
 
     def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
-        """A client was refused before there was a mail: at the connection, or at MAIL because of saturation."""
-        now = time.time()
-        sender = refusal.sender if self._has_room_for_refusal(now) else ""
+        """A client was refused before there was a mail: at the connection, or at MAIL because of saturation.
+
+        In a storm, this is called more often than anything else: a client that already shares a row is only counted.
+        """
+        stage, client, rule = refusal.stage, refusal.client, refusal.rule
         with self._sums_lock:
-            if self._is_summed((listener, refusal.stage, refusal.client, sender, refusal.rule)):
-                return
-            if len(self._sums) < MAX_SUMS:
-                key = (listener, refusal.stage, refusal.client, sender, refusal.rule)
-            else:
-                key = (listener, refusal.stage, None, "", refusal.rule)
-                if self._is_summed(key):
-                    return
-            self._sums[key] = _Refusals(*self._row_of_refusal(now, key, refusal.reply))
+            sums = self._sums
+            known = sums.get((listener, stage, client, None, rule)) or sums.get((listener, stage, _OTHERS, None, rule))
+            if known is None:
+                now = time.time()
+                sender = refusal.sender if self._has_room_for_refusal(now) else None
+                known = self._refusals_of((listener, stage, client, sender, rule), now, refusal)
+            known.count += 1
 
-    def _is_summed(self, key: _SumKey) -> bool:
-        known = self._sums.get(key)
-        if known is None:
-            return False
-        known.count += 1
-        return True
+    def _refusals_of(self, key: _SumKey, now: float, refusal: RefusedClient) -> _Refusals:
+        """Those that this one shares a row with; a new row if there are none."""
+        listener, stage, _, _, rule = key
+        if key not in self._sums and len(self._sums) >= MAX_SUMS:
+            key = (listener, stage, _OTHERS, None, rule)
+        if key not in self._sums:
+            self._sums[key] = _Refusals(*self._row_of_refusal(now, listener, refusal))
+        return self._sums[key]
 
-    def _row_of_refusal(self, now: float, key: _SumKey, reply: Reply | None) -> tuple[Kind, Row]:
-        listener, stage, client, sender, rule = key
+    def _row_of_refusal(self, now: float, listener: str, refusal: RefusedClient) -> tuple[Kind, Row]:
+        reply, redaction = refusal.reply, self._settings.redaction
         action = Action.TEMPFAIL if reply is not None and reply.is_temporary else Action.REJECT
-        done = CANCELLED if rule == rule_names.CLIENT_GONE else action.value
+        done = CANCELLED if refusal.rule == rule_names.CLIENT_GONE else action.value
         return (
-            _NO_KIND._replace(listener=listener, stage=stage, action=done, rule=rule),
+            _NO_KIND._replace(listener=listener, stage=refusal.stage, action=done, rule=refusal.rule),
             _NO_ROW._replace(
                 at=now,
                 id=new_id(),
-                client=client or "",
-                sender=self._settings.redaction.address(sender),
-                reply="" if reply is None else self._settings.redaction.text(str(reply)),
+                client=refusal.client or "",
+                sender=redaction.address(refusal.sender),
+                reply="" if reply is None else redaction.text(str(reply)),
             ),
         )
 
@@ -197,11 +200,12 @@ class Recorder:
         self._refusals += 1
         return self._refusals <= MAX_REFUSALS_PER_S
 
-    def _sum_record(self, record: Record) -> None:
+    def _sum_record(self, record: Record, now: float) -> None:
         session, outcome = record.tx.session, record.outcome
-        reply = None if outcome is None else outcome.reply
-        refusal = RefusedClient(record.at, session.client.address, "", "", record.rule, reply)
-        self.note_refusal(session.listener, refusal)
+        listener, client, reply = session.listener, session.client.address, None if outcome is None else outcome.reply
+        refusal = RefusedClient(record.at, client, record.tx.envelope.sender, "", record.rule, reply)
+        with self._sums_lock:
+            self._refusals_of((listener, record.at, client, None, record.rule), now, refusal).count += 1
 
     def _attempt(self, record: Record, now: float) -> str:
         """The key that joins the attempts with one mail; "" if this is the only one so far."""
@@ -260,16 +264,24 @@ class Recorder:
         if self._sums:
             with self._sums_lock:
                 sums, self._sums = self._sums, {}
-            for refusals in sums.values():
-                self._take_sum(refusals)
+            for key, refusals in sums.items():
+                self._take_sum(key, refusals)
 
-    def _take_sum(self, refusals: _Refusals) -> None:
+    def _take_sum(self, key: _SumKey, refusals: _Refusals) -> None:
         if len(self._rows) >= self._settings.max_waiting:
             self._count("failed", refusals.count)
             return
         self._count("summed", refusals.count - 1)
         self._removed -= 1  # `_written` adds it again
-        self._rows.append((refusals.kind, refusals.row._replace(mails=refusals.count)))
+        row = refusals.row
+        if refusals.count > 1:
+            _, _, client, sender, _ = key
+            row = row._replace(
+                mails=refusals.count,
+                client="" if client == _OTHERS else row.client,
+                sender="" if sender is None else row.sender,
+            )
+        self._rows.append((refusals.kind, row))
 
     def _write(self) -> None:
         while self._rows:

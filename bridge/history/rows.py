@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
-from bridge.filter.outcome import Record
+from bridge.api.scanning import AnalysisResult
+from bridge.filter.outcome import Outcome, Record
 from bridge.history.entry import Kind, Row
 from bridge.history.query import CANCELLED
 from bridge.mail.next_hop import NextHopError
@@ -24,55 +24,57 @@ _MAX_TEXT = 1000  # characters
 _MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
 
-_read_kind = attrgetter(
-    *("tx.session.listener", "tenant", "at", "outcome.action", "outcome.result.decision", "outcome.result.verdict"),
-    *("rule", "outcome.result.tags", "would", "late", "unscanned", "scanner"),
-)
-_read_special = attrgetter("error", "listed", "limit", "doubts", "is_mixed", "tx.session.client.login")
-_NOTHING_SPECIAL = (None, None, None, (), False, None)
-_read_row = attrgetter(
-    *("tx.id", "tx.session.id", "tx.session.client", "tx.envelope.sender", "tx.envelope.recipients"),
-    *("size", "message_id", "subject", "wait_s", "scan_s", "relay_s", "next_id"),
-)
 _kinds: dict[tuple[Any, ...], Kind] = {}
 
 
 def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tuple[Kind, Row]:
     """`at` is the Unix time of the end of its processing."""
-    mail_id, session, client, sender, recipients, size, message_id, subject, wait_s, scan_s, relay_s, next_id = (
-        _read_row(record)
-    )
-    outcome = record.outcome
+    tx, outcome = record.tx, record.outcome
+    session, envelope = tx.session, tx.envelope
+    client, recipients = session.client, envelope.recipients
     result = None if outcome is None else outcome.result
-    is_special = _read_special(record) != _NOTHING_SPECIAL
-    kind = _any_kind(record) if is_special or result is None else _ordinary_kind(record)
-    row = Row._make((
+    is_special = (
+        record.error is not None
+        or record.listed is not None
+        or record.limit is not None
+        or record.is_mixed
+        or client.login is not None
+        or bool(record.doubts)
+    )
+    if is_special or outcome is None or result is None:
+        kind = _any_kind(record)
+    else:
+        kind = _ordinary_kind(record, outcome, result)
+    row = Row(
         at,
-        mail_id,
-        session,
+        tx.id,
+        session.id,
         client.address or "",
         (client.helo or "")[:_MAX_KEY],
-        sender,
+        envelope.sender,
         recipients[0].address if len(recipients) == 1 else "\n".join([each.address for each in recipients]),
-        size,
-        message_id[:_MAX_KEY],
-        subject_text(subject),
+        record.size,
+        record.message_id[:_MAX_KEY],
+        subject_text(record.subject),
         "" if outcome is None else str(outcome.reply)[:_MAX_TEXT],
         "" if result is None else result.ggrid[:_MAX_KEY],
-        wait_s,
-        scan_s,
-        relay_s,
+        record.wait_s,
+        record.scan_s,
+        record.relay_s,
         (client.ident or "")[:_MAX_KEY],
-        next_id[:_MAX_KEY],
+        record.next_id[:_MAX_KEY],
         attempt,
         1,
         _more(record, redaction) if is_special or (result and (result.reasons or result.listed)) else None,
-    ))  # fmt: skip
+    )
     return (kind, row) if redaction is FULL else _redacted(kind, row, redaction)
 
 
-def _ordinary_kind(record: Record) -> Kind:
-    values = _read_kind(record)
+def _ordinary_kind(record: Record, outcome: Outcome, result: AnalysisResult) -> Kind:
+    values = (
+        record.tx.session.listener, record.tenant, record.at, outcome.action, result.decision, result.verdict,
+        record.rule, result.tags, record.would, record.late, record.unscanned, record.scanner,
+    )  # fmt: skip
     kind = _kinds.get(values)
     if kind is None:
         if len(_kinds) >= _MAX_KINDS:

@@ -90,7 +90,7 @@ class Running:
         self.store = store(directory)
         self.counts: Counter[str] = Counter()
         self.recorder = Recorder(
-            self.store, RecorderSettings(86400.0, batch_s=0.02, retry_s=0.05, **settings), self._count
+            self.store, RecorderSettings(86400.0, **{"batch_s": 0.02, "retry_s": 0.05, **settings}), self._count
         )
         self.recorder.start()
 
@@ -236,6 +236,34 @@ def test_refusals_share_rows_when_there_are_too_many(tmp_path: Path) -> None:
         assert 0 < running.counts["written"] < 20_000 / 10
         with_sender = running.store.count("sender", HistoryQuery())
     assert any(line.label.endswith("@sender.example") for line in with_sender), "the first ones have their own row"
+
+
+def test_a_refusal_that_shares_its_row_with_none_has_its_sender(tmp_path: Path) -> None:
+    """In a storm of many clients, a refusal that was the only one of its client was shown with the null sender."""
+    with recording(tmp_path) as running:
+        for number in range(MAX_REFUSALS_PER_S):
+            running.recorder.note_refusal("mx", saturated("192.0.2.1", f"{number}@sender.example"))
+        until(lambda: running.counts["written"] >= MAX_REFUSALS_PER_S, "the first refusals")
+        for number in range(20):
+            running.recorder.note_refusal("mx", saturated(f"198.51.100.{number}", f"{number}@sender.example"))
+        rows = running.wait_for(MAX_REFUSALS_PER_S + 20)
+    assert all(row["sender"].endswith("@sender.example") and "mails" not in row for row in rows)
+
+
+def test_refusals_that_share_a_row_have_no_sender(tmp_path: Path) -> None:
+    """Nor a client, if they are of several; the first of each second have both, also beside a null sender."""
+    with recording(tmp_path, batch_s=1.0) as running:
+        for sender in ("", "a@sender.example", "b@sender.example"):
+            running.recorder.note_refusal("mx", saturated("192.0.2.1", sender))
+        for number in range(5_000):
+            running.recorder.note_refusal("mx", saturated(f"198.51.100.{number % 250}", f"{number}@sender.example"))
+        until(lambda: running.counts["written"] + running.counts["summed"] >= 5_003, "all refusals")
+        rows = running.rows()
+    first = [row for row in rows if row.get("client") == "192.0.2.1"]
+    assert sorted(row.get("sender", "") for row in first) == ["", "a@sender.example", "b@sender.example"]
+    shared = [row for row in rows if row.get("mails", 1) > 1]
+    assert shared and not any("sender" in row or "client" in row for row in shared)
+    assert sum(row.get("mails", 1) for row in rows) == 5_003
 
 
 def test_refusals_at_rcpt_share_rows_only_in_a_storm(tmp_path: Path) -> None:
