@@ -80,6 +80,7 @@ class Queues:
             CapacityLimiter(2), max_waiting=20
         )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.reading = PersonTurns(most=1)  # some mail takes seconds: nobody makes all others wait for it
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
         # Forms with a file, from their first byte on: each may take 64 MiB of the disk for minutes.
         self.files = Queue(CapacityLimiter(30), max_waiting=30, max_per_person=5)

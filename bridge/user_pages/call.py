@@ -64,7 +64,8 @@ class Pages:
         self.static = StaticFiles()
         self.requests = PersonTurns()
         # A large mail takes three times its size. Anyone with a digest's link can ask again and again.
-        self.readers = Queue(CapacityLimiter(2), max_waiting=100, max_per_person=12)
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)
+        self.reading = PersonTurns(most=1, max_waiting=12)
         # The next hop may be slow, and pages need threads, too; no person takes all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
         # Who learns from a report may take minutes, and each report has a mail in memory.
@@ -163,8 +164,9 @@ class Call:
     async def read_mail(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
         queue = self.pages.readers
-        with queue.place(self.person_or_none or self.link_of):
-            return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+        async with self.pages.reading.turn(self.person_or_none or self.link_of):
+            with queue.place():
+                return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
     async def send_report(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In threads that nothing else waits for; the caller has a place in the queue of reports."""

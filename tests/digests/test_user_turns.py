@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +86,23 @@ async def test_who_had_a_link_kept_everybody_else_from_reading_mail() -> None:
     answers = await asyncio.gather(*stolen, return_exceptions=True)
     assert answers.count(True) == 12 and await other
     assert {answer.status for answer in answers if isinstance(answer, Refused)} == {429}
+
+
+async def test_mail_that_takes_long_to_read_kept_everybody_else_from_reading_mail() -> None:
+    """One person's requests took both threads, and were ahead of everybody else's in the queue."""
+    pages, may_end = Pages(""), threading.Event()
+
+    def read(person: str, work: Callable[[], bool]) -> asyncio.Task[bool]:
+        call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
+        call.person_or_none = person
+        return asyncio.create_task(call.read_mail(work))
+
+    slow = [read("jane@a.example", may_end.wait) for _ in range(12)]
+    try:
+        await eventually(lambda: pages.readers.limiter.borrowed_tokens > 0, "the first to be read")
+        async with asyncio.timeout(60):
+            assert await read("jim@a.example", lambda: True)
+        assert not any(each.done() for each in slow)
+    finally:
+        may_end.set()
+    assert all(await asyncio.gather(*slow))

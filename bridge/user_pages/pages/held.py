@@ -173,8 +173,8 @@ def _row(call: Call, item: Item, mail: MailRecord | None, asked: Mapping[tuple[s
 
 def _read(call: Call, mail: MailRecord) -> tuple[Reading, bool]:
     """Its text, and whether it has HTML."""
-    content = _content(call, mail)
-    return read_text(content), bool(html_of(content))
+    reading = read_text(_content(call, mail))
+    return reading, bool(reading.html)
 
 
 def _content(call: Call, mail: MailRecord) -> bytes:
