@@ -111,7 +111,8 @@ def test_the_html_of_a_mail_is_found_with_its_text() -> None:
     html = b"--q\r\nContent-Type: text/html\r\n\r\n"
     attached = b"--q\r\nContent-Type: message/rfc822\r\n\r\nContent-Type: text/html\r\n\r\n<p>inner\r\n"
     start = b"Content-Type: multipart/mixed; boundary=q\r\n\r\n--q\r\n\r\nhello\r\n"
-    for middle in (b"", html + b" \r\n", html + b"<p>a\r\n" + html + b"<p>b\r\n", attached, attached + html + b"<p>c\r\n"):
+    two, both = html + b"<p>a\r\n" + html + b"<p>b\r\n", attached + html + b"<p>c\r\n"
+    for middle in (b"", html + b" \r\n", two, attached, both):
         mail = start + middle + b"--q--\r\n"
         assert read(mail).html == html_of(mail)
     assert read(mail).html == "<p>c" and read(mail).lines == ["hello"]

@@ -179,7 +179,7 @@ def _read(call: Call, mail: MailRecord) -> tuple[Reading, bool]:
 
 def _content(call: Call, mail: MailRecord) -> bytes:
     """As received."""
-    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ)[mail.head_size :]
+    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ, mail.head_size)
 
 
 def _cursor(text: str) -> Item | None:
