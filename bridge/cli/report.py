@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,9 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
             say(f"{name}: {problem}", err=True)
             failed = True
             continue
-        done = reporter.report_mail(ReportKind(kind), _mail(session, content), person or session.by)
+        mail = _mail(session, content)
+        with closing(mail.content):
+            done = reporter.report_mail(ReportKind(kind), mail, person or session.by)
         failed |= not done.is_done
         if as_json:
             say_json({"file": name, "id": done.mail_id, "state": str(done.state), "text": done.text})

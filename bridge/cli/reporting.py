@@ -1,5 +1,6 @@
 """One report with everything that follows from it: rspamd and the scanning service learn, an address gets the mail,
-the history and the event sinks record it, and it is counted.
+the history and the event sinks record it, and it is counted. A large mail is read in pieces, because several people
+report mail at the same time.
 
 Used by `scanbridge report`, by the console and by the users' pages. Everything blocks; pages use a thread. Learning
 comes first: if something after it fails, the person may report the mail again, and it is not learned twice.
@@ -8,7 +9,10 @@ comes first: if something after it fails, the person may report the mail again, 
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hashlib
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from email.message import EmailMessage
@@ -28,16 +32,18 @@ from bridge.feedback.report import LearnableMail, Reported, ReportKind, ReportSt
 from bridge.feedback.rspamd_learning import LearningUnavailable
 from bridge.feedback.store import ReportStore
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.message import Message, Spool
+from bridge.mail.message import Message
 from bridge.mail.session import Client
 from bridge.mail.session import Session as MailSession
 from bridge.mail.transaction import Transaction, new_id
-from bridge.quarantine.content import beginning
+from bridge.quarantine.content import between
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
 
 MAX_REPORTED = 50 * 1024 * 1024
 _SEND_S = 300.0
+_LINE = 57  # bytes in a line of Base64: RFC 2045 6.8 allows 76 characters
+_keeping = threading.Lock()  # a mail that waits to be learned from is in memory as a whole, so only one at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class ReportedMail:
     """A mail, and what is known about it."""
 
     id: str  # ours; if it is unknown, a digest of the content
-    content: bytes
+    content: Message  # closed by the caller
     key: str  # for each key and person, there is one report
     sender: str = ""
     recipients: tuple[str, ...] = ()
@@ -58,7 +64,7 @@ class ReportedMail:
     def of_file(cls, content: bytes, mail_id: str = "") -> ReportedMail:
         """`mail_id`: our id, if it is known. Whatever it is, two mails that differ are two mails."""
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        return cls(mail_id or digest, content, digest)
+        return cls(mail_id or digest, Message.of([content]), digest)
 
     @property
     def is_known(self) -> bool:
@@ -90,23 +96,23 @@ class Reporter:
         if self._learners is not None:
             self._learners.close()
 
-    def report(self, kind: ReportKind, mail: MailRecord, by: str, content: bytes | None = None) -> Reported:
-        """A mail in the quarantine; `content` is the mail without what we put above it, if the caller has it."""
+    def report(self, kind: ReportKind, mail: MailRecord, by: str) -> Reported:
+        """A mail in the quarantine, without what we put above it."""
         try:
-            if content is None:
-                chunks = self._session.quarantine.chunks(mail.id)
-                content = beginning(chunks, MAX_REPORTED + mail.head_size)[mail.head_size :]
+            chunks = self._session.quarantine.chunks(mail.id)
+            content = Message.of(between(chunks, mail.head_size, MAX_REPORTED + mail.head_size))
         except MailNotFound:
             return _failed(mail.id, kind, "the mail is no longer in the quarantine")
         except (BridgeError, OSError) as exc:
             return _failed(mail.id, kind, str(exc))
         ggrid = str(mail.facts.get("ggrid") or "")
         envelope = mail.envelope
-        found = ReportedMail(
-            *(mail.id, content, mail.id, envelope.sender, envelope.addresses, mail.listener, mail.tenant, ggrid),
-            client=mail.client.address or "",
-        )
-        return self.report_mail(kind, found, by)
+        with closing(content):
+            found = ReportedMail(
+                *(mail.id, content, mail.id, envelope.sender, envelope.addresses, mail.listener, mail.tenant, ggrid),
+                client=mail.client.address or "",
+            )
+            return self.report_mail(kind, found, by)
 
     def report_mail(self, kind: ReportKind, mail: ReportedMail, by: str) -> Reported:
         """Any mail. Once for each mail and person."""
@@ -140,7 +146,8 @@ class Reporter:
         try:
             return self._learners.learn(kind, learnable)
         except LearningUnavailable as exc:
-            self._store.wait(mail.key, by, kind, mail.content, learnable.about())
+            with _keeping:
+                self._store.wait(mail.key, by, kind, b"".join(mail.content.chunks()), learnable.about())
             return ReportState.WAITING, f"{self._learners.names} will learn from it later ({exc})"
 
     def _send(self, kind: ReportKind, mail: ReportedMail, by: str) -> str:
@@ -148,22 +155,19 @@ class Reporter:
         if self._to is None:
             return ""
         host = wiring.hostname(self._session.config)
-        asyncio.run(self._deliver(_mail_about(kind, mail, self._to, by, host), self._to))
+        with closing(Message.of(_mail_about(kind, mail, self._to, by, host))) as message:
+            asyncio.run(self._deliver(message, self._to))
         return f"sent to {self._to}"
 
-    async def _deliver(self, content: bytes, to: str) -> None:
+    async def _deliver(self, message: Message, to: str) -> None:
         relay = wiring.relay(self._session.config)
         if relay is None:
             raise ConfigError("no next hop is configured: set relay.next_hop")
         now = asyncio.get_running_loop().time()
         try:
-            with closing(Message(Spool(len(content) + 1))) as message:
-                message.write(content)
-                envelope, own_id = Envelope("", (Recipient(to),)), new_id()
-                session = MailSession(own_id, "", "report", Client())
-                await relay.deliver(
-                    Transaction(own_id, session, envelope, message, now, now + _SEND_S), b"", now + _SEND_S
-                )
+            envelope, own_id = Envelope("", (Recipient(to),)), new_id()
+            session = MailSession(own_id, "", "report", Client())
+            await relay.deliver(Transaction(own_id, session, envelope, message, now, now + _SEND_S), b"", now + _SEND_S)
         finally:
             await relay.close()
 
@@ -191,8 +195,8 @@ def _failed(mail_id: str, kind: ReportKind, why: str) -> Reported:
     return Reported(mail_id, f"not reported as {kind.words}: {why}", False, ReportState.FAILED)
 
 
-def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: str) -> bytes:
-    """The mail as an attachment that no program opens automatically."""
+def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: str) -> Iterator[bytes]:
+    """The mail as an attachment that no program opens automatically; in pieces."""
     report = EmailMessage(policy=SMTP)
     name = mail.id.replace(":", "-")
     report["From"], report["To"] = f"scanbridge@{host}", to
@@ -200,5 +204,24 @@ def _mail_about(kind: ReportKind, mail: ReportedMail, to: str, by: str, host: st
     report["Date"], report["Message-ID"] = formatdate(), make_msgid(domain=host)
     report["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic replies
     report.set_content(f"{by} reported this mail as {kind.words}.\n\nid: {mail.id}\nggrid: {mail.ggrid}\n")
-    report.add_attachment(mail.content, "application", "octet-stream", filename=f"{name}.eml")
-    return report.as_bytes()
+    report.add_attachment(b"", "application", "octet-stream", filename=f"{name}.eml")
+    before, end, after = report.as_bytes().rpartition(f"\r\n--{report.get_boundary()}--".encode())
+    yield before
+    yield from _in_base64(mail.content.chunks())
+    yield end + after
+
+
+def _in_base64(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """In lines, each with its CRLF. One piece for each chunk."""
+    rest = b""
+    for chunk in chunks:
+        rest += chunk
+        whole = len(rest) // _LINE * _LINE
+        yield _lines(rest[:whole])
+        rest = rest[whole:]
+    yield _lines(rest)
+
+
+def _lines(content: bytes) -> bytes:
+    lines = (content[start : start + _LINE] for start in range(0, len(content), _LINE))
+    return b"".join(binascii.b2a_base64(line, newline=False) + b"\r\n" for line in lines)

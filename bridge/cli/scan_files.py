@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 
 import click
@@ -31,7 +33,8 @@ async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisReq
     with click.progressbar(files, file=sys.stderr, hidden=hidden, label="scanning") as progress:
         for file in progress:
             try:
-                result = await scan_stored(scanner, as_mail(mail_file.read(file, _MAX_FILE)), request)
+                with closing(as_mail(BytesIO(mail_file.read(file, _MAX_FILE)))) as mail:
+                    result = await scan_stored(scanner, mail, request)
                 if as_json:
                     wanted = {"changes": result.changes.to_dict()} if result.changes else {}
                     say_json({"file": str(file), **result.to_dict(), **wanted})

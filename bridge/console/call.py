@@ -92,6 +92,11 @@ class Call:
         with queue.place():
             return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
+    async def read_mail(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """One mail of each person at a time, and one large mail. Raises Refused."""
+        async with self.queues.reading.turn(self.person.key), self.queues.large_mails.turn(size):
+            return await self.run_among_few(self.queues.readers, work, *args, **kwargs)
+
     def reason(self, exc: Exception, instead: str) -> str:
         """Why something failed. It may name machines, paths and settings, which people of named tenants do not see."""
         if self.person.sees_everything:

@@ -71,6 +71,25 @@ class PersonTurns:
                 del self._requests[person], self._turns[person]
 
 
+@dataclass(slots=True)
+class LargeMails:
+    """One large mail at a time is in the memory of a process, whoever reads it and why: it takes a few times its size.
+
+    The units of the console and of the pages for users have 512 MB; smaller mails are limited by their queues.
+    """
+
+    min_size: int = 8 * 1024 * 1024
+    _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        if size < self.min_size:
+            yield
+            return
+        async with self._turn:
+            yield
+
+
 class Queues:
     def __init__(self) -> None:
         self.requests = PersonTurns()
@@ -80,6 +99,8 @@ class Queues:
             CapacityLimiter(2), max_waiting=20
         )  # separate, so that links work while passwords are being guessed
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
+        self.reading = PersonTurns(most=1)  # some mail takes seconds: nobody makes all others wait for it
+        self.large_mails = LargeMails()
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
         # Forms with a file, from their first byte on: each may take 64 MiB of the disk for minutes.
         self.files = Queue(CapacityLimiter(30), max_waiting=30, max_per_person=5)

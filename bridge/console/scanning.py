@@ -6,6 +6,7 @@ from typing import Protocol
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.errors import BridgeError
+from bridge.mail.message import Message
 
 
 class NoDecision(BridgeError):
@@ -13,5 +14,5 @@ class NoDecision(BridgeError):
 
 
 class Scans(Protocol):
-    async def __call__(self, content: bytes, request: AnalysisRequest) -> AnalysisResult:
+    async def __call__(self, mail: Message, request: AnalysisRequest) -> AnalysisResult:
         """Raises NoDecision."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.rspamd_learning import LearningUnavailable
 from bridge.feedback.store import ReportStore, Totals, Waiting
 from bridge.history.entry import LaterEvent
+from bridge.mail.message import Message
 from bridge.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -135,9 +137,9 @@ class Feedback:
 
 def _learned(learners: Learners, waiting: Waiting, *, is_last: bool) -> tuple[ReportState, str]:
     """Raises LearningUnavailable, but not for the last attempt: the report is then given up."""
-    mail = LearnableMail.waiting(waiting.content, waiting.person, waiting.about)
     try:
-        return learners.learn(waiting.kind, mail)
+        with closing(Message.of([waiting.content])) as content:
+            return learners.learn(waiting.kind, LearnableMail.waiting(content, waiting.person, waiting.about))
     except LearningUnavailable as exc:
         if not is_last:
             raise

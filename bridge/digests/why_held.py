@@ -29,6 +29,11 @@ _NAMED = (
     (Reason.SPAM, re.compile(r"spam|bulk|rspamd:(?:reject|add-header|rewrite-subject|greylist)|gtube|unsolicited")),
 )
 _HARMLESS = re.compile(r"[:-](?:pass|none|clean|ok)$|not-?spam|no-?virus|^list:allowed")
+# An engine that found nothing says so with its whole tag. What follows `malware:` is a name that a sender may choose.
+_FOUND_NOTHING = re.compile(
+    r"(?:(?!malware:|limit:|failed:|mime:|yara:)[a-z0-9]+:)?(?:pass|none|clean|ok|no-?virus)"
+    r"|(?:virus|malware|phishing)-(?:pass|none|clean|ok)"
+)
 _USUAL_IN_SPAM = frozenset({"auth:spf-fail", "auth:dmarc-fail", "auth:dmarc-quarantine"})
 
 
@@ -37,12 +42,19 @@ def reason_of(mail: MailRecord) -> Reason:
     if mail.is_damaged:
         return Reason.OTHER
     verdict = str(mail.facts.get("verdict") or "").lower()
-    words = [tag.lower() for tag in mail.tags if not _HARMLESS.search(tag.lower())]
+    words = [tag.lower() for tag in mail.tags if not _is_harmless(tag.lower())]
     for reason, pattern in _NAMED:
         if pattern.search(verdict) or any(map(pattern.search, words)):
             is_more = reason is Reason.SPAM and has_danger(set(words) - _USUAL_IN_SPAM)  # whatever the verdict
             return Reason.OTHER if is_more else reason
     return Reason.OTHER
+
+
+def _is_harmless(tag: str) -> bool:
+    if not _HARMLESS.search(tag):
+        return False
+    is_serious = has_danger((tag,)) or any(pattern.search(tag) for _, pattern in _NAMED[:2])
+    return not is_serious or _FOUND_NOTHING.fullmatch(tag) is not None
 
 
 def words_for(reason: Reason) -> str:

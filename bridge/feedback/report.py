@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from bridge.mail.message import Message
+
 
 class ReportKind(StrEnum):
     SPAM = "spam"
@@ -39,9 +41,9 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class LearnableMail:
-    """A reported mail, and what is known about it besides its content."""
+    """A reported mail, and what is known about it besides its content, which may be too large for memory."""
 
-    content: bytes = field(repr=False)
+    content: Message = field(repr=False)  # closed by the caller
     reporter: str = ""
     sender: str = ""
     recipients: tuple[str, ...] = ()  # none: the envelope is unknown
@@ -55,7 +57,7 @@ class LearnableMail:
         return json.dumps(known)
 
     @classmethod
-    def waiting(cls, content: bytes, reporter: str, about: str) -> LearnableMail:
+    def waiting(cls, content: Message, reporter: str, about: str) -> LearnableMail:
         if not about:  # stored by an older version
             return cls(content, reporter)
         sender, recipients, client, tenant, ggrid = json.loads(about)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import httpx2
 
 from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind
+from bridge.mail.message import Message
 from bridge.runtime.no_cookies import no_cookies
 from bridge.runtime.reason import reason
 from bridge.runtime.visible_text import visible
@@ -62,21 +64,27 @@ class Learning:
     def close(self) -> None:
         self._http.close()
 
-    def learn(self, kind: ReportKind, content: bytes) -> bool:
+    def learn(self, kind: ReportKind, content: Message) -> bool:
         """False if rspamd knew it already. Raises LearningUnavailable, LearningRefused."""
-        if len(content) > self._settings.max_size:
+        if content.size > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"
-        status, phrase, body = exchange(self._http, url, content, "rspamd")
+        status, phrase, body = exchange(self._http, url, content.chunks(), content.size, "rspamd")
         return _read(status, body, visible(phrase)[:200])
 
 
 def exchange(
-    http: httpx2.Client, url: str, content: bytes, who: str, headers: dict[str, str] | None = None
+    http: httpx2.Client,
+    url: str,
+    content: Iterable[bytes],
+    size: int,
+    who: str,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, str, bytes]:
     """Post it; returns the status, the reason phrase and the body of the answer. Raises LearningUnavailable."""
+    with_length = {**(headers or {}), "Content-Length": str(size)}  # else it would be sent chunked
     try:
-        with http.stream("POST", url, content=content, headers=headers) as response:
+        with http.stream("POST", url, content=content, headers=with_length) as response:
             status, phrase, body = response.status_code, response.reason_phrase, b""
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 raise LearningUnavailable(f"{who}: the answer is compressed, although we asked for an uncompressed one")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import httpx2
 
@@ -54,11 +56,11 @@ class ScannerLearning:
         boundary = secrets.token_hex(BOUNDARY_BYTES // 2)
         before, after = form(self._request(kind, mail).to_json(), boundary.encode())
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        body = before + mail.content + after
         problem = LearningUnavailable("the scanning service has no address")
         for url in self._settings.urls:
             try:
-                return self._ask(url + FEEDBACK_PATH, body, headers)
+                body = chain([before], mail.content.chunks(), [after])
+                return self._ask(url + FEEDBACK_PATH, body, len(before) + mail.content.size + len(after), headers)
             except LearningUnavailable as exc:
                 problem = exc
         raise problem
@@ -67,8 +69,8 @@ class ScannerLearning:
         border = BorderMtaData(mail.sender, mail.recipients, mail.client or None) if mail.recipients else None
         return FeedbackRequest(str(kind), mail.reporter, border, mail.tenant or self._settings.tenant_uid, mail.ggrid)
 
-    def _ask(self, url: str, body: bytes, headers: dict[str, str]) -> bool:
-        status, _, answer = exchange(self._http, url, body, "the scanning service", headers)
+    def _ask(self, url: str, body: Iterable[bytes], size: int, headers: dict[str, str]) -> bool:
+        status, _, answer = exchange(self._http, url, body, size, "the scanning service", headers)
         if status == 200:
             return _value(answer).get("learned") is True
         said = visible(str(_value(answer).get("message") or ""))[:200]

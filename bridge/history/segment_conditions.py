@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import translate
 from functools import lru_cache
+from glob import escape
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -165,7 +167,7 @@ def _of_subject(query: HistoryQuery, values: Values, live: bool) -> Iterator[Con
 
 def add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
     words = query.words
-    tag = re.compile(".*".join(map(re.escape, query.tag.split("*")))).fullmatch
+    tag = _with_wildcards(query.tag)
     network = ip_network(query.client, strict=False) if query.client else None
 
     def has_words(subject: str) -> bool:
@@ -192,3 +194,8 @@ def add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
     connection.create_function("has_tag", 1, has_tag, deterministic=True)
     connection.create_function("has_key", -1, has_key, deterministic=True)
     connection.create_function("in_network", 1, in_network, deterministic=True)
+
+
+def _with_wildcards(pattern: str) -> Callable[[str], object]:
+    """`*` stands for anything, everything else for itself. Takes linear time, however many `*` there are."""
+    return re.compile(translate("*".join(map(escape, pattern.split("*"))))).match

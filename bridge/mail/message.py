@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -118,6 +119,18 @@ class Message:
         self._head: bytes | None = None  # replaces the first _skip bytes, see replace_head
         self._skip = 0
         self.has_clean_lines = False  # True: the intake found no bare CR, bare LF or NUL, see `bare_line_ends`
+
+    @classmethod
+    def of(cls, chunks: Iterable[bytes]) -> Message:
+        """Not a mail in processing, so with a spool of its own. Writing it waits for the disk. Raises OSError."""
+        message = cls(Spool(sys.maxsize))
+        try:
+            for chunk in chunks:
+                message.write(chunk)
+        except BaseException:
+            message.close()
+            raise
+        return message
 
     @property
     def size(self) -> int:

@@ -21,6 +21,7 @@ class Digests:
         self._mail = mail
         self._left = max_work
         self.left_out = 0  # parts without a hash
+        self._known: dict[tuple[int, int, str], tuple[int, str]] = {}  # two lists may show a part
 
     @property
     def problem(self) -> str:
@@ -28,6 +29,12 @@ class Digests:
 
     def of(self, part: Part) -> tuple[int, str]:
         """The decoded size and the SHA-256; of a part that is left out, the encoded size and ""."""
+        key = part.body, part.end, part.encoding
+        if key not in self._known:
+            self._known[key] = self._compute(part)
+        return self._known[key]
+
+    def _compute(self, part: Part) -> tuple[int, str]:
         work = part.end - part.body
         if part.encoding not in PLAIN:
             work += _LINE * max(self._count(b"\n", part), self._count(b"\r", part))

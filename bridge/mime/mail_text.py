@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from bridge.mime.digests import Digests
 from bridge.mime.encodings import decode
+from bridge.mime.part_list import PartList
 from bridge.mime.references import unescaped
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.mime.words import as_text
@@ -50,16 +51,20 @@ class Reading:
     lines: list[str] = field(default_factory=list)
     left_out: int = 0  # lines beyond the limit
     is_html: bool = False
+    html: str = ""  # as `html_of`
     attachments: list[Attachment] = field(default_factory=list)
     problem: str = ""
 
 
-def read(mail: bytes) -> Reading:
+def read(mail: bytes, parts: PartList | None = None) -> Reading:
+    """`parts`: a list to fill, as `list_parts` does it. A mail may take a second to walk, so it is walked once."""
     found, digests = Reading(), Digests(mail)
     texts: dict[str, str] = {}  # the first of each type that says something
     quoted_until = 0  # the end of an attached message: its texts are not those of this mail
     try:
-        for part in walk(mail, Bounds()):
+        for part in walk(mail, Bounds(), finds_all_names=False):
+            if parts is not None:
+                parts.add(part, digests)
             if part.content_type.startswith("multipart/") or (is_message(part.content_type) and part.depth == 0):
                 continue
             if not _is_text(part):
@@ -69,6 +74,9 @@ def read(mail: bytes) -> Reading:
                 texts[part.content_type] = _text(mail, part)
     except TooMuch as exc:
         found.problem = f"the mail was read only in part, because it exceeds a limit ({exc})"
+        if parts is not None:
+            parts.cut(exc)
+    found.html = texts.get("text/html", "") if texts.get("text/html", "").strip() else ""
     text = texts.get("text/plain", "")
     if not text.strip() and "text/html" in texts:
         found.is_html, text = True, html_as_text(texts["text/html"])
@@ -80,7 +88,7 @@ def html_of(mail: bytes) -> str:
     """The HTML that a mail program shows: the first part that has some; "" if there is none."""
     quoted_until = 0
     with suppress(TooMuch):
-        for part in walk(mail, Bounds()):
+        for part in walk(mail, Bounds(), finds_all_names=False):
             if is_message(part.content_type) and part.depth:
                 quoted_until = max(quoted_until, part.end)
             if part.content_type == "text/html" and part.body >= quoted_until and _is_text(part):

@@ -31,18 +31,28 @@ class PartList:
     parts: list[PartFacts] = field(default_factory=list)
     problem: str = ""
 
+    def add(self, part: Part, digests: Digests) -> bool:
+        """False if there are too many."""
+        if len(self.parts) >= MAX_PARTS:
+            self.problem = f"only the first {MAX_PARTS} parts are shown"
+            return False
+        self.parts.append(_facts(part, digests))
+        self.problem = digests.problem
+        return True
+
+    def cut(self, limit: TooMuch) -> None:
+        if len(self.parts) < MAX_PARTS:
+            self.problem = f"the mail was not read to its end, because it exceeds a limit ({limit})"
+
 
 def list_parts(mail: bytes) -> PartList:
     found, digests = PartList(), Digests(mail)
     try:
-        for part in walk(mail, Bounds()):
-            if len(found.parts) >= MAX_PARTS:
-                found.problem = f"only the first {MAX_PARTS} parts are shown"
+        for part in walk(mail, Bounds(), finds_all_names=False):
+            if not found.add(part, digests):
                 break
-            found.parts.append(_facts(part, digests))
     except TooMuch as exc:
-        found.problem = f"the mail was not read to its end, because it exceeds a limit ({exc})"
-    found.problem = found.problem or digests.problem
+        found.cut(exc)
     return found
 
 

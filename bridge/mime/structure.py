@@ -22,6 +22,7 @@ from bridge.mime.ambiguity import Buffer
 from bridge.mime.names import candidates, described, located, work
 from bridge.mime.words import as_text, decode_words
 
+_LINE_WORK = 2  # microseconds for a field; a character of a field that describes a part takes one at most
 LONG_VALUE = 2000  # bytes of one header field: a longer one is read as well, but programs may cut it
 MAX_FIELDS = 2000  # of one part: with more, TooMuch
 
@@ -36,6 +37,7 @@ class Bounds:
     depth: int = 30
     header_bytes: int = 256 * 1024  # of one part
     naming_work: int = 8_000_000  # of all fields that describe parts, see `names.work`: reading them takes longest
+    header_work: int = 2_000_000  # of the header sections of all parts, in microseconds
 
 
 @dataclass(slots=True)
@@ -58,14 +60,15 @@ class Part:
         return [value for key, value in self.fields if key == name]
 
 
-def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[Part]:
+def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True, finds_all_names: bool = True) -> Iterator[Part]:
     """Every part, outermost first. The first part is the mail itself, with its header fields.
 
     Without `finds_files`, parts have no names, and what may be a file in a text that declares none raises no doubt:
-    nearly all of the time is spent on that.
+    nearly all of the time is spent on that. Without `finds_all_names`, a part has only its `filename`, which is enough
+    for a person who looks at the mail: most of the time is spent on `names` and `titles`.
     """
     todo = [_Span(0, len(data), 0)]
-    count = described = 0
+    count = described = read = 0
     while todo:
         span = todo.pop()
         count += 1
@@ -73,9 +76,10 @@ def walk(data: Buffer, bounds: Bounds, *, finds_files: bool = True) -> Iterator[
             raise TooMuch("parts")
         if span.depth > bounds.depth:
             raise TooMuch("depth")
-        part = _read_part(data, span, bounds.header_bytes)
+        part, needed = _read_part(data, span, bounds.header_bytes, bounds.header_work - read)
+        read += needed
         if finds_files:
-            described += _name(part, bounds.naming_work - described)
+            described += _name(part, bounds.naming_work - described, finds_all_names)
         if count == 1:
             part.doubts |= ambiguity.in_lines(data)
         children = _children(data, part, span, bounds.parts - count - len(todo), finds_files)
@@ -104,18 +108,24 @@ class _Span(NamedTuple):
     default_type: str = "text/plain"
 
 
-def _read_part(data: Buffer, span: _Span, header_bytes: int) -> Part:
+def _read_part(data: Buffer, span: _Span, header_bytes: int, room: int) -> tuple[Part, int]:
+    """The part, and the work that this was. Raises TooMuch if it would be more than `room`."""
     head, body, doubts = _split_head(data, span.start, span.end, header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
+    if _LINE_WORK * head.count(b"\n") > room:
+        raise TooMuch("header")
     part.fields = _fields(head, doubts)
+    described = _described(part)
+    needed = _LINE_WORK * head.count(b"\n") + sum(len(value) for _, value in described)
+    if needed > room:
+        raise TooMuch("header")
     names = [name for name, _ in part.fields]
     doubts |= ambiguity.in_names(names) | ambiguity.in_head(head, names)
-    described = _described(part)
     if described:
         doubts |= ambiguity.in_fields(described)
         _describe(part, described)
         doubts |= ambiguity.in_container(part.content_type, part.encoding)
-    return part
+    return part, needed
 
 
 def _described(part: Part) -> list[tuple[str, str]]:
@@ -131,10 +141,10 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.encoding = value.strip(" \t").lower()[:40]  # a longer one has no meaning, cut or not
 
 
-def _name(part: Part, room: int) -> int:
+def _name(part: Part, room: int, finds_all: bool) -> int:
     """Find its names. Returns the work that this was; raises TooMuch if it would be more than `room`."""
     fields = [(name, value) for name, value in _described(part) if _may_name(name, value)]
-    needed = sum(work(value) for _, value in fields)
+    needed = sum(work(value) for _, value in fields) if finds_all else 0
     if needed > room:
         raise TooMuch("names")
     for name, value in fields:
@@ -142,6 +152,8 @@ def _name(part: Part, room: int) -> int:
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
+    if not finds_all:
+        return 0
     for name, value in dict.fromkeys(fields):
         if name == "content-location":
             part.names |= located(value, is_shown=part.content_type.startswith(_SHOWN))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,14 +11,20 @@ from bridge.mail.message import HEAD_LIMIT
 from bridge.runtime import root_as_owner
 
 
-def beginning(chunks: Iterable[bytes], limit: int) -> bytes:
-    """The mail, or as much of it as the limit allows."""
-    content = bytearray()
+def beginning(chunks: Iterable[bytes], limit: int, skip: int = 0) -> bytes:
+    """The mail, or as much of it as the limit allows, without the first `skip` bytes."""
+    return b"".join(between(chunks, skip, limit))
+
+
+def between(chunks: Iterable[bytes], start: int, end: int) -> Iterator[bytes]:
+    """A part of the mail, in chunks."""
+    at = 0
     for chunk in chunks:
-        content += chunk
-        if len(content) >= limit:
-            break
-    return bytes(content[:limit])
+        if some := chunk[max(start - at, 0) : end - at]:
+            yield some
+        at += len(chunk)
+        if at >= end:
+            return
 
 
 def header_section(content: bytes) -> str:

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
-from bridge.console.queues import PersonTurns, Queue
+from bridge.console.queues import LargeMails, PersonTurns, Queue
 from bridge.console.render import StaticFiles, show_bytes
 from bridge.console.tokens import form_token
 from bridge.digests.languages import NAMES, Language, language, preferred
@@ -64,10 +64,12 @@ class Pages:
         self.static = StaticFiles()
         self.requests = PersonTurns()
         # A large mail takes three times its size. Anyone with a digest's link can ask again and again.
-        self.readers = Queue(CapacityLimiter(2), max_waiting=100, max_per_person=12)
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)
+        self.reading = PersonTurns(most=1, max_waiting=12)
+        self.large_mails = LargeMails()
         # The next hop may be slow, and pages need threads, too; no person takes all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
-        # Who learns from a report may take minutes, and each report has a mail in memory.
+        # Who learns from a report may take minutes, and each report has a mail in a file.
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
@@ -160,11 +162,12 @@ class Call:
         """Work that waits for a file or a database."""
         return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
 
-    async def read_mail(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read_mail(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
-        queue = self.pages.readers
-        with queue.place(self.person_or_none or self.link_of):
-            return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
+        queue, person = self.pages.readers, self.person_or_none or self.link_of
+        with queue.place():
+            async with self.pages.reading.turn(person), self.pages.large_mails.turn(size):
+                return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
 
     async def send_report(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """In threads that nothing else waits for; the caller has a place in the queue of reports."""

@@ -88,9 +88,28 @@ def test_immediate_is_at_most_once_a_minute() -> None:
         ({"verdict": "", "tags": ["auth:spf-pass"]}, Reason.OTHER),
         ({"verdict": None, "tags": None}, Reason.OTHER),
         ({"verdict": "something new", "tags": ["x:y"]}, Reason.OTHER),
+        ({"verdict": "spam", "tags": ["clamav:ok", "VIRUS:none", "icap:clean", "no-virus", "virus-none"]}, Reason.SPAM),
     ],
 )
 def test_the_most_serious_reason_counts(facts: dict[str, object], reason: Reason) -> None:
+    assert reason_of(MailRecord("1", datetime.now(UTC), facts=facts)) is reason
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        ("malware:Worm.X-ok", Reason.MALWARE),
+        ("malware:none", Reason.MALWARE),
+        ("malware:no-virus-found-inside.exe", Reason.MALWARE),
+        ("clamav:Win.Trojan-clean", Reason.MALWARE),
+        ("phishing:not-spam", Reason.PHISHING),
+        ("limit:archive-none", Reason.OTHER),
+        ("mime:executable-clean", Reason.OTHER),
+    ],
+)
+def test_a_dangerous_tag_that_ends_like_a_harmless_one_did_not_count(tag: str, reason: Reason) -> None:
+    """So users could release the mail themselves, as spam."""
+    facts = {"verdict": "spam", "tags": ["spam:bulk", tag]}
     assert reason_of(MailRecord("1", datetime.now(UTC), facts=facts)) is reason
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +75,7 @@ async def test_who_had_a_link_kept_everybody_else_from_reading_mail() -> None:
     def read(recipient: str) -> asyncio.Task[bool]:
         call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
         call.link_of = recipient
-        return asyncio.create_task(call.read_mail(may_end.wait))
+        return asyncio.create_task(call.read_mail(0, may_end.wait))
 
     try:
         stolen, other = [read("jane@a.example") for _ in range(100)], read("jim@a.example")
@@ -85,3 +86,48 @@ async def test_who_had_a_link_kept_everybody_else_from_reading_mail() -> None:
     answers = await asyncio.gather(*stolen, return_exceptions=True)
     assert answers.count(True) == 12 and await other
     assert {answer.status for answer in answers if isinstance(answer, Refused)} == {429}
+
+
+async def test_mail_that_takes_long_to_read_kept_everybody_else_from_reading_mail() -> None:
+    """One person's requests took both threads, and were ahead of everybody else's in the queue."""
+    pages, may_end = Pages(""), threading.Event()
+
+    def read(person: str, work: Callable[[], bool]) -> asyncio.Task[bool]:
+        call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
+        call.person_or_none = person
+        return asyncio.create_task(call.read_mail(0, work))
+
+    slow = [read("jane@a.example", may_end.wait) for _ in range(12)]
+    try:
+        await eventually(lambda: pages.readers.limiter.borrowed_tokens > 0, "the first to be read")
+        async with asyncio.timeout(60):
+            assert await read("jim@a.example", lambda: True)
+        assert not any(each.done() for each in slow)
+    finally:
+        may_end.set()
+    assert all(await asyncio.gather(*slow))
+
+
+async def test_two_large_mails_were_in_memory_at_the_same_time() -> None:
+    """Each takes a few times its size. Small mail does not wait for them."""
+    pages, may_end, begun = Pages(""), threading.Event(), 0
+
+    def work() -> bool:
+        nonlocal begun
+        begun += 1
+        return may_end.wait()
+
+    def read(person: str, size: int, work: Callable[[], bool]) -> asyncio.Task[bool]:
+        call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
+        call.person_or_none = person
+        return asyncio.create_task(call.read_mail(size, work))
+
+    large = [read(f"{name}@a.example", 49 * 1024 * 1024, work) for name in ("jane", "joe", "jill")]
+    try:
+        await eventually(lambda: begun > 0, "the first to be read")
+        async with asyncio.timeout(60):
+            assert await read("jim@a.example", 1000, lambda: True)
+        assert begun == 1
+    finally:
+        may_end.set()
+    assert all(await asyncio.gather(*large)) and begun == 3

@@ -17,6 +17,7 @@ from bridge.feedback import store as report_store
 from bridge.feedback.report import ReportKind, ReportState
 from bridge.feedback.rspamd_learning import Learning, LearningRefused, LearningSettings, LearningUnavailable
 from bridge.feedback.store import ReportStore
+from bridge.mail.message import Message
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, answer, free_port, result, running_bridge, until
@@ -155,10 +156,10 @@ def test_answers_about_one_mail(status: int, body: bytes, known: bool) -> None:
         rspamd.status, rspamd.body = status, body
         learning = Learning(LearningSettings(rspamd.url))
         if known:
-            assert learning.learn(ReportKind.SPAM, MAIL) is False
+            assert learning.learn(ReportKind.SPAM, Message.of([MAIL])) is False
         else:
             with pytest.raises(LearningRefused):
-                learning.learn(ReportKind.SPAM, MAIL)
+                learning.learn(ReportKind.SPAM, Message.of([MAIL]))
         learning.close()
 
 
@@ -166,7 +167,7 @@ def test_large_mail_is_not_sent() -> None:
     with controller() as rspamd:
         learning = Learning(LearningSettings(rspamd.url, max_size=10))
         with pytest.raises(LearningRefused):
-            learning.learn(ReportKind.SPAM, MAIL)
+            learning.learn(ReportKind.SPAM, Message.of([MAIL]))
         assert not rspamd.asked
         learning.close()
 
@@ -174,7 +175,7 @@ def test_large_mail_is_not_sent() -> None:
 def test_rspamd_is_not_there() -> None:
     learning = Learning(LearningSettings(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(LearningUnavailable):
-        learning.learn(ReportKind.SPAM, MAIL)
+        learning.learn(ReportKind.SPAM, Message.of([MAIL]))
     learning.close()
 
 

@@ -15,6 +15,7 @@ from bridge.errors import ConfigError
 from bridge.feedback.learners import Learners
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.rspamd_learning import Learning, LearningSettings, LearningUnavailable
+from bridge.mail.message import Message
 from bridge.runtime import yaml_file
 from bridge.service.learning.store import VoteStore
 from bridge.service.learning.votes import Vote
@@ -55,7 +56,9 @@ def votes_in(config: ServiceConfig, scope: str) -> list[Vote]:
 
 def quarantined(tenant: str = "", ggrid: str = "") -> ReportedMail:
     recipients = ("ann@example.net",)
-    return ReportedMail("id1", MAIL, "id1", "b@shop.example", recipients, "", tenant, ggrid, client="192.0.2.9")
+    return ReportedMail(
+        "id1", Message.of([MAIL]), "id1", "b@shop.example", recipients, "", tenant, ggrid, client="192.0.2.9"
+    )
 
 
 def test_report_reaches_the_service_with_sender_and_tenant(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_report_waits_for_the_service_and_keeps_the_envelope(tmp_path: Path) -> 
         waiting, _ = store.next_waiting()
     with service(tmp_path, CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}")) as running:
         learners = feedback_wiring.learners(conf)
-        mail = LearnableMail.waiting(waiting.content, waiting.person, waiting.about)
+        mail = LearnableMail.waiting(Message.of([waiting.content]), waiting.person, waiting.about)
         assert learners.learn(waiting.kind, mail)[0] is ReportState.LEARNED
         assert learners.learn(waiting.kind, mail)[0] is ReportState.KNOWN
         learners.close()
@@ -135,6 +138,7 @@ def test_the_service_learns_while_rspamd_is_away(tmp_path: Path) -> None:
         own = feedback_wiring._scanner(conf)
         with closing(Learners(rspamd, own)) as learners, pytest.raises(LearningUnavailable):
             learners.learn(
-                ReportKind.SPAM, LearnableMail(MAIL, "ann", "b@shop.example", ("ann@example.net",), "192.0.2.9")
+                ReportKind.SPAM,
+                LearnableMail(Message.of([MAIL]), "ann", "b@shop.example", ("ann@example.net",), "192.0.2.9"),
             )
         assert [vote.kind for vote in votes_in(running.config, "")] == ["spam"]

@@ -53,6 +53,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "tag": {"tag": "mime:five:x"},
     "group of tags": {"tag": "mime:five:*"},
     "pattern": {"tag": "*:five:x"},
+    "pattern with several asterisks": {"tag": "**five*x*"},
     "decision": {"decision": "bounce"},
     "action": {"action": "reject"},
     "rule": {"rule": "policy.bounce"},
@@ -170,6 +171,23 @@ def test_values_of_any_length_are_stored(store: HistoryStore) -> None:
     add(store, mail(1, sender=f"{long}@sender.example", recipients=f"{long}@example.org", tags=long[:900]), mail(2))
     assert find(store, sender="sender.example") == ["ID0002", "ID0001"]
     assert find(store, recipient=f"{long}@example.org") == ["ID0001"]
+
+
+def test_asterisks_in_the_tag_of_a_search_froze_the_process(store: HistoryStore) -> None:
+    """Each further asterisk took several times as long; twelve took minutes, in which no other thread could run."""
+    add(store, mail(1, tags="mime:ambiguous:header-line"))
+    before = time.process_time()
+    for pattern in ("*" * 11 + "~", "*e" * 11 + "~", "*" * 999 + "~", "*:" * 400):
+        assert find(store, tag=pattern) == []
+        assert time.process_time() - before < 2
+    assert find(store, tag="*" * 1000) == find(store, tag="*m***:a**-line*") == ["ID0001"]
+
+
+def test_only_the_asterisk_is_a_wildcard_in_the_tag_of_a_search(store: HistoryStore) -> None:
+    add(store, mail(1, tags="a:[x]?1_%"), mail(2, tags="a:x31zz"))
+    assert find(store, tag="a:[x]?1_%") == find(store, tag="a:*[x]?1_%") == ["ID0001"]
+    assert find(store, tag="a:[x]?1*") == find(store, tag="*_%") == ["ID0001"]
+    assert find(store, tag="a:?31*") == []
 
 
 def test_a_tag_that_is_too_long_for_an_index_lost_its_mail(store: HistoryStore) -> None:

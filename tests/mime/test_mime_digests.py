@@ -9,9 +9,10 @@ import pytest
 
 from bridge.cli.quarantine import view
 from bridge.mime.digests import MAX_WORK, Digests
-from bridge.mime.mail_text import read
-from bridge.mime.part_list import list_parts
-from bridge.mime.structure import Bounds, walk
+from bridge.mime.mail_text import html_of, read
+from bridge.mime.part_list import PartList, list_parts
+from bridge.mime.structure import Bounds, doubts, walk
+from tests.processor_time import cpu_s
 
 MIB = 1024 * 1024
 CONTENT = bytes(range(256)) * 40
@@ -83,3 +84,35 @@ def test_the_largest_mail_in_base64_has_its_hash() -> None:
     mail = with_part("base64", line * (49 * MIB // len(line)))
     (attachment,) = read(mail).attachments
     assert attachment.sha256 and attachment.size == 57 * (49 * MIB // len(line))
+
+
+def test_a_mail_of_many_named_parts_took_seconds_for_each_walk() -> None:
+    """Its page walked it three times, and looked each time for every name that some program may show: 12 s."""
+    odd = b'filename*0*=utf-8\'\'a%20; filename*1="=?utf-8?q?x?="; filename="' + b"\\(" * 600 + b'"; name="'
+    part = b"--q\r\nContent-Disposition: attachment; " + odd + b'a\\"' * 300 + b'"\r\n\r\nx\r\n'
+    mail = b"Content-Type: multipart/mixed; boundary=q\r\n\r\n" + part * 1900 + b"--q--\r\n"
+    parts = PartList()
+    assert cpu_s(lambda: read(mail, parts), 1) < 3
+    assert parts.parts[1].name == read(mail).attachments[0].name == "(" * 600
+    assert parts == list_parts(mail)
+
+
+@pytest.mark.parametrize("field", [b"Content-Type: text/x" + b";a=b" * 60_000, b"a:\r\n" * 1990])
+def test_the_header_sections_of_all_parts_had_no_bound(field: bytes) -> None:
+    """Each part has one. A mail of 50 MiB of parameters took half a minute, also before it was accepted."""
+    mail = b"Content-Type: multipart/mixed; boundary=q\r\n\r\n" + (b"--q\r\n" + field + b"\r\n\r\nx\r\n") * 700
+    mail = mail[: 50 * MIB]
+    assert cpu_s(lambda: doubts(mail, Bounds()), 1) < 6
+    assert "exceeds a limit (header)" in read(mail).problem
+
+
+def test_the_html_of_a_mail_is_found_with_its_text() -> None:
+    """A page needs both."""
+    html = b"--q\r\nContent-Type: text/html\r\n\r\n"
+    attached = b"--q\r\nContent-Type: message/rfc822\r\n\r\nContent-Type: text/html\r\n\r\n<p>inner\r\n"
+    start = b"Content-Type: multipart/mixed; boundary=q\r\n\r\n--q\r\n\r\nhello\r\n"
+    two, both = html + b"<p>a\r\n" + html + b"<p>b\r\n", attached + html + b"<p>c\r\n"
+    for middle in (b"", html + b" \r\n", two, attached, both):
+        mail = start + middle + b"--q--\r\n"
+        assert read(mail).html == html_of(mail)
+    assert read(mail).html == "<p>c" and read(mail).lines == ["hello"]

@@ -64,6 +64,15 @@ def test_image_runs_unprivileged_and_has_a_health_check() -> None:
         assert (ROOT / name).exists() and f"!{name}" in ignored, name
 
 
+def test_the_image_had_whatever_versions_of_libraries_were_the_newest() -> None:
+    """Packages have locked versions with hashes; the image had the newest of sixty libraries."""
+    installs = re.findall(r"pip --python \S+ install (.+?) \\\n &&", FILES[0].read_text(), re.S)
+    assert ["--no-deps" in each or "--require-hashes -r requirements/packages.lock" in each for each in installs] == [
+        True,
+        True,
+    ]
+
+
 def test_the_image_is_built_from_all_files_of_the_wheel() -> None:
     """The image had no sample mails: a build leaves out what is not copied without a word."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
+from contextlib import closing
 
 from bridge.scanner import stored_mail
-from bridge.scanner.stored_mail import as_mail
 from tests.processor_time import cpu_s
+
+
+def as_mail(content: bytes) -> bytes:
+    with closing(stored_mail.as_mail(io.BytesIO(content))) as mail:
+        return b"".join(mail.chunks())
 
 
 def test_a_file_of_empty_lines_is_converted_in_no_time() -> None:

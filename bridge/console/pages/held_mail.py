@@ -19,9 +19,10 @@ from bridge.console.checks import int_or
 from bridge.console.preview import document
 from bridge.console.search import held_query
 from bridge.errors import BridgeError
+from bridge.mail.message import HEAD_LIMIT
 from bridge.mime.mail_text import Reading, html_of
 from bridge.mime.mail_text import read as read_text
-from bridge.mime.part_list import PartList, list_parts
+from bridge.mime.part_list import PartList
 from bridge.quarantine.content import beginning, header_section
 from bridge.quarantine.record import KEPT, MailRecord
 from bridge.quarantine.worst_tags_first import worst_first
@@ -49,7 +50,7 @@ async def held(call: Call) -> Response:
     mail: MailRecord = call.held
     content, problem = None, ""
     try:
-        content = await call.run_among_few(call.queues.readers, _content, call, mail)
+        content = await call.read_mail(mail.size, _content, call, mail)
     except (BridgeError, OSError) as exc:
         problem = _problem(call, exc)
     scores = call.sources.tag_scores
@@ -113,7 +114,7 @@ class Download(StreamingResponse):
 
 async def _reading(call: Call, work):  # type: ignore[no-untyped-def]
     try:
-        return await call.run_among_few(call.queues.readers, work)
+        return await call.read_mail(call.held.size, work)
     except Refused:
         raise
     except (BridgeError, OSError) as exc:
@@ -132,14 +133,15 @@ def _all(call: Call, mail: MailRecord) -> bytes:
 
 
 def _bytes(call: Call, mail: MailRecord) -> bytes:
-    return _all(call, mail)[mail.head_size :]
+    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ, mail.head_size)
 
 
 def _content(call: Call, mail: MailRecord) -> Content:
-    whole = _all(call, mail)
-    received = whole[mail.head_size :]
-    head = header_section(whole)[:_HEAD_SHOWN].replace("\r\n", "\n").expandtabs()
-    return Content(read_text(received), list_parts(received), head, bool(html_of(received)))
+    start = beginning(call.sources.quarantine.chunks(mail.id), mail.head_size + HEAD_LIMIT)
+    head = header_section(start)[:_HEAD_SHOWN].replace("\r\n", "\n").expandtabs()
+    parts = PartList()
+    reading = read_text(_bytes(call, mail), parts)
+    return Content(reading, parts, head, bool(reading.html))
 
 
 def _source(call: Call, mail: MailRecord, at: int) -> tuple[str, int]:

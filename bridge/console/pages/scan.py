@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 from starlette.responses import Response
@@ -13,7 +15,9 @@ from starlette.responses import Response
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
 from bridge.console.call import Call
 from bridge.console.scanning import NoDecision
+from bridge.mail.message import Message
 from bridge.mime.part_list import list_parts
+from bridge.quarantine.content import beginning
 from bridge.quarantine.worst_tags_first import worst_first
 from bridge.scanner.stored_mail import as_mail
 
@@ -51,8 +55,13 @@ async def _scan(call: Call) -> Response:
     typed = {name: call.form.get(name, "").strip()[:_MAX_TEXT] for name in ("sender", "client", "helo", "tenant")}
     typed["recipients"] = call.form.get("recipients", "").strip()[:8000]
     file = call.files.get("file")
-    content = await call.run(as_mail, await file.read()) if file is not None else b""
-    mistake = _mistake(call, typed, content)
+    content = file.file if file is not None else BytesIO()
+    with closing(await call.run_among_few(call.queues.readers, as_mail, content)) as mail:
+        return await _scan_mail(call, typed, mail, (file.filename or "") if file is not None else "")
+
+
+async def _scan_mail(call: Call, typed: dict[str, str], mail: Message, file_name: str) -> Response:
+    mistake = _mistake(call, typed, mail.size)
     if mistake:
         call.audit_failed, call.audit_detail = True, mistake
         return _page(call, 400, typed=typed, mistake=mistake)
@@ -61,13 +70,13 @@ async def _scan(call: Call) -> Response:
     began = time.monotonic()
     result, why, problem = None, "", ""
     try:
-        result = await call.sources.scan(content, AnalysisRequest(border, _tenant(call, typed)))
+        result = await call.sources.scan(mail, AnalysisRequest(border, _tenant(call, typed)))
     except NoDecision as exc:
         why, problem, call.audit_failed = str(exc), call.reason(exc, _NO_DECISION), True
     took_s = time.monotonic() - began
-    call.audit_detail = f"{len(content)} bytes: {result.decision if result else why}"
+    call.audit_detail = f"{mail.size} bytes: {result.decision if result else why}"
     analyzers = list(by_analyzer(result.tags, call.sources.tag_scores)) if result else []
-    parts = await call.run(list_parts, content)
+    parts = await call.read_mail(mail.size, lambda: list_parts(beginning(mail.chunks(), MAX_MESSAGE_BYTES)))
     values: dict[str, Any] = {
         "result": result,
         "problem": problem,
@@ -75,8 +84,7 @@ async def _scan(call: Call) -> Response:
         "parts": parts,
         "took_s": took_s,
     }
-    name = (file.filename or "") if file is not None else ""
-    return _page(call, 200, typed=typed, size=len(content), file_name=name, **values)
+    return _page(call, 200, typed=typed, size=mail.size, file_name=file_name, **values)
 
 
 def by_analyzer(tags: tuple[str, ...], scores: Mapping[str, float]) -> Iterator[Analyzer]:
@@ -88,8 +96,8 @@ def by_analyzer(tags: tuple[str, ...], scores: Mapping[str, float]) -> Iterator[
     yield from sorted(found.values(), key=lambda analyzer: -analyzer.score)
 
 
-def _mistake(call: Call, typed: Mapping[str, str], content: bytes) -> str:
-    if not content:
+def _mistake(call: Call, typed: Mapping[str, str], size: int) -> str:
+    if not size:
         return "Choose a saved mail, such as an .eml file from a mail program."
     if len(typed["recipients"].replace(",", " ").split()) > _MAX_RECIPIENTS:
         return f"At most {_MAX_RECIPIENTS} recipients are allowed."

@@ -67,7 +67,7 @@ async def preview(call: Call) -> Response:
     copy = await copies.of_person(call, call.path["id"])
     if not copy.settings.users.preview:
         raise copies.not_found(call)
-    return HTMLResponse(await call.read_mail(lambda: document(html_of(_content(call, copy.mail)))))
+    return HTMLResponse(await call.read_mail(copy.mail.size, lambda: document(html_of(_content(call, copy.mail)))))
 
 
 async def release(call: Call) -> Response:
@@ -102,7 +102,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
     reading, has_html, problem = None, False, ""
     if has_text and may_read:
         try:
-            reading, has_html = await call.read_mail(_read, call, mail)
+            reading, has_html = await call.read_mail(mail.size, _read, call, mail)
         except (BridgeError, OSError):
             problem = call.speak("The mail cannot be read at the moment. Try again later.")
     asked = await call.run(call.sources.requests.of, copy.person, [mail.id])
@@ -173,13 +173,13 @@ def _row(call: Call, item: Item, mail: MailRecord | None, asked: Mapping[tuple[s
 
 def _read(call: Call, mail: MailRecord) -> tuple[Reading, bool]:
     """Its text, and whether it has HTML."""
-    content = _content(call, mail)
-    return read_text(content), bool(html_of(content))
+    reading = read_text(_content(call, mail))
+    return reading, bool(reading.html)
 
 
 def _content(call: Call, mail: MailRecord) -> bytes:
     """As received."""
-    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ)[mail.head_size :]
+    return beginning(call.sources.quarantine.chunks(mail.id), _MAX_READ, mail.head_size)
 
 
 def _cursor(text: str) -> Item | None:
