@@ -215,8 +215,10 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             yield raw, False
             if number and len(text) == len(data) + 1:  # other line ends, or no NUL; the content may still have them
                 yield data[region.body - 1 : region.end - 1], False
+            if not is_usual or raw in done:
+                continue
             core = raw.translate(None, b"= \t\r\n")
-            if is_usual and raw not in done and not (number and core in cores):
+            if not (number and core in cores):
                 done.add(raw)
                 cores.add(core)
                 is_text = _is_text(text[region.head : region.body].lower())
