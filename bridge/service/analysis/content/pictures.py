@@ -90,10 +90,8 @@ def _on_white(picture: Any) -> Any:
         return picture.convert("L")
     from PIL import Image
 
-    if picture.mode != "RGBA":
+    if picture.mode != "RGBA":  # else it would be copied: 20 ms for 36 megapixels
         picture = picture.convert("RGBA")
-    if picture.getextrema()[3][0] == 255:  # nothing is transparent: a third less time for a large screenshot
-        return picture.convert("L")
     white = Image.new("RGBA", picture.size, "white")
     return Image.alpha_composite(white, picture).convert("L")
 
