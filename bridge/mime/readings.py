@@ -215,8 +215,10 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             yield raw, False
             if number and len(text) == len(data) + 1:  # other line ends, or no NUL; the content may still have them
                 yield data[region.body - 1 : region.end - 1], False
+            if not is_usual or raw in done:
+                continue
             core = raw.translate(None, b"= \t\r\n")
-            if is_usual and raw not in done and not (number and core in cores):
+            if not (number and core in cores):
                 done.add(raw)
                 cores.add(core)
                 is_text = _is_text(text[region.head : region.body].lower())
@@ -326,8 +328,8 @@ def regions(text: bytes, budget: Budget) -> Iterator[Region]:
         raise TooMuch("readings")
     found: dict[int, Region] = {}
     budget.take(_START * len(starts))
-    for start in starts:
-        for place in _bodies(text, start, budget):
+    for start in dict.fromkeys(starts):  # most fields that may begin a part follow a delimiter
+        for place in dict.fromkeys(_bodies(text, start, budget)):  # and most lines are the same to all programs
             budget.take(_BODY)
             body = _SKIPPED.match(text, place).end()  # type: ignore[union-attr]  # (it matches nothing, too)
             following = bisect_left(ends, body)
@@ -353,41 +355,34 @@ def _bodies(text: bytes, start: int, budget: Budget) -> Iterator[int]:
     window = min(len(text), start + MAX_HEAD)
     first = _SKIPPED.match(text, start).end()  # type: ignore[union-attr]  # (it matches nothing, too)
     first = max(start, text.rfind(b"\n", start, first))
-    odd = [
-        match for pattern in _NO_FIELD for match in _odd_lines(_found(pattern, text, first, window, MAX_ODD, budget))
-    ]
-    for match in odd:
-        yield match.start()
-        yield match.end()
-    before, others = start, 0
-    for match in _found(_BLANK, text, start, window, MAX_BLANK, budget):
+    odd = [place for pattern in _NO_FIELD for place in _odd_lines(pattern, text, first, window, budget)]
+    yield from odd
+    before, others, count = start, 0, 0
+    for match in islice(_BLANK.finditer(text, start, window), MAX_BLANK):
+        count += 1
+        budget.take(_SEARCH * (match.end() - before))
         yield match.end()
         others = 0 if _HEADER_LINE.search(text, before, match.start()) else others + 1
         if others > 1:  # this is the body, and so is all that follows
             return
         before = match.end() - 1
+    if count < MAX_BLANK:
+        budget.take(_SEARCH * (window - before))
     if before == start and not odd and window < len(text):
         raise TooMuch("readings")  # a header section that does not end
 
 
-def _odd_lines(lines: Iterator[re.Match[bytes]]) -> Iterator[re.Match[bytes]]:
-    """The lines that are not part of a header section, until one follows another: then that is the body."""
-    before = -1
-    for match in lines:
-        if match.start() == before:
-            return
-        yield match
-        before = match.end()
-
-
-def _found(
-    pattern: re.Pattern[bytes], text: bytes, start: int, end: int, count: int, budget: Budget
-) -> Iterator[re.Match[bytes]]:
-    """The first matches. The search is charged: thousands of parts may all search the same lines."""
-    for match in islice(pattern.finditer(text, start, end), count):
-        budget.take(_SEARCH * (match.end() - start))
-        start = match.end()
-        count -= 1
-        yield match
-    if count:
-        budget.take(_SEARCH * (end - start))
+def _odd_lines(pattern: re.Pattern[bytes], text: bytes, start: int, end: int, budget: Budget) -> list[int]:
+    """Where lines begin and end that are no part of a header section, until one follows another: that is the body."""
+    found: list[int] = []
+    at, before = start, -1
+    for match in islice(pattern.finditer(text, start, end), MAX_ODD):
+        line, at = match.span()
+        if line == before:
+            break
+        found += (line, at)
+        before = at
+    else:
+        at = at if len(found) == 2 * MAX_ODD else end
+    budget.take(_SEARCH * (at - start))  # thousands of parts may all search the same lines
+    return found

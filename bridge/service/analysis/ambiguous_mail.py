@@ -145,7 +145,7 @@ class AmbiguityInspector(FileInspector):
 
     def guessed_file(self, content: bytes, nesting: int) -> None:
         """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
-        if self.found.digests and hashlib.sha256(content).hexdigest() in self.found.digests:
+        if len(content) in self.sizes and hashlib.sha256(content).hexdigest() in self.found.digests:
             return
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)

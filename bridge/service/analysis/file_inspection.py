@@ -61,6 +61,7 @@ class FileInspector(ABC):
         self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
         self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # that were opened, with all that matters
+        self.sizes: set[int] = set()  # of the files in `found.digests`: one of another size is none of them
         self.found = Inspection()
         self.reading = readings.Budget(size)
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
@@ -130,6 +131,7 @@ class FileInspector(ABC):
         """A file, attached or unpacked. The same one is opened once: each reading of a mail may contain it again."""
         digest = hashlib.sha256(content).hexdigest()
         self.found.digests.add(digest)
+        self.sizes.add(len(content))
         seen = (digest, frozenset(names), nesting, self.documents, self.opaque > 0)
         if seen in self.files:
             return

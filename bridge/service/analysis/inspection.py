@@ -299,9 +299,10 @@ class _MailInspector(AmbiguityInspector):
             self.page_reading(reading, nesting, done)
 
     def page_reading(self, text: str, nesting: int, done: dict[page_files.PageFile, None]) -> None:
-        names = page_files.names(text)
+        lower = text.lower()
+        names = page_files.names(text, lower)
         self.named(names)
-        is_saved = has_download(text.lower())
+        is_saved = has_download(lower)
         for number, file in enumerate(page_files.files(text)):
             is_hidden = file_types.family_of(file.content) != file_types.IMAGE  # engines may not find such files
             if (number >= INLINE_FILES or is_hidden) and not self.limits.archives:

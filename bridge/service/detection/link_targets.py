@@ -225,7 +225,7 @@ def _purpose(targets: list[Target], foreign: list[Target], sender: Sender) -> It
     kind = kind_of(main)
     if is_foreign and (kind.is_hosting or kind.is_shortener or kind.is_abused or kind.is_random):
         yield "url:main-suspicious", main
-    brand = sender.brand or brands.mentioned(sender.subject)
+    brand = sender.brand or sender.subject_brand
     if sender.is_aligned and brands.owns(brand, sender.domain):
         brand = ""  # it writes itself; its links may go through a service that counts clicks
     if brand and not any(brands.owns(brand, site) for site in sites):

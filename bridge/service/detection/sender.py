@@ -51,6 +51,7 @@ class Sender:
         subject = material.first("subject")[:MAX_FIELD]
         self.raw_subject = subject
         self.subject = decode_words(subject) if "=?" in subject else subject
+        self.subject_brand = brands.mentioned(self.subject)
         names = {name for name, _ in material.fields}
         self.is_list = not _LIST.isdisjoint(names)
         self.is_reply = not _CONVERSATION.isdisjoint(names)
@@ -175,7 +176,7 @@ def _subject(sender: Sender) -> Iterator[tuple[str, str]]:
         if address in lower or (len(address) > 8 and domain_of(address) in lower):
             yield "subject:recipient", address
             break
-    brand = brands.mentioned(sender.subject)
+    brand = sender.subject_brand
     if brand and not brands.owns(brand, sender.domain):
         yield "impersonation:subject", f"{brand}|{sender.domain}"
 

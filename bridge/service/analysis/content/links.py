@@ -328,6 +328,8 @@ def ascii_lower(text: str) -> str:
 
     Names with other letters are converted by `host_of`.
     """
+    if text.isascii():
+        return text.lower()
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 

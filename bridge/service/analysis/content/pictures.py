@@ -90,7 +90,8 @@ def _on_white(picture: Any) -> Any:
         return picture.convert("L")
     from PIL import Image
 
-    picture = picture.convert("RGBA")
+    if picture.mode != "RGBA":  # else it would be copied: 20 ms for 36 megapixels
+        picture = picture.convert("RGBA")
     white = Image.new("RGBA", picture.size, "white")
     return Image.alpha_composite(white, picture).convert("L")
 

@@ -98,14 +98,13 @@ def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
 
 def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     budget.take_work(20 * len(text))
-    names = tuple(sorted(page_files.names(text))[:20])
     joined = _LINE_END.sub("", _JOINTS.sub("", text).replace("\r\n", "\n"))
-    texts = dict.fromkeys((joined, escapes_replaced(joined), text))
+    texts = {reading: reading.lower() for reading in dict.fromkeys((joined, escapes_replaced(joined), text))}
+    names = tuple(sorted(page_files.names(text, texts[text]))[:20])
     links: dict[str, None] = {}
     tags: set[str] = set()
     is_reversed = "reverse" in text
-    for reading in texts:
-        lower = reading.lower()
+    for reading, lower in texts.items():
         tags.update(_tags(lower))
         links |= dict.fromkeys(_addresses(reading, "" if reading is text else lower))
         if is_reversed:
