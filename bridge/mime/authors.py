@@ -2,6 +2,8 @@
 
 Programs show a malformed From as well as a correct one, and each in its own way. What our reading leaves over is
 searched for other addresses that a program may show (`shown_addresses`); if there are any, the field is not clear.
+A name may be an address (`"jane@a.example" <list@b.example>`). Without quotes, IMAP servers and mail programs take it
+for the author's, and ignore the one in brackets; so it counts, too.
 If this is wrong, a sender can show a reader an author whose domain nobody asks, and whom no list blocks.
 """
 
@@ -24,6 +26,7 @@ _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:
 _AT = re.compile(r"\s*@")
 _NAME_WITH_COMMENT = re.compile(r'\s*"[^"\\()@]*[^"\\()@\s]\s*\([^"\\()]*\)"')  # `"Smith (j@a.example)"`
 _NAMED = re.compile(r"""[^"<>(),:;\\@=]*[^"<>(),:;\\@=\s]\s*<[^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+>""")
+_NOT_IN_NAME = re.compile(r"[]@)>[\\]")  # without quotes (RFC 5322 3.2.5): some programs look for an address there
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
@@ -57,25 +60,32 @@ class Reading:
 
     authors: list[str]  # as RFC 5322 says; if there are none, whatever could be one
     others: list[str]  # what some program may show instead, of other domains; empty if the field is clear
+    named: list[str]  # what some program may show instead, of other domains, where a name should be
 
 
 def read(value: str) -> Reading:
     if plain := _plain(value):
-        return Reading([plain], [])
+        return Reading([plain], [], [])
     value = without_invisible(value)
-    exact, rest = _by_grammar(value)
+    exact, rest, names = _by_grammar(value)
     found = list(dict.fromkeys(exact)) or _in_any_way(value)
     unread = ",".join([*(address for address in found if not _PLAIN.fullmatch(address)), *rest])
-    shown = shown_addresses.find(unread)
-    known = {shown_addresses.host_of(address) for address in found} if shown else set()
-    return Reading(found, [each for each in shown if shown_addresses.host_of(each) not in known])
+    others = _of_other_hosts(shown_addresses.find(unread), found)
+    named = _of_other_hosts(shown_addresses.find(",".join(names)), [*found, *others])
+    return Reading(found, others, named)
+
+
+def _of_other_hosts(addresses: list[str], known: list[str]) -> list[str]:
+    hosts = set(map(shown_addresses.host_of, known)) if addresses else set()
+    return [each for each in addresses if shown_addresses.host_of(each) not in hosts]
 
 
 def addresses(value: str) -> list[str]:
     """All addresses that one mail program or another takes for the author's, those of RFC 5322 first."""
     if plain := _plain(value):
         return [plain]
-    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *read(value).others]))
+    reading = read(value)
+    return list(dict.fromkeys([*_in_any_way(without_invisible(value)), *reading.others, *reading.named]))
 
 
 def _plain(value: str) -> str:
@@ -99,7 +109,7 @@ def _in_any_way(value: str) -> list[str]:
 
 def _readings(value: str) -> list[str]:
     """By the grammar; if brackets alone say something else, or are not in pairs, everything that looks like one."""
-    exact, _ = _by_grammar(value)
+    exact, _, _ = _by_grammar(value)
     in_brackets = [address for address in _BRACKETS.findall(value) if "@" in address]
     is_odd = not value.count("<") == value.count(">") == len(in_brackets)
     simply = in_brackets or bare_addresses(value)
@@ -108,49 +118,63 @@ def _readings(value: str) -> list[str]:
     return [*exact, *simply, *(bare_addresses(value) if is_odd else ())]
 
 
-def _by_grammar(value: str) -> tuple[list[str], list[str]]:
+def _by_grammar(value: str) -> tuple[list[str], list[str], list[str]]:
     """RFC 5322 3.4: comments and quoted text are not addresses, and brackets count only outside them.
 
-    Also returns what is neither an address nor the name of one.
+    Also returns what is neither an address nor the name of one, and what is in the place of a name and cannot be one.
     """
     found: list[str] = []
     rest: list[str] = []
+    names: list[str] = []
     text: list[str] = []  # of one mailbox, outside brackets
     start = position = 0  # `start`: of what is not yet read as an address or a name
+    quotes: list[str] = []  # of one mailbox, outside brackets
     behind = -1  # where an address in brackets ends, with the white space and the comments after it
 
     def end_mailbox(end: int) -> None:
         addresses = _unbracketed(text)
         found.extend(addresses)
-        if not addresses:
+        if addresses:
+            names.extend(quotes)
+        else:
             rest.append(value[start:end])
+
+    def end_name() -> None:
+        name = "".join(text)
+        if _NOT_IN_NAME.search(name):
+            names.extend((name, *_unbracketed(text)))
 
     while (match := _TOKEN.match(value, position)) is not None:
         position = match.end()
         quoted, bracket, mark, other = match.groups()
         if bracket is not None and "@" in bracket:
             found.append(bracket)
-            text, start, behind = [], position, position  # what precedes is a name
+            end_name()
+            text, quotes, start, behind = [], [], position, position
         elif bracket is not None:
             rest.append(bracket)
+            text.append(",")  # an address does not continue behind it
         elif mark == "(":
             position, is_closed = _after_comment(value, position)
             rest += [] if is_closed else [value[match.end() :]]
             if is_closed and match.start() == behind:
                 start = behind = position
         elif mark == "," and _is_first_of_name(value, start, match.start()):
-            text, start = [], position
+            text, quotes, start = [], [], position
         elif mark in (",", ";"):
             end_mailbox(match.start())
-            text, start = [], position
+            text, quotes, start = [], [], position
         elif mark == ":":  # the name of a group
-            text, start = [], position
+            end_name()
+            text, quotes, start = [], [], position
         elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
             text.append(quoted or other or "")
             if match.start() == behind and text[-1].isspace():
                 behind = position
+        else:
+            quotes.append(quoted)
     end_mailbox(len(value))
-    return found, rest
+    return found, rest, names
 
 
 def _is_first_of_name(value: str, start: int, comma: int) -> bool:

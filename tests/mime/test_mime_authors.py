@@ -44,6 +44,33 @@ FORGED = [
     '"CEO (ceo@bank.example)", x@evil.example',
     '"CEO (x) ceo@bank.example", X <x@evil.example>',
 ]
+# IMAP servers name bank.example as the author's domain in these, and so do mail programs.
+NAMED = [
+    "ceo@bank.example <x@evil.example>",
+    "ceo@bank.example<x@evil.example>",
+    "ceo@bank.example (CEO) <x@evil.example>",
+    "ceo @ bank . example <x@evil.example>",
+    "ceo@bank.example via List <x@evil.example>",
+    "'ceo@bank.example' <x@evil.example>",
+    "ceo@bank.example) <x@evil.example>",
+    "ceo@bank.example] <x@evil.example>",
+    'ceo@bank.example" <x@evil.example>',
+    "ceo@bank.example\\ <x@evil.example>",
+    "ceo@bank.example\x01 <x@evil.example>",
+    "ceo@bank.example: <x@evil.example>",
+    "ceo@bank.example<> <x@evil.example>",
+    "ceo@=?utf-8?q?bank.example?= <x@evil.example>",
+    "=?utf-8?q?ceo=40bank.example?=\\ <x@evil.example>",
+    "=?utf-8?q?ceo=40bank.example?=] <x@evil.example>",
+    '"ceo@bank.example" x@evil.example',
+]
+ONLY_NAMES = [
+    '"jane@bank.example" <list@shop.example>',
+    'List "jane@bank.example" <list@shop.example>',
+    "List (jane@bank.example) <list@shop.example>",
+    "jane@SHOP.example <list@shop.example>",
+    "Jane @jane [News] <list@shop.example>",
+]
 # Nobody sees another domain in these.
 HONEST = {
     "": [],
@@ -58,6 +85,7 @@ HONEST = {
     "j@shop.example (Jane (at work))": ["j@shop.example"],
     "\"'jane@corp.example' via List\" <list@shop.example>": ["list@shop.example"],
     "jane@corp.example <list@shop.example>": ["list@shop.example"],
+    **dict.fromkeys(ONLY_NAMES, ["list@shop.example"]),
     "=?utf-8?q?jane=40corp.example?= <list@shop.example>": ["list@shop.example"],
     "=?utf-8?q?Jane_=3Cj=40shop.example=3E?=": ["j@shop.example"],
     '"j@shop.example"': ["j@shop.example"],
@@ -88,6 +116,27 @@ def test_a_domain_that_readers_see_was_overlooked(value):
     assert any(address.endswith("@bank.example") for address in read(value).others)
     assert any(address.endswith("@bank.example") for address in addresses(value))
     assert any(address.endswith("@bank.example") for address in addresses_in_from(f"From: {value}\r\n".encode())[1])
+
+
+@pytest.mark.parametrize("value", NAMED)
+def test_an_address_without_quotes_was_only_a_name(value):
+    """IMAP servers name it as the author, but only the address in brackets counted."""
+    assert [address.rpartition("@")[2] for address in read(value).named][:1] == ["bank.example"]
+    assert authors(value) == ["x@evil.example"]
+    assert {"x@evil.example", "ceo@bank.example"} <= set(addresses(value))
+    assert {"x@evil.example", "ceo@bank.example"} <= set(addresses_in_from(f"From: {value}\r\n".encode())[0])
+
+
+@pytest.mark.parametrize("value", ONLY_NAMES)
+def test_names_in_quotes_and_of_the_same_domain_are_names(value):
+    """Mailing lists and ticket systems write them."""
+    assert read(value).named == []
+    assert addresses(value) == ["list@shop.example"]
+
+
+def test_an_address_that_ends_in_brackets_had_a_longer_domain():
+    """The author that IMAP servers name is of bank.example, and we asked a subdomain of evil.example."""
+    assert authors("ceo@bank.example<>.evil.example") == ["ceo@bank.example"]
 
 
 @pytest.mark.parametrize("value", HONEST)

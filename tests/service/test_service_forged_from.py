@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.mime.test_mime_authors import FORGED, HONEST
+from tests.mime.test_mime_authors import FORGED, HONEST, NAMED
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import Lists, mail, service, wait_for
 
@@ -61,7 +61,9 @@ def _submit(running, content: bytes, sender: str = "x@evil.example"):
     return running.submit(content, sender=sender, remoteAddress="192.0.2.9")
 
 
-@pytest.mark.parametrize("value", [*FORGED, "ceo@bank.example\u200e", "ceo@ba\u200enk.example", "ceo@.bank.example"])
+@pytest.mark.parametrize(
+    "value", [*FORGED, *NAMED, "ceo@bank.example\u200e", "ceo@ba\u200enk.example", "ceo@.bank.example"]
+)
 def test_an_author_that_could_not_be_read_had_no_policy(running, value):
     """A forged mail was delivered although the domain that its readers see says `p=reject`."""
     answer = _submit(running, _from(value))
@@ -98,6 +100,16 @@ def test_an_honest_author_with_an_invisible_character_passes(running):
     assert "auth:dmarc-pass" in auth_tags(answer), answer.json
 
 
+@pytest.mark.parametrize("name", ["j@bank.example", "j@shop.example", '"j@shop.example"', "List j@none.example"])
+def test_a_proven_author_with_an_address_as_a_name_is_not_held(running, name):
+    """The domain that some readers see passes, or has no policy."""
+    content = _from(f"{name} <j@bank.example>")
+    answer = _submit(running, dkim.sign(content, b"k", b"bank.example", PEM) + content)
+    assert auth_tags(answer).isdisjoint(HELD), answer.json
+    is_author = name.startswith("j@shop") or "none" in name
+    assert ("auth:dmarc-pass" in auth_tags(answer)) == (not is_author)
+
+
 @pytest.mark.parametrize("head", ["", "From: \r\n"])
 def test_without_from_the_sender_field_is_the_author(running, head):
     """Some mail programs show it instead."""
@@ -112,7 +124,13 @@ def test_the_sender_field_does_not_matter_if_there_is_an_author(running):
 
 
 @pytest.mark.parametrize(
-    "value", ['x@"blocked.example"', "X <x@=?utf-8?q?blocked.example?=>", "x@blocked.example\u200e"]
+    "value",
+    [
+        'x@"blocked.example"',
+        "x@blocked.example <x@shop.example>",
+        "X <x@=?utf-8?q?blocked.example?=>",
+        "x@blocked.example\u200e",
+    ],
 )
 def test_block_lists_know_every_domain_that_readers_see(running, value):
     """What we could not read was on no list."""

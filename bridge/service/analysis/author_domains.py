@@ -38,7 +38,7 @@ def author_domains(content: bytes, bounds: Bounds) -> AuthorDomains:
     if sum(map(len, values)) > MAX_FIELDS:
         return AuthorDomains(is_clear=False)
     read = list(map(authors.read, values))
-    hosts = {host_of(address) for each in read for address in (*each.authors, *each.others)}
+    hosts = {host_of(address) for each in read for address in (*each.authors, *each.others, *each.named)}
     names = _all_spelled(hosts) if len(hosts) <= MAX_HOSTS else {}
     found = frozenset(names.values())
     if len(names) < len(hosts) or len(found) > MAX_AUTHORS:
