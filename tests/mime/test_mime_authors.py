@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.mime.authors import addresses, addresses_in_from, authors, read
+from bridge.mime.words import readings_of_words
+from tests.processor_time import is_linear
 
 # Mail programs show all of these, and people read bank.example.
 FORGED = [
@@ -85,7 +87,7 @@ HONEST = {
     "j@shop.example (Jane (at work))": ["j@shop.example"],
     "\"'jane@corp.example' via List\" <list@shop.example>": ["list@shop.example"],
     "jane@corp.example <list@shop.example>": ["list@shop.example"],
-    **dict.fromkeys(ONLY_NAMES, ["list@shop.example"]),
+    **{value: ["list@shop.example"] for value in ONLY_NAMES},
     "=?utf-8?q?jane=40corp.example?= <list@shop.example>": ["list@shop.example"],
     "=?utf-8?q?Jane_=3Cj=40shop.example=3E?=": ["j@shop.example"],
     '"j@shop.example"': ["j@shop.example"],
@@ -145,6 +147,30 @@ def test_odd_and_honest_fields_are_clear(value):
     assert read(value).others == []
     assert authors(value) == HONEST[value]
     assert addresses_in_from(f"From: {value}\r\n".encode())[1] == []
+
+
+WORD = "=?utf-8?b?Y2VvQGJhbmsuZXhhbXBsZQ==?="  # ceo@bank.example
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"=?utf-8?q?x{WORD}",
+        "=?utf-8?q?=?utf-8?b?PGNlb0BiYW5rLmV4YW1wbGU+?=",
+        "=?x?q?=?utf-8?q?=3Cceo=40bank.example=3E?=",
+        f"=?utf-8?q?a?b {WORD}",
+        f"=?utf-8?q?@{WORD} x@",
+    ],
+)
+def test_an_encoded_word_within_another_hid_the_author(value):
+    """To some programs, a word ends at the first question mark, so what follows is another; we found no author."""
+    found = read(value)
+    assert any(address.endswith("@bank.example") for address in found.authors + found.others)
+    assert any(address.endswith("@bank.example") for address in addresses(value))
+
+
+def test_encoded_words_that_do_not_end_take_linear_time():
+    assert is_linear(readings_of_words, "=?a?q?x" * 2000 + "?=", "=?a?q?x" * 8000 + "?=")
 
 
 @pytest.mark.parametrize("blank", ["\u200b", "\u200e", "\u202c", "\u2060", "\ufeff", "\u00ad", "\u3164", "\u2800"])
