@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.mime import shown_addresses
-from bridge.mime.words import decode_words
+from bridge.mime.words import readings_of_words
 from bridge.runtime.visible_text import without_invisible
 
 # A quoted local part, an address literal, or a plain word.
@@ -96,10 +96,8 @@ def authors(value: str) -> list[str]:
 
 
 def _in_any_way(value: str) -> list[str]:
-    found = _readings(value)
-    if "=?" in value and (decoded := decode_words(value)) != value:  # some decode before they look for the address
-        found += _readings(decoded)
-    return list(dict.fromkeys(found))
+    forms = dict.fromkeys((value, *readings_of_words(value)))  # some decode before they look for the address
+    return list(dict.fromkeys(address for form in forms for address in _readings(form)))
 
 
 def _readings(value: str) -> list[str]:

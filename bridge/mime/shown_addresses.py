@@ -12,7 +12,7 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from bridge.mime.words import decode_words
+from bridge.mime.words import readings_of_words
 from bridge.runtime.visible_text import JOINERS, without_invisible
 
 _DOTS = re.compile("[.\u3002\uff0e\uff61]+")  # UTS 46 section 2.3
@@ -44,7 +44,7 @@ def _forms(text: str) -> dict[str, None]:
     if text.isascii() and "=?" not in text and "@" not in text:
         return {}  # nearly all
     forms: dict[str, None] = {}
-    for decoded in dict.fromkeys((text, decode_words(text))):
+    for decoded in dict.fromkeys((text, *readings_of_words(text))):
         for form in (without_invisible(decoded), unicodedata.normalize("NFKC", without_invisible(decoded))):
             seen = _CONTROL.sub("", form)
             forms |= dict.fromkeys((form, seen, _QUOTES.sub("", seen)))

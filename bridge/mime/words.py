@@ -205,14 +205,20 @@ def is_known(charset: str) -> bool:
     return codec_of(charset) != "latin_1" or _key(charset.partition("*")[0]) in _LATIN_1
 
 
-def decode_words(text: str, *, known_only: bool = False) -> str:
+def readings_of_words(text: str) -> list[str]:
+    """What programs make of encoded words: to some, a question mark within one means that it is none."""
+    return list(dict.fromkeys((decode_words(text), decode_words(text, strict=True)))) if "=?" in text else [text]
+
+
+def decode_words(text: str, *, known_only: bool = False, strict: bool = False) -> str:
     """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there.
 
-    With `known_only`, words in other charsets stay as they are.
+    With `known_only`, words in other charsets stay as they are. With `strict`, so do those with a question mark within
+    their text: in `=?utf-8?q?x=?utf-8?q?y?=`, the second word is decoded.
     """
     if "=?" not in text:
         return text
-    pieces = _pieces(text, known_only)
+    pieces = _pieces(text, known_only, strict)
     kept = [
         piece
         for i, piece in enumerate(pieces)
@@ -236,7 +242,7 @@ def _is_space(piece: tuple[bytes, str]) -> bool:
     return not piece[1] and not piece[0].strip()
 
 
-def _pieces(text: str, known_only: bool) -> list[tuple[bytes, str]]:
+def _pieces(text: str, known_only: bool, strict: bool) -> list[tuple[bytes, str]]:
     """The content of each word with its codec, and the text between them with none."""
     found: list[tuple[bytes, str]] = []
     done = at = 0
@@ -249,9 +255,12 @@ def _pieces(text: str, known_only: bool) -> list[tuple[bytes, str]]:
         if encoding not in ("b", "q") or after != "?" or (known_only and not is_known(charset)):
             at += 2
             continue
-        end = text.find("?=", mark + 3)
+        end = text.find("?" if strict else "?=", mark + 3)
         if end < 0:  # no word ends after this
             break
+        if not text.startswith("?=", end):
+            at += 2
+            continue
         found.append((text[done:at].encode("utf-8", "replace"), ""))
         found.append((_content(text[mark + 3 : end], encoding), codec_of(charset)))
         done = at = end + 2

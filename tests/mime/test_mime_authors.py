@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.mime.authors import addresses, addresses_in_from, authors, read
+from bridge.mime.words import readings_of_words
+from tests.processor_time import is_linear
 
 # Mail programs show all of these, and people read bank.example.
 FORGED = [
@@ -150,3 +152,27 @@ def test_invisible_characters_hid_the_domain(blank):
     for value in (f"ceo@bank.example{blank}", f"CEO <ceo@ba{blank}nk.example>", f"CEO <c{blank}eo@bank.example>"):
         assert addresses(value) == ["ceo@bank.example"]
         assert read(value).others == []
+
+
+WORD = "=?utf-8?b?Y2VvQGJhbmsuZXhhbXBsZQ==?="  # ceo@bank.example
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"=?utf-8?q?x{WORD}",
+        "=?utf-8?q?=?utf-8?b?PGNlb0BiYW5rLmV4YW1wbGU+?=",
+        "=?x?q?=?utf-8?q?=3Cceo=40bank.example=3E?=",
+        f"=?utf-8?q?a?b {WORD}",
+        f"=?utf-8?q?@{WORD} x@",
+    ],
+)
+def test_an_encoded_word_within_another_hid_the_author(value):
+    """To some programs, a word ends at the first question mark, so what follows is another; we found no author."""
+    found = read(value)
+    assert any(address.endswith("@bank.example") for address in found.authors + found.others)
+    assert any(address.endswith("@bank.example") for address in addresses(value))
+
+
+def test_encoded_words_that_do_not_end_take_linear_time():
+    assert is_linear(readings_of_words, "=?a?q?x" * 2000 + "?=", "=?a?q?x" * 8000 + "?=")

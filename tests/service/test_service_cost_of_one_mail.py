@@ -19,7 +19,7 @@ from bridge.service.lists.index import ListIndex, Traits
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
 from tests.processor_time import fair_cpu_s
-from tests.service.service_kit import attached, mail
+from tests.service.service_kit import attached, mail, zipped
 
 SIZE = 300_000
 HEAD = (
@@ -137,3 +137,63 @@ def test_long_host_names_were_looked_up_with_all_their_parents() -> None:
         assert index.match(None, Traits(hosts=(*hosts, host))) == ["urls"]
     for host in ("example.org", "notbad.example.org", "long.name.of.a.host.example.net", "org"):
         assert index.match(None, Traits(hosts=(host,))) == []
+
+
+# In a zip file, 30 to 400 KB. Each piece is short, and takes a step of its own: a beginning, the piece, how many.
+COSTLY_FILES = {
+    "words in an RTF object": ("a.rtf", b"{\\rtf1 {\\objdata ", b"\\a ", 9_000_000),
+    "escapes in RTF fields": ("a.rtf", b"{\\rtf1 ", b"\\fldinst " + b"\\'41" * 10_000, 700),
+    "short RTF fields": ("a.rtf", b"{\\rtf1 ", b"\\fldinst", 3_500_000),
+    "escapes in scripts": ("a.html", b"<script>", b'"\\x41\\x41\\x41\\x41\\x41\\x41\\x41\\x41"+\n', 300_000),
+    "numbers in scripts": ("a.html", b"<script>[", b"41,", 3_500_000),
+    "fields of a document": ("word/document.xml", b"<w>", b"<w:instrText>a</w:instrText>", 1_000_000),
+    "elements of a document": ("word/document.xml", b"<w><instrText/>", b"<a/>", 7_000_000),
+    "links of a document": ("a.rels", b"<w>", b"<Relationship Target='http://a/' TargetMode='External'/>", 500_000),
+}
+
+
+def _kept_busy(content: bytes) -> None:
+    found: list[Inspection] = []
+    assert fair_cpu_s(lambda: found.append(inspect(content, Limits()))) < 4, "two seconds on a quiet machine"
+    assert found[0].limits == {"archive-work"}
+
+
+@pytest.mark.parametrize("kind", COSTLY_FILES)
+def test_small_files_that_take_many_steps_kept_a_process_busy(kind: str) -> None:
+    """Each step counted for less than it takes: 36 KB took five seconds or more, without a limit."""
+    name, begin, piece, count = COSTLY_FILES[kind]
+    _kept_busy(attached(zipped((name, begin + piece * count)), "a.zip"))
+
+
+def test_a_small_pdf_document_with_large_objects_kept_a_process_busy() -> None:
+    """What is in an object stream was searched for nothing."""
+    packed = zlib.compress(b"/URI (http://a.b/) " * 6_000_000, 9)
+    about = b"1 0 obj<</Type/ObjStm/First 1/N 1/Filter/FlateDecode/Length %d>>stream\n" % len(packed)
+    _kept_busy(attached(b"%PDF-1.4\n" + about + packed + b"\nendstream endobj\n", "a.pdf"))
+
+
+ORDINARY_FILES = {
+    "a document of 1,000 pages": (
+        "word/document.xml",
+        b"<w:document>" + b'<w:p><w:r><w:t xml:space="preserve">A paragraph of text</w:t></w:r></w:p>' * 150_000
+        + b"<w:instrText>PAGE</w:instrText>" * 20_000 + b"</w:document>",
+    ),
+    "a sheet of 200,000 rows": (
+        "xl/worksheets/sheet1.xml",
+        b"<worksheet>" + b'<row><c r="A1"><v>1</v></c><c r="B1"><v>2</v></c><c r="C1"><v>3</v></c></row>' * 200_000
+        + b"</worksheet>",
+    ),
+    "a sheet with 30,000 links": (
+        "xl/worksheets/_rels/sheet1.xml.rels",
+        b"<Relationships>" + b'<Relationship Id="rId1" Type="http://schemas.example/hyperlink" '
+        b'Target="https://www.example.org/a/page.html" TargetMode="External"/>' * 30_000 + b"</Relationships>",
+    ),
+    "a picture in an RTF file": ("a.rtf", b"{\\rtf1 {\\objdata " + (b"0105" * 32 + b"\r\n") * 60_000 + b"}}"),
+    "a Cyrillic RTF file": ("a.rtf", b"{\\rtf1 " + b"\\'cf\\'f0\\'e8\\'e2\\'e5\\'f2 " * 200_000 + b"}"),
+    "a page with data in a script": ("a.html", b"<script>x = {" + b'"a\\u003cb\\"": [1, 2, 3],\n' * 100_000 + b"}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDINARY_FILES)
+def test_large_and_ordinary_files_are_read_to_their_end(name: str) -> None:
+    assert not inspect(attached(zipped(ORDINARY_FILES[name]), "a.zip"), Limits()).limits

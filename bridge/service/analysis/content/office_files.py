@@ -47,6 +47,7 @@ _WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,}+")
 _DDE_FIELD = re.compile(rb"\x13(\0?[\s\"]{0,9}\0?D\0?D\0?E\0?[^\x14\x15]{0,2000})", re.IGNORECASE)
 _DDE_WORK = 4096  # for each such field
 _RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
+_RELATION_WORK = 600  # for each, in each way in which it is read
 _FIELD = re.compile(
     r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}(?:\"([^\"]*)|'([^']*))|fldCharType\s{0,9}=\s{0,9}[\"']begin()"
 )
@@ -235,10 +236,14 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     """A part of an OOXML document, or a whole document in XML: as a parser reads it, and as patterns find it."""
     budget.take_work(8 * len(content))
     text = content.replace(b"\0", b"").decode("utf-8", "replace")
-    found = office_xml.read(content)  # as far as it is XML
+    found = office_xml.Facts()
+    if office_xml.may_have_facts(content):
+        budget.take_work(office_xml.work_of(text))
+        found = office_xml.read(content)  # as far as it is XML
     tags = set(excel_files.tags_of_text_part(text, names)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
     for relation in (*found.relations, *map(_relation, _RELATION.findall(text))):
+        budget.take_work(_RELATION_WORK)
         tags.update(_tags_of_relation(relation))
         if relation.is_external:
             links[relation.target] = None
@@ -294,12 +299,12 @@ def _attribute(about: str, name: str) -> str:
 
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
-    templates, fields = rtf_templates(content), rtf_fields(content)
+    templates, fields = rtf_templates(content, budget), rtf_fields(content, budget)
     tags = [office_attacks.tag_of_field(fields)]
     if any(map(office_attacks.is_remote, templates)):
         tags.append(TEMPLATE)
     yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *_links(content)))
-    for found in rtf_objects(content):
+    for found in rtf_objects(content, budget):
         budget.take_member()
         budget.take(len(found.content))
         yield from _of_object(found)

@@ -24,6 +24,10 @@ _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
 _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk"})
+_READ = _FIELDS | _DATA | {"Relationship", "fldSimple", "ddeLink", "definedName"}
+_OFTEN = ("nstrText", "Relationship", "fldSimple", "ddeLink", "definedName")
+_TAG_WORK = 50  # for each tag, and
+_READ_WORK = 250  # for each that is read
 _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
@@ -58,6 +62,16 @@ def is_likely(content: bytes) -> bool:
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
     return any(element.search(text) for element in _ELEMENTS) or all(mark in text for mark in _FORM_MARKS)
+
+
+def may_have_facts(content: bytes) -> bool:
+    """For a part of a document, which may declare more than it contains."""
+    return is_likely(content) or b"<!" in content.replace(b"\0", b"")
+
+
+def work_of(text: str) -> int:
+    """What it costs to read a document of this text."""
+    return _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, _OFTEN))
 
 
 def read(content: bytes) -> Facts:
@@ -104,6 +118,8 @@ class _Reader:
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         name = name.rpartition(":")[2]
+        if name not in _READ:  # nearly all
+            return
         if name == "Relationship":
             is_external = attributes.get("TargetMode", "").strip().lower() == "external"
             relation = Relation(attributes.get("Type", ""), attributes.get("Target", ""), is_external)
@@ -127,8 +143,10 @@ class _Reader:
             self.facts.has_entities = True
 
     def _end(self, name: str) -> None:
+        if self._text is None:  # nearly always
+            return
         name = name.rpartition(":")[2]
-        if self._text is None or not (name in _FIELDS or name in _DATA):
+        if not (name in _FIELDS or name in _DATA):
             return
         if name in _FIELDS:
             self.fields += self._text

@@ -33,7 +33,8 @@ from bridge.service.analysis.content.unpacking import Budget, Member
 
 ENCRYPTED, NOT_READ = "document:encrypted", "document:not-read"
 _HEAD = 1024  # bytes in which viewers look for the beginning
-_STREAM_WORK = 4096  # for an object stream, however short
+_STREAM_WORK = 4096  # for an object stream, however short, and
+_OBJECTS_WORK = 3  # for each byte of it, which several patterns search
 _FOUND_WORK = 500  # for each stream and each string, however short
 _READ_AGAIN = 20  # work for each byte before a word `stream` within another stream
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
@@ -120,6 +121,7 @@ class _Document:
             return
         self._budget.take_work(_STREAM_WORK)
         data, is_known = self._decoder.decode(stream)
+        self._budget.take_work(_OBJECTS_WORK * len(data))
         is_certain = b"/ObjStm" in stream.about
         if is_certain and not (is_known and _looks_like_objects(data[:4096])):
             self.is_read = False

@@ -23,6 +23,7 @@ PAGE_NAME = "page.html"  # of a page that a script writes
 BUILDS_FILE, BUILDS_PAGE = "attachment:builds-file", "attachment:builds-page"
 CREDENTIAL_FORM = "attachment:credential-form"
 LITERAL_WORK = 8192  # for each literal that is decoded, and
+ESCAPE_WORK = 80  # for each `\x41`, `%41` or number that is replaced, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
@@ -99,6 +100,7 @@ def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
 def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     budget.take_work(20 * len(text))
     joined = _LINE_END.sub("", _JOINTS.sub("", text).replace("\r\n", "\n"))
+    budget.take_work(ESCAPE_WORK * joined.count("\\"))
     texts = {reading: reading.lower() for reading in dict.fromkeys((joined, escapes_replaced(joined), text))}
     names = tuple(sorted(page_files.names(text, texts[text]))[:20])
     links: dict[str, None] = {}
@@ -109,7 +111,7 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         links |= dict.fromkeys(_addresses(reading, "" if reading is text else lower))
         if is_reversed:
             links |= dict.fromkeys(_addresses(reading[::-1], lower[::-1]))
-    literals = (found for reading in texts for found in _literals(reading, is_reversed))
+    literals = (found for reading in texts for found in _literals(reading, is_reversed, budget))
     for literal, is_hidden in literals:
         budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
         if literal[:5].lower() == b"http:" or literal[:6].lower() == b"https:":
@@ -141,18 +143,20 @@ def _tags(lower: str) -> Iterator[str]:
         yield CREDENTIAL_FORM
 
 
-def _literals(text: str, is_reversed: bool) -> Iterator[tuple[bytes, bool]]:
+def _literals(text: str, is_reversed: bool, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     """The bytes that long literals stand for, in one way or another, and whether that hides words of a page."""
-    for literal in _encoded(text, is_reversed):
+    for literal in _encoded(text, is_reversed, budget):
         yield literal, True
     for match in _QUOTED.finditer(text) if text.count("\\") >= _MIN_ESCAPES else ():
-        if match[1].count("\\") >= _MIN_ESCAPES:  # what is between two quotes may also be code
+        escapes = match[1].count("\\")
+        if escapes >= _MIN_ESCAPES:  # what is between two quotes may also be code
+            budget.take_work(ESCAPE_WORK * escapes)
             replaced = escapes_replaced(match[1])
             is_hidden = len(_PAGE_WORD.findall(replaced)) > len(_PAGE_WORD.findall(match[1]))
             yield replaced.encode("latin-1", "replace"), is_hidden
 
 
-def _encoded(text: str, is_reversed: bool) -> Iterator[bytes]:
+def _encoded(text: str, is_reversed: bool, budget: Budget) -> Iterator[bytes]:
     in_base64 = [literal for pattern in _BASE64 for literal in pattern.findall(text)]
     for literal in in_base64:
         yield _from_base64(literal)
@@ -164,16 +168,17 @@ def _encoded(text: str, is_reversed: bool) -> Iterator[bytes]:
     if len(pieces) > 1:  # in variables, which are joined in this order
         yield _from_base64("".join(pieces))
     for match in _NUMBERS.finditer(text):
-        yield from _from_numbers(match[1])
+        yield from _from_numbers(match[1], budget)
     for match in _PERCENT.finditer(text) if _PERCENT_CODE.search(text) else ():
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
 
 
-def _from_numbers(text: str) -> Iterator[bytes]:
+def _from_numbers(text: str, budget: Budget) -> Iterator[bytes]:
     """A list of them, signed or not; in a string also in hexadecimal without a mark."""
     numbers = _BETWEEN_NUMBERS.split(text.strip(",;|- \t\r\n"))
     if len(numbers) < _MIN_NUMBERS:
         return
+    budget.take_work(ESCAPE_WORK * len(numbers))
     if all(map(_HEX_NUMBER.fullmatch, numbers)):
         yield _from_hex("".join(numbers))
     yield bytes(int(digits or number, 16 if digits else 10) & 0xFF for digits, number in _NUMBER.findall(text))
