@@ -41,8 +41,8 @@ class Sender:
         self.raw = material.first("from")[:MAX_FIELD]
         bracket = _BRACKET.search(self.raw)
         self.address = (bracket[1] if bracket else self.raw.partition("(")[0]).strip().lower()
-        names = (form.rpartition("<")[0].strip(" \t\"'") for form in readings_of_words(self.raw))
-        self.name = " ".join(dict.fromkeys(names))
+        shown = (form.rpartition("<")[0].strip(" \t\"'") for form in readings_of_words(self.raw))
+        self.name = " ".join(dict.fromkeys(shown))
         self.local, self.domain = self.address.rpartition("@")[0], domain_of(self.address)
         self.site = domains.registered(self.domain)
         self.reply_domain = domain_of(_address(material.first("reply-to")[:MAX_FIELD]))
