@@ -153,6 +153,34 @@ def test_dmarc(author, spf, dkim_domains, record, result):
 
 
 @pytest.mark.parametrize(
+    ("author", "spf", "result"),
+    [
+        ("a.host.test", "evil.host.test", "reject"),
+        ("a.host.test", "host.test", "reject"),
+        ("x.a.host.test", "a.host.test", "pass"),
+        ("b.host.test", "evil.host.test", "pass"),
+        ("forged.gov.test", "evil.test", "reject"),
+        ("forged.gov.test", "other.gov.test", "reject"),
+        ("mail.office.gov.test", "office.gov.test", "pass"),
+        ("open.gov.test", "mail.open.gov.test", "pass"),
+        ("open.gov.test", "other.gov.test", "none"),
+        ("gov.test", "gov.test", "pass"),
+        ("gov.test", "other.gov.test", "quarantine"),
+    ],
+)
+def test_records_that_say_where_the_organisation_ends_did_not_count(author, spf, result):
+    """With `psd=n`, a neighbour's mail passed; with `psd=y`, a suffix had no policy for the names below it."""
+    records = {
+        "_dmarc.a.host.test": ["v=DMARC1; p=reject; psd=n"],
+        "_dmarc.host.test": ["v=DMARC1; p=none"],
+        "_dmarc.gov.test": ["v=DMARC1; p=quarantine; sp=reject; psd=y"],
+        "_dmarc.open.gov.test": ["v=DMARC1; p=none"],
+    }
+    found = find_record(author, lambda name: records.get(name, []))
+    assert dmarc(author, {"aspf": [spf], "adkim": []}, found) == result
+
+
+@pytest.mark.parametrize(
     "content",
     [
         mail(b" " * 200_000 + b"x\r\n", From="a@good.example"),

@@ -23,7 +23,7 @@ class Record:
 
     tags: Mapping[str, str]
     found_at: str
-    organisation: str  # the topmost domain with a record
+    organisation: str  # the topmost domain with a record, unless a record says where it ends
     is_certain: bool = True  # False: there may be another one, at a domain about which there is no answer
 
 
@@ -77,22 +77,38 @@ def is_within(domain: str, organisation: str) -> bool:
 
 
 def find_record(author: str, txt: Callable[[str], list[str]]) -> Record | None:
-    """The nearest record at or above the domain. Raises DnsUnavailable if there is none, but may be one."""
+    """The nearest record at or above the domain. Raises DnsUnavailable if there is none, but may be one.
+
+    A record may say that the organisation ends there (`psd=n`), or one label below, at a suffix whose names belong to
+    different organisations (`psd=y`).
+    """
     record, found_at, organisation, is_certain = None, "", author, True
     for name in places(author):
+        place = name.removeprefix(_PREFIX)
         try:
             tags = _record(txt(name))
         except DnsUnavailable:  # of a subdomain without a name server, perhaps, which must not hide its parent's record
             is_certain = False
             continue
-        if tags is None or tags.get("psd") == "y":
+        if tags is None:
             continue
-        organisation = name.removeprefix(_PREFIX)
+        is_suffix = tags.get("psd") == "y"
+        if is_suffix and place == author:
+            tags |= {"aspf": "s", "adkim": "s"}  # the names below it belong to others
+        organisation = _one_label_more(author, place) if is_suffix else place
         if record is None:
-            record, found_at = tags, organisation
+            record, found_at = tags, place
+        if is_suffix or tags.get("psd") == "n":
+            break
     if record is None and not is_certain:
         raise DnsUnavailable("dmarc")
     return None if record is None else Record(record, found_at, organisation, is_certain)
+
+
+def _one_label_more(author: str, parent: str) -> str:
+    """The domain one label below a parent of the author's domain, towards it; the author's domain has none."""
+    labels = author.split(".")
+    return ".".join(labels[-parent.count(".") - 2 :])
 
 
 def places(author: str) -> list[str]:
