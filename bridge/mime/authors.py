@@ -25,7 +25,7 @@ _AT = re.compile(r"\s*@")
 _NAME_WITH_COMMENT = re.compile(r'\s*"[^"\\()@]*[^"\\()@\s]\s*\([^"\\()]*\)"')  # `"Smith (j@a.example)"`
 _NAMED = re.compile(r"""[^"<>(),:;\\@=]*[^"<>(),:;\\@=\s]\s*<[^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+>""")
 _ATOM = r"""[^\s"(),:;<>@\[\]\\\x00-\x1f\x7f]++"""
-_AT_FIRST = re.compile(rf"""\s*+("[^"@]*+"|{_ATOM})\s*+@\s*+({_ATOM}(?:\s*+\.\s*+{_ATOM})*+)""")
+_AT_FIRST = re.compile(rf"""\s*+("[^"@]*+"|{_ATOM})\s*+@\s*+({_ATOM}(?:\s*+\.\s*+{_ATOM})*)""")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _FROM = re.compile(rb"^from[ \t]*:([^\r\n]*+(?:(?:\r\n|\n)[ \t][^\r\n]*+)*+)", re.IGNORECASE | re.MULTILINE)
 _MOST_FIELDS, _LONGEST = 4, 4096  # of one mail; what readers show is far shorter
