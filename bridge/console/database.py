@@ -44,6 +44,7 @@ users = Table(
     Column("made_at", Float(53), nullable=False),
     Column("seen_at", Float(53), nullable=False, server_default="0"),  # the last sign-in
 )
+MAX_GROUP = 300  # characters of a group's name that are compared
 sessions = Table(
     "console_session",
     metadata,
@@ -58,6 +59,7 @@ sessions = Table(
     Column("begun_at", Float(53), nullable=False),
     Column("used_at", Float(53), nullable=False),
     Column("subject", String(255), nullable=False, server_default=""),  # of a person of the provider
+    Column("member_of", String(MAX_GROUP), nullable=False, server_default=""),  # likewise, the group that has the role
     Index("console_session_name", "name"),
 )
 links = Table(
@@ -111,6 +113,12 @@ def _add_subjects(connection: Connection) -> None:
     connection.execute(delete(sessions).where(sessions.c.provider != "", sessions.c.subject == ""))
 
 
+def _add_groups(connection: Connection) -> None:
+    """Older sessions of people of the provider have none, so these people have to sign in again."""
+    _add_column(connection, sessions, "member_of", MAX_GROUP)
+    connection.execute(delete(sessions).where(sessions.c.provider != "", sessions.c.member_of == ""))
+
+
 def _add_column(connection: Connection, table: Table, name: str, length: int) -> None:
     if name not in {column["name"] for column in inspect(connection).get_columns(table.name)}:  # a new database has it
         connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {name} VARCHAR({length}) DEFAULT '' NOT NULL"))
@@ -118,7 +126,7 @@ def _add_column(connection: Connection, table: Table, name: str, length: int) ->
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 # An earlier program would write sessions that are identified by name only.
-MIGRATIONS: list[database.Step] = [_create, database.Incompatible(_add_subjects)]
+MIGRATIONS: list[database.Step] = [_create, database.Incompatible(_add_subjects), _add_groups]
 VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL
 

@@ -29,10 +29,11 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from bridge.config.console import Oidc
+from bridge.config.console import Oidc, OidcRole
 from bridge.config.fields import base_url
 from bridge.console.checks import int_or
-from bridge.console.roles import Person, Role
+from bridge.console.database import MAX_GROUP
+from bridge.console.roles import Person, Role, Tenants
 from bridge.console.tokens import is_token, new_token
 from bridge.errors import BridgeError
 from bridge.runtime.no_cookies import no_cookies
@@ -85,9 +86,8 @@ class Provider:
 
     def grants(self, person: Person) -> bool:
         """Whether a person of this provider can still have these rights: the configuration may have changed."""
-        rows = ((Role.named(row.role), row.tenants) for row in self.settings.roles)
-        rights = {(role, None if tenants is None else frozenset(tenants)) for role, tenants in rows}
-        return person.provider == self.settings.issuer and (person.role, person.tenants) in rights
+        rights = {(row.group[:MAX_GROUP], *_rights(row)) for row in self.settings.roles}
+        return person.provider == self.settings.issuer and (person.group, person.role, person.tenants) in rights
 
     # Beginning
 
@@ -237,8 +237,7 @@ class Provider:
         name = visible(name)[:100]
         for row in self.settings.roles:
             if row.group in groups:
-                tenants = None if row.tenants is None else frozenset(row.tenants)
-                return Person(name, Role.named(row.role), tenants, self.settings.issuer, subject)
+                return Person(name, *_rights(row), self.settings.issuer, subject, row.group[:MAX_GROUP])
         log.warning("console: %s is not in any group that may sign in", name)
         raise SignInRefused(f"The provider signed you in as {name}, but none of your groups may use this console.")
 
@@ -318,3 +317,7 @@ class Provider:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _rights(row: OidcRole) -> tuple[Role, Tenants]:
+    return Role.named(row.role), None if row.tenants is None else frozenset(row.tenants)

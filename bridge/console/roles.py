@@ -38,6 +38,7 @@ class Person:
     tenants: Tenants = None
     provider: str = ""  # "": a local user; otherwise the issuer that vouches for the subject
     subject: str = ""  # the provider's id of this person; unlike a name or an address, it is never given to another
+    group: str = ""  # the provider's, to which the configuration gives these rights
 
     @property
     def key(self) -> str:

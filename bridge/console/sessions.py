@@ -61,6 +61,7 @@ class Sessions:
             "tenants": tenants_to_text(person.tenants),
             "provider": person.provider,
             "subject": person.subject,
+            "member_of": person.group,
             "address": address[:64],
             "browser": browser[:300],
             "begun_at": now,
@@ -190,5 +191,6 @@ def _is_of(person: Person) -> ColumnElement[bool]:
 
 
 def _session(row: Row[tuple[object, ...]]) -> Session:
-    person = Person(row.name, Role.named(row.role), tenants_from_text(row.tenants), row.provider, row.subject)
+    rights = Role.named(row.role), tenants_from_text(row.tenants)
+    person = Person(row.name, *rights, row.provider, row.subject, row.member_of)
     return Session(row.label, person, row.address, row.browser, row.begun_at, row.used_at)

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,10 +26,13 @@ from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
 from bridge.config.console import Oidc
+from bridge.console.database import ConsoleStore
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
 from bridge.console.pages.provider import PROVIDER_COOKIE
 from bridge.console.roles import Role
+from bridge.console.sessions import SessionLimits, Sessions
+from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from tests.console.console_kit import TENANT_A, Answer, Browser, World, world
 from tests.node_packages import node_and_modules
@@ -272,6 +276,20 @@ async def test_a_wrong_secret_and_a_wrong_issuer_are_refused(tmp_path: Path) -> 
 
 
 ISSUER = "https://login.example.org"
+
+
+def test_a_session_outlived_the_removal_of_its_group(tmp_path: Path) -> None:
+    """If the members of another group had the same rights."""
+    ops, interns = ({"group": name, "role": "admin"} for name in ("ops", "interns"))
+    before = Provider(settings(ISSUER, roles=[interns, ops]), REDIRECT)
+    with closing(ConsoleStore(Database.file(tmp_path / "console.sqlite"))) as store:
+        sessions = Sessions(store, SessionLimits(60, 600))
+        made = before._person({"sub": "1", "groups": ["interns"]})
+        found = sessions.find(sessions.begin(made, "192.0.2.1", ""))
+        old = sessions.find(sessions.begin(replace(made, group=""), "192.0.2.1", ""))  # of an earlier version
+    assert found is not None and found.person == made and before.grants(found.person)
+    assert old is not None and not before.grants(old.person)
+    assert not Provider(settings(ISSUER, roles=[ops]), REDIRECT).grants(found.person)
 
 
 @cache

@@ -53,7 +53,8 @@ class Places:
             engine.dispose()
 
 
-# Rows that a step removes on purpose: sessions of a provider's people whom nothing but a name identifies.
+# Rows that a step removes on purpose: sessions of a provider's people whom nothing but a name identifies, or whose
+# group is not known.
 ENDED = {"console_session"}
 
 
