@@ -8,7 +8,7 @@ from base64 import b64decode
 import pytest
 
 from bridge.mime import encodings
-from bridge.mime.base64_text import UnbrokenBase64
+from bridge.mime.base64_text import UnbrokenBase64, decode_base64, line_readings, similar_lines
 
 BYTES = b"AbC/+9zQ==\r\n\n# -x\xe9"
 
@@ -36,3 +36,37 @@ def test_two_lines_may_begin_the_same_file() -> None:
     """The lines of data after the first "begin" are those after the second, too, and are read once."""
     text = b"we begin 1 a.txt\nbegin 644 b.txt\n#86)C\n#86)C\n`\nend\n"
     assert list(encodings.embedded_names(text)) == [b"1 a.txt", b"644 b.txt"]
+
+
+LINE_PIECES = (
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"QUJD",
+    5 * b"QUJD",
+    19 * b"QUJD",
+    b"=",
+    b"==",
+    b" ",
+    b"> ",
+    b"a: b",
+    b"--b",
+    b"-_",
+)
+
+
+def test_long_lines_of_base64_are_found_as_if_looked_at_one_by_one() -> None:
+    """Runs of them are taken at once; what is kept must not depend on that."""
+    dice = random.Random(11)
+    for _ in range(5000):
+        text = b"".join(dice.choices(LINE_PIECES, k=dice.randint(0, 14)))
+        kept = [line for line in text.split(b"\n") if similar_lines(line) == b"\n" + line]
+        expected = (b"\n" + b"".join(line + b"\n" for line in kept))[:-1]
+        assert similar_lines(text) == expected, text
+
+
+def test_base64_in_lines_is_decoded_as_a_whole_and_line_by_line() -> None:
+    """A quick test skips the second where both are the same."""
+    plain, cut = b"\n" + b"QUJD" * 19 + b"\r\nREVG", b"\nQUJDRE\nRUZH"
+    assert line_readings(plain) == [b"ABC" * 19 + b"DEF"]
+    assert line_readings(cut) == [decode_base64(cut), b"ABCEFG"]
