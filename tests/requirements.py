@@ -78,6 +78,15 @@ def need_ipv6() -> None:
         unavailable(f"no IPv6 on the loopback interface: {error.strerror}")
 
 
+def need_python_for_all() -> None:
+    """Skip or fail unless root can start this Python as any user: one in root's home directory is closed to others."""
+    need("setpriv", root=True)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = subprocess.run([*as_nobody, sys.executable, "-c", ""], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        unavailable(f"other users cannot start {sys.executable}: {done.stderr.strip()[-400:]}")
+
+
 def need_package_index() -> None:
     """Skip or fail unless uv can fetch packages; it does not read the settings of pip."""
     if error := _error_of_package_index():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import socket
 import ssl
 import subprocess
@@ -28,6 +27,7 @@ from bridge.lists.copies import Wanted
 from bridge.lists.fetch import NotMatchable, kind_of
 from bridge.testing import Background, FakeScanner, answer, free_port
 from tests.daemon.process_kit import environment, scanbridge
+from tests.requirements import need_python_for_all
 
 TOKEN = "a-token-of-the-test-suite"
 
@@ -461,12 +461,12 @@ def test_an_expired_certificate_is_explained(desk: Desk) -> None:
     assert code == 1 and "listener mx" in printed and f"{end:%Y-%m-%d}" in printed and "expired" in printed
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root can read every file")
 def test_an_unreadable_file_is_explained(desk: Desk) -> None:
     """Somebody else's file: the message says who must be able to read it."""
     desk.file.chmod(0)
     command = [sys.executable, "-m", "bridge", "check"]
-    if os.geteuid() == 0:
+    if os.geteuid() == 0:  # who can read every file
+        need_python_for_all()
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
         for above in (desk.directory, *desk.directory.parents[:3]):
             above.chmod(above.stat().st_mode | 0o755)

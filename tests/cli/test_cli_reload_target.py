@@ -21,7 +21,7 @@ from bridge.cli.hang_up import NotOurs, hang_up
 from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import until
-from tests.requirements import need
+from tests.requirements import need, need_python_for_all
 
 CONFIG = """\
 scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
@@ -134,6 +134,8 @@ def test_systemctl_reload_found_no_process_in_the_sandbox_of_the_unit(
 ) -> None:
     """/proc/net is not there, and /proc does not show the daemon, which has a user namespace of its own."""
     need("unshare", "setpriv", root=True)
+    if user != 0:
+        need_python_for_all()
     with in_sandbox(user, VICTIM) as daemon:
         assert daemon.stdout is not None
         port = int(daemon.stdout.readline())

@@ -26,7 +26,7 @@ from bridge.quarantine.local_store import LocalStore
 from bridge.runtime import durable_files, root_as_owner
 from bridge.runtime.database import Database
 from tests.history.history_kit import find, mail
-from tests.requirements import need
+from tests.requirements import need, need_python_for_all
 
 NOBODY, DAEMON = 65534, 2  # `bin` of every Debian stands for the daemon's user
 
@@ -117,7 +117,7 @@ def test_a_directory_in_which_others_can_write_is_refused(
 
 def test_any_group_of_the_daemon_may_write(tmp_path: Path) -> None:
     """Only the first one counted, so that a directory for the mail server's group was refused."""
-    need("setpriv", root=True)
+    need_python_for_all()
     with tempfile.TemporaryDirectory(prefix="scanbridge-tests-") as name:
         os.chown(name, DAEMON, 4242)
         Path(name).chmod(0o2770)
@@ -138,7 +138,8 @@ def run_as_daemon(program: str, groups: str = "2", prefix: tuple[str, ...] = ())
 @pytest.mark.parametrize(("mode", "outcome"), [("0777", "warned"), ("2777", "warned"), ("1777", "refused")])
 def test_a_volume_that_is_open_to_all_kept_the_bridge_from_starting(tmp_path: Path, mode: str, outcome: str) -> None:
     """An emptyDir of Kubernetes has mode 0777, and only its node can change that."""
-    need("unshare", "setpriv", root=True)
+    need("unshare")
+    need_python_for_all()
     script = f'mount -t tmpfs -o mode={mode} tmpfs /mnt && exec "$@"'
     program = "directories.make_directory(Path('/mnt'), 'state_directory'); "
     program += "directories.make_directory(Path('/mnt/state'), 'state_directory'); print('started')"
