@@ -56,7 +56,12 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
             say(f"{name}: {problem}", err=True)
             failed = True
             continue
-        mail = _mail(session, content)
+        try:
+            mail = _mail(session, content)
+        except OSError as exc:
+            say(f"{name}: {exc.strerror}", err=True)
+            failed = True
+            continue
         with closing(mail.content):
             done = reporter.report_mail(ReportKind(kind), mail, person or session.by)
         failed |= not done.is_done

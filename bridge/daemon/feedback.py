@@ -140,9 +140,9 @@ def _learned(learners: Learners, waiting: Waiting, *, is_last: bool) -> tuple[Re
     try:
         with closing(Message.of([waiting.content])) as content:
             return learners.learn(waiting.kind, LearnableMail.waiting(content, waiting.person, waiting.about))
-    except LearningUnavailable as exc:
+    except (LearningUnavailable, OSError) as exc:  # also a full disk: the mail is written to one while it is sent
         if not is_last:
-            raise
+            raise LearningUnavailable(str(exc)) from exc
         return ReportState.REFUSED, f"given up after feedback.retention: {exc}"
 
 

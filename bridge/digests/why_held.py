@@ -31,7 +31,7 @@ _NAMED = (
 _HARMLESS = re.compile(r"[:-](?:pass|none|clean|ok)$|not-?spam|no-?virus|^list:allowed")
 # An engine that found nothing says so with its whole tag. What follows `malware:` is a name that a sender may choose.
 _FOUND_NOTHING = re.compile(
-    r"(?:(?!malware:|limit:|failed:|mime:|yara:)[a-z0-9]+:)?(?:pass|none|clean|ok|no-?virus)"
+    r"(?:(?!malware:|limit:|failed:|mime:|yara:)[a-z0-9_.-]+:)?(?:pass|none|clean|ok|no-?virus)"
     r"|(?:virus|malware|phishing)-(?:pass|none|clean|ok)"
 )
 _USUAL_IN_SPAM = frozenset({"auth:spf-fail", "auth:dmarc-fail", "auth:dmarc-quarantine"})

@@ -26,7 +26,6 @@ _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
 _NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
 _AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")  # also in quotes
 _ODD_ENDS = tokens.ENDS - {" ", "="}
-_OPEN = re.compile(r'name[^="]{0,20}=[ \t]*+[^" \t;]', re.IGNORECASE)  # a value without quotes, most likely
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
@@ -51,9 +50,11 @@ def work(field: str) -> int:
         return 10 + len(field)
     ways = ("%" in field) + 2 * ("=?" in field) + ("'" in field)
     once = ways * (300 + 6 * len(field)) if ways else 100 + 2 * len(field)
-    is_open = _OPEN.search(field)
-    start = is_open.end() if is_open else field.find('"') if field.count('"') % 2 else len(field)
-    return once * (2 + len(_ODD_ENDS.intersection(field[start:]))) // 2
+    if _ODD_ENDS.isdisjoint(field):
+        return once
+    values = [value.text for value in _values(field) if value.is_open]
+    loose = [text for text in _loose(field) if not text.lstrip().startswith('"')]
+    return once * (1 + len(_ODD_ENDS.intersection("".join([*values, *loose]))))
 
 
 def candidates(field: str) -> set[str]:

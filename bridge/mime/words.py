@@ -111,8 +111,7 @@ def codecs_of(charset: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)  # most mail has one of very few
 def _codecs_of(charset: str) -> tuple[str, ...]:
-    found = dict.fromkeys(map(_codec_of, (charset, tokens.first(charset))))
-    return tuple(codec for codec in found if codec != "latin_1") or ("latin_1",)
+    return tuple(dict.fromkeys(map(_codec_of, (charset, tokens.first(charset)))))
 
 
 def _codec_of(charset: str) -> str:
@@ -197,7 +196,8 @@ def _declared(text: str) -> tuple[str, ...]:
 
 _MAX_DECLARATION = 200  # characters, with white space
 _DECLARED = re.compile(
-    r"[^=;<>]{0,20}=(?:[\s\"']|\([^()]{0,99}\)){0,99}(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})"
+    r"[^=;<>]{0,20}=[\s\"']{0,99}+(?:\([^()]{0,99}+\)[\s\"']{0,99}+){0,3}"
+    r"(?:[^\s\"';]{0,60}'[^\s\"';]{0,20}')?([^\s\"';,()<>]{1,60})"
 )
 
 

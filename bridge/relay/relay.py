@@ -1,6 +1,6 @@
 """Relay: hands one mail to the next hop over SMTP or LMTP, and returns its answer.
 
-There is no queue behind this: the client's 250 is the next hop's 250. `answers` decides what the
+There is no queue behind this: the client's 250 is the next hop's 250. `who_gets_the_mail` decides what the
 next hop's replies mean; this file sends, waits, and carries those decisions out.
 
 - Before the final dot, a cancelled or failed relay drops the connection, so the next hop has no mail.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zoneinfo
 from datetime import UTC, tzinfo
+from functools import cache
 
 
 def time_zone(name: str) -> tzinfo:
@@ -18,6 +19,11 @@ def time_zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (ValueError, OSError, LookupError):
         pass
-    if not zoneinfo.available_timezones():
+    if not _has_zones():
         raise ValueError("this machine knows no time zone except UTC: install the package tzdata")
     raise ValueError("expected a time zone, for example Europe/Zurich")
+
+
+@cache  # it reads hundreds of files
+def _has_zones() -> bool:
+    return bool(zoneinfo.available_timezones())

@@ -13,10 +13,12 @@ import pytest
 
 from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
+from bridge.daemon.feedback import _learned
 from bridge.feedback import store as report_store
-from bridge.feedback.report import ReportKind, ReportState
+from bridge.feedback.learners import Learners
+from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.rspamd_learning import Learning, LearningRefused, LearningSettings, LearningUnavailable
-from bridge.feedback.store import ReportStore
+from bridge.feedback.store import ReportStore, Waiting
 from bridge.mail.message import Message
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
@@ -298,3 +300,19 @@ def test_report_needs_no_rspamd(tmp_path: Path) -> None:
         assert done.is_done and done.state is ReportState.NOTED
     log = (tmp_path / "state" / "quarantine" / "actions.log").read_text()
     assert '"action": "reported as not spam"' in log and '"by": "anna"' in log
+
+
+class FullDisk(Learners):
+    """Stands for learners to which a mail cannot be sent, because it cannot be written to the disk first."""
+
+    def learn(self, kind: ReportKind, mail: LearnableMail) -> tuple[ReportState, str]:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_kept_all_other_reports_from_being_learned() -> None:
+    """It is a reason to try this mail again later, and in the end to give it up."""
+    waiting = Waiting("id", "jane", ReportKind.SPAM, MAIL)
+    with pytest.raises(LearningUnavailable, match="No space left"):
+        _learned(FullDisk(), waiting, is_last=False)
+    state, text = _learned(FullDisk(), waiting, is_last=True)
+    assert state is ReportState.REFUSED and "No space left" in text

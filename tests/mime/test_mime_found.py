@@ -8,11 +8,11 @@ import struct
 
 import pytest
 
-from bridge.mime import encodings, names
+from bridge.mime import encodings, names, words
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.mime import ours
-from tests.processor_time import fair_cpu_s
+from tests.processor_time import fair_cpu_s, is_linear
 from tests.service.service_kit import EICAR, zipped
 
 ZIP = zipped(("eicar.com", EICAR))
@@ -254,3 +254,22 @@ def test_thousands_of_names_in_one_field_took_a_minute() -> None:
     """Each kind of name was looked for among all values."""
     field = "attachment; " + "".join(f"x{number}name=a;" for number in range(8000))
     assert fair_cpu_s(lambda: names.candidates(field)) < 1
+
+
+@pytest.mark.parametrize("charset", ["utf-16/x", "cp037/x", "utf-32=x", "utf-7?x"])
+def test_a_charset_without_quotes_replaced_the_reading_of_programs_that_do_not_know_it(charset: str) -> None:
+    """They show the bytes as Latin-1; both readings count."""
+    assert "latin_1" in words.codecs_of(charset) and len(words.codecs_of(charset)) == 2
+    word = base64.b64encode(b"invoice.exe").decode()
+    if "?" not in charset:
+        assert "invoice.exe" in names.candidates(f'attachment; filename="=?{charset}?b?{word}?="')
+
+
+def test_names_without_an_equals_sign_cost_more_than_was_charged() -> None:
+    """Each character that may end a name is one more reading of it."""
+    marks = "()<>@,:/[]?*"
+    plain, marked = ("a/b; " + ";".join(f"name x.{n}{ends}" for n in range(200)) for ends in ("a" * len(marks), marks))
+    assert names.work(marked) > 5 * names.work(plain)
+    in_quotes, simple = (names.work(f'attachment; filename="{name}"') for name in ("a (1) <b>.pdf", "a -1- -b-.pdf"))
+    assert in_quotes == simple
+    assert is_linear(names.work, 'a/b; name="' + '"' * 2000, 'a/b; name="' + '"' * 8000)

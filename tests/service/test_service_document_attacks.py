@@ -22,6 +22,14 @@ def score(content: bytes, name: str) -> float:
     return TABLE.decide(inspect(attached(content, name), ALL).tags).score
 
 
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf" + b" " * 5000])
+def test_a_relation_behind_much_space_was_not_read(before: bytes) -> None:
+    """Neither by the parser nor by the pattern, which ends at the first `>`."""
+    parts = relations("attachedTemplate", "https://a.example/t").replace(b'Id="r"', b'Id="r" x=">"')
+    document = zipped(("word/document.xml", b"<w:document/>"), ("word/_rels/settings.xml.rels", before + parts))
+    assert "office:remote-template" in tags(document, "a.docx")
+
+
 def record(kind: int, data: bytes) -> bytes:
     return struct.pack("<HH", kind, len(data)) + data
 

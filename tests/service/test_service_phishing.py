@@ -69,6 +69,10 @@ def signals_of(content: bytes, envelope_from: str = "") -> dict[str, str]:
         ("impersonation:subject", letter(Subject="Your Netflix account")),
         ("impersonation:local-part", letter(From="<netflix@sender.example.org>")),
         ("impersonation:name-is-domain", letter(From='"netflix.com" <a@sender.example.org>')),
+        (
+            "impersonation:name-is-domain",
+            letter().replace(b"From: Jo <", b"From: =?utf-8?b?bmV0ZmxpeC5?jb20=?= <"),
+        ),
         ("sender:freemail-reply", letter(Reply_To="jo@gmail.com")),
         ("sender:freemail-role", letter(From="Security Team <jo81@gmail.com>")),
         ("sender:impossible-domain", letter(From="Jo <jo@mailer>")),
@@ -307,7 +311,15 @@ HOSTILE = [
     "a@" * 30_000,
     "\u200b" * 20_000,
     '<a href="' + "x" * 60_000,
+    "<form/action=xxx" * 8000,
+    "<form/action=https://&#97;%41" * 4000,
 ]
+
+
+def test_links_within_each_other_were_kept_to_the_end_of_the_page() -> None:
+    """A page of 1 MB took 288 MB. Each address is read to the end of its tag at most, unless its host goes on."""
+    for text in ("<form/action=xxx" * 60_000, ("<form/action=" + "x" * 4090) * 256):
+        assert sum(map(len, page.read(text).other_links)) < 4_000_000
 
 
 @pytest.mark.parametrize("unit", HOSTILE, ids=lambda unit: unit[:12])

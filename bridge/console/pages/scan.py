@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, BorderMtaData
 from bridge.console.call import Call
+from bridge.console.checks import Refused
 from bridge.console.scanning import NoDecision
 from bridge.mail.message import Message
-from bridge.mime.part_list import list_parts
+from bridge.mime.part_list import PartList, list_parts
 from bridge.quarantine.content import beginning
 from bridge.quarantine.worst_tags_first import worst_first
 from bridge.scanner.stored_mail import as_mail
@@ -45,10 +46,8 @@ async def form(call: Call) -> Response:
 
 async def scan(call: Call) -> Response:
     """Few at once: mail needs the scanner, too."""
-    scans = call.queues.scans
-    with scans.place():
-        async with scans.limiter:
-            return await _scan(call)
+    with call.queues.scans.place():
+        return await _scan(call)
 
 
 async def _scan(call: Call) -> Response:
@@ -70,13 +69,17 @@ async def _scan_mail(call: Call, typed: dict[str, str], mail: Message, file_name
     began = time.monotonic()
     result, why, problem = None, "", ""
     try:
-        result = await call.sources.scan(mail, AnalysisRequest(border, _tenant(call, typed)))
+        async with call.queues.scans.limiter:  # not for what follows, which waits for other people's pages
+            result = await call.sources.scan(mail, AnalysisRequest(border, _tenant(call, typed)))
     except NoDecision as exc:
         why, problem, call.audit_failed = str(exc), call.reason(exc, _NO_DECISION), True
     took_s = time.monotonic() - began
     call.audit_detail = f"{mail.size} bytes: {result.decision if result else why}"
     analyzers = list(by_analyzer(result.tags, call.sources.tag_scores)) if result else []
-    parts = await call.read_mail(mail.size, lambda: list_parts(beginning(mail.chunks(), MAX_MESSAGE_BYTES)))
+    try:
+        parts = await call.read_mail(mail.size, lambda: list_parts(beginning(mail.chunks(), MAX_MESSAGE_BYTES)))
+    except Refused as exc:  # too many people read mail; the scan is done
+        parts = PartList(problem=str(exc))
     values: dict[str, Any] = {
         "result": result,
         "problem": problem,

@@ -1,4 +1,4 @@
-"""The program that searches the history: `python -m bridge.daemon.http_api.searcher`, started by `queries`.
+"""The program that searches the history: `python -m bridge.daemon.http_api.searcher`, started by `query_queue`.
 
 Searching takes the processor, and Python runs one thread at a time: a search in a thread of the daemon made mail wait
 for tenths of a second. A separate process has lower priority than the others, limited memory, and can be killed.

@@ -143,7 +143,7 @@ class AuthenticationAnalyzer:
     def _conclude(
         self, authors: AuthorDomains, records: Mapping[str, Record | None], proofs: Proofs, *, is_cut_short: bool
     ) -> str:
-        is_unanswered = len(records) < len(authors.names)
+        is_unanswered = not records.keys() >= authors.names - authors.named
         judged = {author: judge(author, proofs, record) for author, record in records.items()}
         results = [result for author, result in judged.items() if author not in authors.named]
         results += [_OF_NAMES[judged[name]] for name in authors.named if judged.get(name) in _OF_NAMES]

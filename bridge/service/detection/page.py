@@ -28,6 +28,9 @@ _MARK = re.compile(r"<(img|form|script|base(?=[\s/])|area|!--|style|title)")  # 
 _TAG = re.compile(r"<[a-z/!?][^<>]*>?")
 _ANCHOR = re.compile(r"<a[\s/]")
 _ATTRIBUTE = re.compile(r"[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"?|'([^']*+)'?|([^\s>]*+)))?")
+# The beginning of an address, up to the end of its host. It contains no other tag with a link, which has a slash, a
+# space or a quote, so no text is read twice.
+_HOST = re.compile(r"[^/\\?#\s>\"']*+[/\\]*+[^/\\?#\s>\"']*+")
 _HREF = re.compile(r"href\s*+=\s*+(?:\"([^\"]*)|'([^']*)|([^\s>]+))")
 _OTHER = re.compile(r"<(area|base|button|form|input|meta)(?=[\s/])")
 _OTHER_LINKS = {"area": "href", "base": "href", "button": "formaction", "form": "action", "input": "formaction"}
@@ -220,9 +223,12 @@ def _attribute(lower: str, start: int, wanted: str) -> tuple[int, int] | None:
         if match is None:
             return None
         if match[1] == wanted or match[1] == f"xlink:{wanted}":
-            if match.end() >= end:  # a value of any length: the end of a padded host decides where it leads
-                match = _ATTRIBUTE.match(lower, at) or match
-            return match.span(match.lastindex or 0) if match.lastindex != 1 else None
+            if match.lastindex == 1:
+                return None
+            begin, stop = match.span(match.lastindex or 0)
+            if stop >= end:  # the end of a padded host decides where a link leads
+                stop = max(stop, _HOST.match(lower, begin).end())  # type: ignore[union-attr]  # it always matches
+            return begin, stop
         at = match.end()
     return None
 

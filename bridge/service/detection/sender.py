@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from bridge.mail.address import domain_of
-from bridge.mime.words import decode_words, readings_of_words
+from bridge.mime.words import decode_words
 from bridge.service.detection import brands, domains
 from bridge.service.detection.material import Material
 
@@ -41,15 +41,15 @@ class Sender:
         self.raw = material.first("from")[:MAX_FIELD]
         bracket = _BRACKET.search(self.raw)
         self.address = (bracket[1] if bracket else self.raw.partition("(")[0]).strip().lower()
-        shown = (form.rpartition("<")[0].strip(" \t\"'") for form in readings_of_words(self.raw))
-        self.name = " ".join(dict.fromkeys(shown))
+        decoded = decode_words(self.raw) if "=?" in self.raw else self.raw
+        self.name = decoded.rpartition("<")[0].strip(" \t\"'")
         self.local, self.domain = self.address.rpartition("@")[0], domain_of(self.address)
         self.site = domains.registered(self.domain)
         self.reply_domain = domain_of(_address(material.first("reply-to")[:MAX_FIELD]))
         self.envelope_domain = domain_of(material.envelope_from)
         subject = material.first("subject")[:MAX_FIELD]
         self.raw_subject = subject
-        self.subject = " ".join(readings_of_words(subject))
+        self.subject = decode_words(subject) if "=?" in subject else subject
         self.subject_brand = brands.mentioned(self.subject)
         names = {name for name, _ in material.fields}
         self.is_list = not _LIST.isdisjoint(names)

@@ -61,12 +61,17 @@ def is_likely(content: bytes) -> bool:
     if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
-    return any(element.search(text) for element in _ELEMENTS) or all(mark in text for mark in _FORM_MARKS)
+    return _has_element(text)
 
 
 def may_have_facts(content: bytes) -> bool:
-    """For a part of a document, which may declare more than it contains."""
-    return is_likely(content) or b"<!" in content.replace(b"\0", b"")
+    """For a part of a document, which may declare more than it contains, and begin with anything."""
+    text = content.replace(b"\0", b"")
+    return b"<!" in text or _has_element(text)
+
+
+def _has_element(text: bytes) -> bool:
+    return any(element.search(text) for element in _ELEMENTS) or all(mark in text for mark in _FORM_MARKS)
 
 
 def work_of(text: str) -> int:
