@@ -26,7 +26,8 @@ BOTH = frozenset({TENANT_A, TENANT_B})
 
 def answer(console: ConsoleProcess, role: Role, tenants: Tenants, issuer: str) -> int:
     """To somebody whose session began before the restart."""
-    person, browser = Person("ann", role, tenants, issuer, "s1" if issuer else ""), console.browser()
+    of_provider = ("s1", "admins" if role is Role.ADMIN else "desk") if issuer else ("", "")
+    person, browser = Person("ann", role, tenants, issuer, *of_provider), console.browser()
     with closing(console.store) as store:
         browser.cookies[SESSION_COOKIE] = Sessions(store, SessionLimits(3600, 43200)).begin(person, "127.0.0.1", "x")
     return browser.get("/sessions").status

@@ -184,8 +184,14 @@ def test_a_blocked_sender_was_not_seen(name: str) -> None:
 
 
 def test_an_address_in_a_display_name_is_no_sender() -> None:
-    for value in ('"boss@example.org" <a@b.example>', "boss@example.org <a@b.example>"):
-        assert headers.addresses(value) == headers.authors(value) == ["a@b.example"]
+    value = '"boss@example.org" <a@b.example>'
+    assert headers.addresses(value) == headers.authors(value) == ["a@b.example"]
+
+
+def test_an_address_in_a_display_name_without_quotes_may_be_shown_as_the_author() -> None:
+    """It is no author, but block entries see it."""
+    value = "boss@example.org <a@b.example>"
+    assert headers.authors(value) == ["a@b.example"] and headers.addresses(value) == ["a@b.example", "boss@example.org"]
 
 
 def test_a_quoted_address_in_place_of_an_author_may_be_shown_as_one() -> None:
