@@ -128,7 +128,8 @@ def _codec_of_number(key: str) -> str | None:
 
 
 def as_text(raw: bytes, charset: str) -> str:
-    return decoded(raw, codec_of(charset))
+    """As most programs show it: in a charset that they know."""
+    return decoded(raw, next((codec for codec in codecs_of(charset) if codec != "latin_1"), "latin_1"))
 
 
 def decoded(raw: bytes, codec: str) -> str:

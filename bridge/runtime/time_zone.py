@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zoneinfo
 from datetime import UTC, tzinfo
-from functools import cache
 
 
 def time_zone(name: str) -> tzinfo:
@@ -19,11 +18,6 @@ def time_zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (ValueError, OSError, LookupError):
         pass
-    if not _has_zones():
+    if not zoneinfo.available_timezones():
         raise ValueError("this machine knows no time zone except UTC: install the package tzdata")
     raise ValueError("expected a time zone, for example Europe/Zurich")
-
-
-@cache  # it reads hundreds of files
-def _has_zones() -> bool:
-    return bool(zoneinfo.available_timezones())

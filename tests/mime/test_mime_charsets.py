@@ -118,6 +118,7 @@ def test_a_charset_without_quotes_went_on_behind_the_character_that_ends_it(
 
 def test_a_charset_without_quotes_is_read_whole_and_up_to_its_end() -> None:
     assert codecs_of("unicode/11utf8") == ("utf_8", "utf_16")
-    assert codecs_of("ISO_646.irv:1991") == ("utf_8",)
+    assert codecs_of("ISO_646.irv:1991") == ("utf_8", "latin_1")  # a program that ends it at the colon
+    assert codecs_of("utf-7/x") == ("latin_1", "utf_7")
     assert codecs_of("iso-8859-1/x") == ("latin_1",)
     assert as_text(b"+AGE-", "utf-7/x") == "a"
