@@ -73,7 +73,7 @@ class PersonTurns:
 
 @dataclass(slots=True)
 class LargeMails:
-    """One large mail at a time is in the memory of a process, whoever reads it and why: it takes a few times its size.
+    """A process has one large mail in memory at a time, for all people and purposes: it takes a few times its size.
 
     The units of the console and of the pages for users have 512 MB; smaller mails are limited by their queues.
     """

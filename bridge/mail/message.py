@@ -122,7 +122,7 @@ class Message:
 
     @classmethod
     def of(cls, chunks: Iterable[bytes]) -> Message:
-        """Not a mail in processing, so with a spool of its own. Writing it waits for the disk. Raises OSError."""
+        """A stored mail: it gets a separate spool, and writing it waits for the disk. Raises OSError."""
         message = cls(Spool(sys.maxsize))
         try:
             for chunk in chunks:

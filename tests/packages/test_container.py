@@ -106,7 +106,7 @@ def test_compose_file_names_existing_files_and_confines_services() -> None:
 
 
 def test_grafana_has_no_account_with_a_known_password() -> None:
-    """It had "admin" with the password "admin", for whoever can connect from this machine."""
+    """It had "admin" with the password "admin", for anyone who can connect from this machine."""
     settings = compose()["services"]["grafana"]["environment"]
     assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
     assert settings["GF_AUTH_BASIC_ENABLED"] == "false" and settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

@@ -139,7 +139,7 @@ def test_long_host_names_were_looked_up_with_all_their_parents() -> None:
         assert index.match(None, Traits(hosts=(host,))) == []
 
 
-# In a zip file, 30 to 400 KB. Each piece is short, and takes a step of its own: a beginning, the piece, how many.
+# In a zip file, 30 to 400 KB. Each short piece takes one step: a beginning, the piece, how many.
 COSTLY_FILES = {
     "words in an RTF object": ("a.rtf", b"{\\rtf1 {\\objdata ", b"\\a ", 9_000_000),
     "escapes in RTF fields": ("a.rtf", b"{\\rtf1 ", b"\\fldinst " + b"\\'41" * 10_000, 700),

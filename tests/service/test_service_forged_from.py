@@ -220,7 +220,7 @@ def test_one_of_several_authors_without_an_answer_is_a_doubt(running):
 
 @pytest.mark.parametrize("name", ["broken.bank.example", "a.silent.bank.example"])
 def test_a_subdomain_without_a_name_server_hid_the_policy_above_it(running, name):
-    """Whoever forges a mail chooses the subdomain. It may have another policy, so this is a doubt."""
+    """A forger chooses the subdomain. It may have another policy, so this is a doubt."""
     assert "auth:dmarc-temperror" in auth_tags(_submit(running, _from(f"ceo@{name}")))
 
 
@@ -278,7 +278,7 @@ def test_few_mails_wait_for_silent_name_servers(tmp_path, nameserver, may_wait, 
     """Each occupied a slot for 80 % of the timeout. Those that must not wait are in doubt after 15 %."""
     with service(tmp_path, with_dns(nameserver)) as running:
         _let_wait(running, may_wait)
-        for _ in range(2):  # whoever waited makes room for the next
+        for _ in range(2):  # a mail that has waited makes room for the next
             begin = time.monotonic()
             answer = _submit(running, SILENT)
             assert tag in auth_tags(answer), answer.json
@@ -304,7 +304,7 @@ def test_lookups_that_are_answered_cost_no_patience(tmp_path, nameserver):
 
 @pytest.mark.parametrize("may_wait", [False, True])
 def test_name_servers_that_answer_late_again_and_again_could_occupy_the_service(may_wait):
-    """A chain of SPF records whose server takes its time for each of them. Only a few mails wait for all of it."""
+    """A chain of SPF records whose server answers each of them late. Only a few mails wait for all answers."""
 
     class Late:
         def resolve(self, name: str, kind: str, lifetime: float) -> list[Any]:

@@ -9,7 +9,7 @@ policy: nearly all lookups run side by side (`dns_lookups`), and all end before 
 If the DMARC record of the only author's domain cannot be looked up, the analyzer raises and gives no answer either.
 
 Once the record is known, there is always a result. A mail that fails DMARC, but might have passed if every lookup had
-been answered, gets `temperror`: it may be honest, and whoever forged it may have chosen a lookup that fails. So does a
+been answered, gets `temperror`: it may be honest, and a forger may have chosen a name whose lookup fails. So does a
 mail of several authors if there is no answer for one of them, and a mail that could not wait because others did.
 A mail whose author is not clear gets `permerror`, unless one of the domains that a reader may see says that it is
 forged. So does a mail with an address as its author's name, without quotes, if that domain says that it is forged.
@@ -339,7 +339,7 @@ def _tag(value: bytes, name: bytes) -> str:
 
 
 def _places(authors: AuthorDomains) -> list[str]:
-    """Those of DMARC records, the topmost first: whoever forges a subdomain chooses how many others there are."""
+    """Those of DMARC records, the topmost first: a forger of a subdomain chooses how many others there are."""
     return sorted((name for author in authors.names for name in places(author)), key=lambda name: name.count("."))
 
 

@@ -23,7 +23,7 @@ PAGE_NAME = "page.html"  # of a page that a script writes
 BUILDS_FILE, BUILDS_PAGE = "attachment:builds-file", "attachment:builds-page"
 CREDENTIAL_FORM = "attachment:credential-form"
 LITERAL_WORK = 8192  # for each literal that is decoded, and
-ESCAPE_WORK = 80  # for each `\x41`, `%41` or number that is replaced, and
+ESCAPE_WORK = 80  # for each `\x41` or number that is replaced, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
