@@ -10,9 +10,10 @@ from bridge.testing.next_hop import NextHop, Received, WaitingHop
 from bridge.testing.ports import free_port
 from bridge.testing.scanner import FakeScanner, Submission, answer, result
 from bridge.testing.smtp_client import SmtpClient, is_cut
-from bridge.testing.waiting import eventually, until, whole_lines
+from bridge.testing.waiting import DEADLINES_S, eventually, until, whole_lines
 
 __all__ = [
+    "DEADLINES_S",
     "TOKEN",
     "Background",
     "FakeScanner",

@@ -10,6 +10,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# For a test of a deadline that passes after something has begun: on a busy machine, a short one passes before. Such a
+# test tries them in turn until the thing has begun.
+DEADLINES_S = (0.1, 1.0, 10.0)
+
 
 def until(condition: Callable[[], T], what: str, limit_s: float = 120.0) -> T:
     """Wait until `condition` returns something true, and return it: for what another thread or process does.

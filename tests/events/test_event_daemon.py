@@ -64,12 +64,12 @@ def test_what_happens_to_mail_reaches_a_webhook(tmp_path: Path, receiver: Receiv
         for decision in ("deliver", "quarantine", "bounce", "drop", "undecided") * 3:
             scanner.reply = answer(200, result(decision))
             bridge.send()
-        until(lambda: len(receiver.events) >= 24, "all events")
+        until(lambda: len(set(receiver.ids())) >= 24, "all events")
         logged = {line.split()[0].removeprefix("id="): line for line in bridge.mail_lines(15)}
         until(lambda: metric(bridge, "scanbridge_events_delivered_total", sink="hook") == 24, "the metric")
         assert metric(bridge, "scanbridge_events_total") == 24 and not metric(bridge, "scanbridge_events_lost_total")
     by_mail: dict[str, list[str]] = {}
-    for event in receiver.events:
+    for event in {event["id"]: event for event in receiver.events}.values():  # a slow machine may send one twice
         by_mail.setdefault(event["data"]["id"], []).append(event["type"])
         line = logged[event["data"]["id"]]
         assert f"action={event['data']['action']} " in line and f"decision={event['data']['decision']} " in line

@@ -125,7 +125,7 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
                 gate.arrived()
         until(lambda: len(lines) == 3, "three log lines")
         assert [line["action"] for line in lines] == ["cancelled"] * 3
-        assert counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0
+        until(lambda: counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0, "the end of all")
         gate.open()
         assert hop.mails == []
 
