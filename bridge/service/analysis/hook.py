@@ -130,7 +130,7 @@ def read_answer(name: str, body: bytes, has_sent_all: bool = True) -> Findings:
     if any(map(_RESERVED.fullmatch, found.tags)):
         raise PluginFailed("a tag that only the service may set")
     found = _with_verdict(name, found, verdict)
-    return counted(found, has_sent_all, is_bad=found.score > 0 or verdict == "malware")  # only a tag may mean anything
+    return counted(found, has_sent_all, is_bad=found.score > 0 or verdict == "malware")  # a tag alone can mean anything
 
 
 def _with_verdict(name: str, found: Findings, verdict: Any) -> Findings:
