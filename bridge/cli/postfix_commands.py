@@ -34,7 +34,7 @@ fi"""
 _SIZE = """\
 # If your own message_size_limit is smaller, it is kept; a larger one, or 0 (no limit), is replaced.
 limit main message_size_limit {size}
-# Postfix does not deliver to mailboxes that may be smaller than a mail: a smaller limit is removed.
+# Postfix does not deliver to a mailbox whose size limit is below message_size_limit, so such a limit is removed.
 no_mailbox_limit mailbox_size_limit
 no_mailbox_limit virtual_mailbox_limit"""
 

@@ -36,8 +36,8 @@ def learning() -> None:
 def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None:
     """Show how much the reports have changed the weight of each sender and signal.
 
-    The numbers use the scale of `explain`: above 0, mail looks more like phishing;
-    below 0, it looks less like phishing.
+    The numbers use the scale of `service explain`. A number above 0 makes mail look more like phishing; a number
+    below 0 makes it look less like phishing.
     """
     from bridge.service.learning.score_shift import layer_of
     from bridge.service.learning.store import VoteStore
