@@ -42,7 +42,8 @@ class Listener(Section):
     profile: str = Field(
         "",
         json_schema_extra=_no_default,
-        description="The mail server in front of us, which sets the defaults of `deadline` and `policy`. One of "
+        description="Profile of the mail server in front of us. It sets the defaults of `deadline` and `policy`. "
+        "One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
         + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter, `mta-hooks` for MTA Hooks.",
     )
@@ -77,7 +78,7 @@ class Listener(Section):
         False,
         description="Refuse mail with a MIME structure that mail programs may read in different ways, with 554 5.6.0 "
         "and without a scan. Only [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2 count, and "
-        "structures that are too large to be read to their end. Some legitimate mail has such a structure; "
+        "structures that are too large to be read completely. Some legitimate mail has such a structure; "
         "`mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(

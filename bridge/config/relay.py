@@ -76,7 +76,8 @@ class Relay(NextHops, Section):
     timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
     max_idle: Duration = Field(
         20.0,
-        description="How long an idle connection is kept for the next mail. After five minutes, it is closed.",
+        description="How long an idle connection is kept for the next mail. A connection that is five minutes old is "
+        "closed after its current mail.",
     )
     probe_interval: Duration = Field(
         60.0,
