@@ -19,7 +19,7 @@ _MAX_LINE = 20_000
 
 _tenant = click.option(
     "--tenant", "scope", type=Tenant(), metavar="UUID", callback=lambda _context, _option, value: value or "",
-    help="The tenant. Default: mail without a tenant.",
+    help="Votes on the mail of this tenant. Default: votes on mail without a tenant.",
 )  # fmt: skip
 
 

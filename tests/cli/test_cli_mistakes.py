@@ -520,7 +520,7 @@ def test_at_least_eighty_mistakes_are_tried() -> None:
     [
         (False, "https", "127.0.0.1", ["does not speak TLS at this port", "use http://"]),
         (True, "http", "127.0.0.1", ["if this port is for TLS, use https://"]),
-        (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that the certificate has"]),
+        (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that is in the certificate"]),
     ],
     ids=["https to a plain port", "http to a TLS port", "another name"],
 )

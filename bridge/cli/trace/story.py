@@ -157,7 +157,7 @@ def _forged(setup: Setup) -> Iterator[Step]:
     head = setup.given.content.partition(b"\r\n\r\n")[0] + b"\r\n"
     count = len(list(fields_with_prefix(prefix).find(head)))
     if count:
-        text = f"{count} of its header fields start with {prefix}: only the bridge may add these, so they are removed."
+        text = f"Header fields that start with {prefix}: {count}. Only the bridge may add these, so they are removed."
         yield Step("forged", text, {"prefix": prefix, "count": count})
 
 
