@@ -145,7 +145,7 @@ class Digests(Section):
     )
     exclude: list[str] = Field(
         [],
-        description="Addresses and `@domains` that get no digest: mailing lists, shared mailboxes, robots.",
+        description="Addresses and `@domains` that get no digest, such as mailing lists, shared mailboxes and robots.",
     )
     aliases_file: str | None = Field(
         None,

@@ -81,8 +81,8 @@ class Relay(NextHops, Section):
     )
     probe_interval: Duration = Field(
         60.0,
-        description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "
-        "startup. 0: never; its state is then unknown until a mail is sent to it.",
+        description="How often a next hop that gets no mail is tested with a connection, EHLO and QUIT. It is also "
+        "tested at startup. 0: never; its state is then unknown until a mail is sent to it.",
     )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 
