@@ -147,7 +147,8 @@ def token(name: str) -> None:
     say(secrets.token_hex(32))
     entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
     say(
-        f"for the service, put it into abby.staticApiTokens: {entry}, or into the token_file of such an entry", err=True
+        f"for the service, put this token into abby.staticApiTokens: {entry}, or into the token_file of such an entry",
+        err=True,
     )
 
 

@@ -58,7 +58,7 @@ def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None
 @_tenant
 @click.pass_obj
 def reset(path: Path | None, own: Path | None, scope: str) -> None:
-    """Forget everything that was learned. A running service picks up the change within seconds."""
+    """Forget the votes that --tenant selects. A running service picks up the change within seconds."""
     from bridge.service.learning.store import VoteStore
 
     with opened_store(own or path) as store:
@@ -71,7 +71,7 @@ def reset(path: Path | None, own: Path | None, scope: str) -> None:
 @_tenant
 @click.pass_obj
 def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
-    """Print all votes, one JSON object per line, for `import`.
+    """Print the votes that --tenant selects, one JSON object per line, for `import`.
 
     A vote contains hashes of the mail and of the person, the sender's domain, and the signals, but no content.
     """
@@ -88,7 +88,7 @@ def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @click.pass_obj
 def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) -> None:
-    """Replace all votes with those in FILE, written by `export`; `-` is standard input.
+    """Replace the votes that --tenant selects with those in FILE, written by `export`; `-` is standard input.
 
     If any line is invalid, nothing is changed.
     """

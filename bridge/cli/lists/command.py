@@ -81,7 +81,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST, as given in arguments, files or standard input. Missing entries are ignored."""
+    """Delete from LIST the entries in arguments, files or standard input. Missing entries are ignored."""
     from bridge.cli.lists import changing
 
     changing.delete(session, name, changing.Given(given, paths, kind))
