@@ -100,7 +100,7 @@ class StaticApiToken(Section):
     token_file: str | list[str] | None = Field(
         None,
         exclude=True,
-        description="File with the secret, or several, one per line; or a list of files. A relative "
+        description="File with the secret, or with several secrets, one per line; or a list of files. A relative "
         "name is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     permissions: list[str] = Field(
