@@ -31,7 +31,7 @@ class _ConfigOption(click.Option):
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """An empty value comes from an unset variable in a script; as a path it would mean the current directory."""
         if value == "":
-            raise click.BadParameter("the name of the file is empty: name one, or leave -c out", ctx=ctx, param=self)
+            raise click.BadParameter("the file name is empty: give a file, or leave out -c", ctx=ctx, param=self)
         return super().type_cast_value(ctx, value)
 
 
@@ -70,9 +70,9 @@ def no_daemon(address: Endpoint) -> str:
 
     if not address.systemd and (found := listener(address)):
         return (
-            f"no daemon answers at {address} (admin.address), although {found} listens there: if that is the daemon, "
-            "it is still starting, or does not respond: try again, then check its log and restart it; "
-            "if it is another program, change admin.address"
+            f"no daemon answers at {address} (admin.address), although {found} listens there. If that is the daemon, "
+            "it is still starting, or it does not respond: try again, then check its log and restart it. "
+            "If it is another program, change admin.address"
         )
     return (
         f"no daemon answers at {address} (admin.address); is it running? Start it with `scanbridge run`, "

@@ -174,7 +174,7 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
     number = _run(outbox, lambda: outbox.drop(sink, chosen, waiting=waiting))
     say(f"{number:,} deleted")
     if not waiting and chosen is None and (left := _waiting(outbox, sink)):
-        say(f"{counted(left, 'event')} still waiting; `--waiting --sink NAME` deletes them, too", err=True)
+        say(f"{counted(left, 'event')} still waiting; `--waiting --sink NAME` also deletes them", err=True)
     sys.exit(EXIT_UNKNOWN if chosen and number < len(chosen) else 0)
 
 

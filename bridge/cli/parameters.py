@@ -99,7 +99,8 @@ class Seconds(click.ParamType[float]):
             found = float(text) if text[-1:].isdigit() else parse_duration(text)
             if 0 < found < math.inf:
                 return found
-        self.fail(f"{text!r} is not a time: expected seconds, for example 30, or a unit, for example 2m", param, ctx)
+        expected = "expected seconds, for example 30, or a number with a unit, for example 2m"
+        self.fail(f"{text!r} is not a time: {expected}", param, ctx)
 
 
 class Limit(click.IntRange):

@@ -34,7 +34,7 @@ fi"""
 _SIZE = """\
 # If your own message_size_limit is smaller, it is kept; a larger one, or 0 (no limit), is replaced.
 limit main message_size_limit {size}
-# Postfix does not deliver to mailboxes that may be smaller than a mail: a smaller limit is removed.
+# Postfix does not deliver to a mailbox whose size limit is below message_size_limit, so such a limit is removed.
 no_mailbox_limit mailbox_size_limit
 no_mailbox_limit virtual_mailbox_limit"""
 
@@ -52,7 +52,7 @@ done"""
 
 _IF_UNUSED = """\
 if {{ postconf -P; postconf content_filter smtpd_proxy_filter; }} | grep -Eq {pattern}; then
-    say "keeping the service for scanned mail, which a filter still uses: see postconf -P; postconf smtpd_proxy_filter"
+    say "keeping the service for scanned mail: a filter still uses it, see postconf -P; postconf smtpd_proxy_filter"
     {others}
 else
     restore_all 'main|option|field' ''

@@ -202,7 +202,7 @@ def _milter(conf: Config, listener: Listener) -> str:
 
 
 MAILBOXES = """\
-# Postfix does not deliver to mailboxes that may be smaller than a mail. 0 = no limit; a larger limit works, too.
+# Postfix does not deliver to a mailbox whose size limit is below message_size_limit. 0 = no limit.
 mailbox_size_limit = 0
 virtual_mailbox_limit = 0
 """
@@ -210,7 +210,7 @@ virtual_mailbox_limit = 0
 
 _RECIPIENTS = """\
 # Tenants, routes and lists of recipients depend on the recipient's domain, so Postfix must not rewrite addresses to
-# another one: user%b.example@a.example and b.example!user are not recipients at b.example.
+# another domain: user%b.example@a.example and b.example!user are not recipients at b.example.
 allow_percent_hack = no
 swap_bangpath = no
 """
@@ -232,7 +232,7 @@ message_size_limit = {size}
 {mailboxes}"""
 
 _PROXY_MAIN = """\
-# Longer than the deadline of {deadline} of the listener {name}.
+# Longer than the deadline of listener {name}, which is {deadline}.
 smtpd_proxy_timeout = {wait}
 # Scanned mail comes back with more header fields. The limit for clients is in master.cf.
 message_size_limit = {size}
@@ -264,7 +264,7 @@ scanbridge unix - - n - {slots} smtp
     -o smtp_send_xforward_command=yes
     -o disable_mime_output_conversion=yes
     -o smtp_line_length_limit=0
-    # Longer than the deadline of {deadline} of the listener {name}.
+    # Longer than the deadline of listener {name}, which is {deadline}.
     -o smtp_data_done_timeout={wait}
     -o smtp_tls_security_level=none
 """

@@ -91,7 +91,7 @@ limit() {{  # KIND NAME VALUE: keeps a smaller limit of your own
 }}"""
 
 _MAILBOXES = """\
-no_mailbox_limit() {  # NAME: only if it is below message_size_limit; 0 is no limit
+no_mailbox_limit() {  # NAME: removes the limit if it is below message_size_limit; 0 is no limit
     size=$(postconf -hx message_size_limit)
     limit=$(own main "$1")
     case $limit in
@@ -117,7 +117,7 @@ below_size_limit() {{  # BYTES, or fewer: scanned mail has more header fields, a
         echo "$1"
     fi
 }}
-own_service() {{  # NAME PARAMETER VALUE: stops if a service of this name is not ours, which has this parameter
+own_service() {{  # NAME PARAMETER VALUE: stops if this service exists without this parameter: it is not ours
     [ "$(recorded "$1" 4)" = "=" ] || case $(shown service "$1")$(postconf -Ph "$1/$2" 2>/dev/null || :) in
     - | "=$3") ;;
     *)

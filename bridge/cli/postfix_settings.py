@@ -66,7 +66,8 @@ def front_service(conf: Config, settings: Settings, wanted: str | None = None) -
         return _BEHIND_POSTSCREEN
     if len(fronts) == 1:
         return fronts[0]
-    raise ConfigError(f"Postfix has no smtpd service {FRONT}; {found}: choose one with --service NAME")
+    step = ": choose one with --service NAME" if fronts else ""
+    raise ConfigError(f"Postfix has no smtpd service {FRONT}; {found}{step}")
 
 
 def is_way_back(conf: Config, service: str) -> bool:

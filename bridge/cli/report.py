@@ -30,15 +30,16 @@ _KIND = click.Choice(["spam", "ham"])
     "person",
     metavar="NAME",
     default="",
-    help="Name of the person reporting the mail. Default: the user at the terminal.",
+    help="Name of the person reporting the mail. Default: your login name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as_json: bool) -> None:
     """Report mail as spam, or as ham (not spam).
 
     FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration determines what
-    happens to them: rspamd learns from them (feedback.rspamd), they are sent to an address (feedback.report_to), or
-    both. If the same person reports a mail twice, it counts only once. Exit code 1 if any file could not be reported.
+    happens to them: rspamd learns from them (feedback.rspamd), the included scanning service learns from them
+    (feedback.scanner), they are sent to an address (feedback.report_to), or several of these. If the same person
+    reports a mail twice, it counts only once. Exit code 1 if any file could not be reported.
     """
     from bridge.cli.quarantine.session import Session
     from bridge.cli.reporting import MAX_REPORTED, Reporter

@@ -145,5 +145,5 @@ def _examples(host: str, port: int) -> list[str]:
         f"  swaks --server {host}:{port} --to you@example.org",
         f"  python3 -c \"import smtplib; smtplib.SMTP('{host}', {port})"
         f".sendmail('me@example.org', ['you@example.org'], '{text}')\"",
-        "A mail that contains the GTUBE string is refused; the EICAR test file is quarantined (see README.md).",
+        "A mail with the GTUBE string is refused; one with the EICAR test file is quarantined (see README.md).",
     ]

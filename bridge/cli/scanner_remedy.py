@@ -22,7 +22,7 @@ _NOT_RUNNING = "; the embedded service runs as part of the daemon: start it with
 
 _PATH = "; check scanner.urls and scanner.dialect"
 _OBSTACLES = {
-    Obstacle.WRONG_NAME: "; in scanner.urls, use a name that the certificate has, or replace the certificate",
+    Obstacle.WRONG_NAME: "; in scanner.urls, use a name that is in the certificate, or replace the certificate",
     Obstacle.EXPIRED: "; have it renewed",
     Obstacle.UNTRUSTED: "; set scanner.ca_file to its issuer's certificate, or have the certificate renewed",
     Obstacle.NOT_TLS: "; check scanner.urls: use http://, or the port for https://",

@@ -19,7 +19,7 @@ _MAX_LINE = 20_000
 
 _tenant = click.option(
     "--tenant", "scope", type=Tenant(), metavar="UUID", callback=lambda _context, _option, value: value or "",
-    help="The tenant. Default: mail without a tenant.",
+    help="Votes on the mail of this tenant. Default: votes on mail without a tenant.",
 )  # fmt: skip
 
 
@@ -36,8 +36,8 @@ def learning() -> None:
 def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None:
     """Show how much the reports have changed the weight of each sender and signal.
 
-    The numbers use the scale of `explain`: above 0, mail looks more like phishing;
-    below 0, it looks less like phishing.
+    The numbers use the scale of `service explain`. A number above 0 makes mail look more like phishing; a number
+    below 0 makes it look less like phishing.
     """
     from bridge.service.learning.score_shift import layer_of
     from bridge.service.learning.store import VoteStore
@@ -58,7 +58,7 @@ def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None
 @_tenant
 @click.pass_obj
 def reset(path: Path | None, own: Path | None, scope: str) -> None:
-    """Forget everything that was learned. A running service picks up the change within seconds."""
+    """Forget the votes that --tenant selects. A running service picks up the change within seconds."""
     from bridge.service.learning.store import VoteStore
 
     with opened_store(own or path) as store:
@@ -71,7 +71,7 @@ def reset(path: Path | None, own: Path | None, scope: str) -> None:
 @_tenant
 @click.pass_obj
 def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
-    """Print all votes, one JSON object per line, for `import`.
+    """Print the votes that --tenant selects, one JSON object per line, for `import`.
 
     A vote contains hashes of the mail and of the person, the sender's domain, and the signals, but no content.
     """
@@ -88,7 +88,7 @@ def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @click.pass_obj
 def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) -> None:
-    """Replace all votes with those in FILE, written by `export`; `-` is standard input.
+    """Replace the votes that --tenant selects with those in FILE, written by `export`; `-` is standard input.
 
     If any line is invalid, nothing is changed.
     """

@@ -61,7 +61,7 @@ def reload(path: Path, timeout_s: float) -> NoReturn:
             break
         time.sleep(_POLL_S)
     if page is None:
-        _fail(f"no result within {timeout_s:g} s: the service does not answer any more; see its log, and restart it")
+        _fail(f"no result within {timeout_s:g} s: the service no longer answers; see its log, and restart it")
     if now.succeeded:
         _fail(f"no result within {timeout_s:g} s: see the service's log, or wait longer with --timeout")
     _fail("reload failed, keeping the old configuration: the service's log says why")
@@ -96,7 +96,7 @@ def _why_unknown(loaded: Loaded, page: Page | None) -> str:
         return f"{found or 'the program'} at {listen} ({key}) is not `scanbridge service`: nothing was signalled"
     if found:
         within = f"did not answer within {service_pages.TIMEOUT_S:g} s"
-        return f"{found} listens at {listen} ({key}), but {within}: it does not respond; check its log, and restart it"
+        return f"{found} listens at {listen} ({key}), but {within}; check its log, and restart it"
     return f"no `scanbridge service` answers at {listen} ({key}); is it running?"
 
 

@@ -26,7 +26,8 @@ class Cluster(Section):
         [], description=f"Addresses of the NATS servers' monitoring pages (`http` in their configuration). {_MANY}"
     )
     haproxy: list[AddressField] = Field(
-        [], description=f"Addresses at which the HAProxy servers have `prometheus-exporter` at `/metrics`. {_MANY}"
+        [],
+        description=f"Addresses of the HAProxy servers' metrics pages (`prometheus-exporter` at `/metrics`). {_MANY}",
     )
 
     @field_validator("bridges", "workers", "nats", "haproxy")

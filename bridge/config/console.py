@@ -96,8 +96,8 @@ class Console(Reached, Section):
         None,
         validate_default=True,
         description="The URL that people type, if a reverse proxy is in front: `https://mail.example.org/scanbridge/`. "
-        "The proxy may pass on its path or remove it. Requests for another host and forms from another origin "
-        "are refused. Required if the address is not loopback.",
+        "The proxy may pass on the path of this URL or remove it. Requests for another host and forms from another "
+        "origin are refused. Required if the address is not loopback.",
     )
     trusted_proxies: list[Network] = Field(
         ["127.0.0.0/8", "::1/128"],

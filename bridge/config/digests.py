@@ -57,7 +57,8 @@ class UserPolicy(Section):
         "request", description="Mail that matches a list of the tenant or the deployment."
     )
     other: Literal["release", "request", "nothing"] = Field(
-        "request", description="Everything else: attachments that are not accepted, mail that could not be checked."
+        "request",
+        description="Everything else, such as attachments that are not accepted and mail that could not be checked.",
     )
     preview: bool = Field(True, description="Users may read the sanitised text of held mail.")
     delete: bool = Field(
@@ -65,7 +66,7 @@ class UserPolicy(Section):
     )
     block_senders: bool = Field(
         True,
-        description="Users may block senders for themselves; for allowing them, see `personal_lists.allow_by`.",
+        description="Users may block senders for themselves; for allowing senders, see `personal_lists.allow_by`.",
     )
 
 
@@ -84,7 +85,8 @@ class TenantDigests(Section):
 
 class UserPage(Reached, Section):
     address: AddressField = Field(
-        Endpoint("127.0.0.1", 9084), description="Where `scanbridge digest serve` answers. It serves no other pages."
+        Endpoint("127.0.0.1", 9084),
+        description="Where `scanbridge digest serve` listens. It serves only the pages for users.",
     )
     public_url: str | None = Field(
         None,
@@ -117,9 +119,9 @@ class Digests(Section):
         "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose a different one.",
     )
     at: str = Field(
-        "07:00", pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="When daily and weekly digests are sent."
+        "07:00", pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="Time of day of daily and weekly digests."
     )
-    weekday: Weekday = Field("monday", description="The day of weekly digests.")
+    weekday: Weekday = Field("monday", description="Day on which weekly digests are sent.")
     time_zone: Annotated[str, AfterValidator(_zone)] = Field(
         "UTC", description="Time zone of `at` and of the times in digests, for example Europe/Zurich."
     )
@@ -143,11 +145,11 @@ class Digests(Section):
     )
     exclude: list[str] = Field(
         [],
-        description="Addresses and `@domains` that get no digest: mailing lists, shared mailboxes, robots.",
+        description="Addresses and `@domains` that get no digest, such as mailing lists, shared mailboxes and robots.",
     )
     aliases_file: str | None = Field(
         None,
-        description="File that says which addresses belong to the same person, one line each: `alias@example.org "
+        description="File that says which addresses belong to the same person, one alias per line: `alias@example.org "
         "jane@example.org`, `@jane.example jane@example.org` for a whole domain, `@old.example @new.example` if the "
         f"local parts are the same. {FILE_LOOKUP}",
     )

@@ -84,8 +84,8 @@ class EventSink(Section):
     url: str | None = Field(None, description="`webhook`: the URL to which events are posted.")
     secret_file: str | None = Field(
         None,
-        description="`webhook`: file with the secret (`whsec_` and base64) with which events are signed; with several "
-        f"lines, they are signed with each of them. {FILE_LOOKUP}",
+        description="`webhook`: file with the secret (`whsec_` and base64) with which events are signed. If the file "
+        f"has several lines, each event is signed with all of these secrets. {FILE_LOOKUP}",
     )
     allow_plain_http: bool = Field(False, description=f"`webhook`: {ALLOW_PLAIN_HTTP[0].lower()}{ALLOW_PLAIN_HTTP[1:]}")
     address: AddressField | None = Field(None, description="`syslog`: the receiver, host:port or [IPv6]:port.")

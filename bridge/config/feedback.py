@@ -22,7 +22,7 @@ class Learning(Section):
     ca_file: str | None = Field(None, description=CA_FILE)
     timeout: Duration = Field(10.0, gt=0, le=300, description="Maximum time for one mail.")
     retry_interval: Duration = Field(
-        30.0, ge=1, le=3600, description="How often waiting mail is tried again while rspamd cannot be reached."
+        30.0, ge=1, le=3600, description="Time between attempts to learn from reported mail that is waiting."
     )
     max_size: Size = Field(10 * _MIB, ge=1, le=50 * _MIB, description="Nothing is learned from larger mail.")
 

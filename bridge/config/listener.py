@@ -42,7 +42,8 @@ class Listener(Section):
     profile: str = Field(
         "",
         json_schema_extra=_no_default,
-        description="The mail server in front of us, which sets the defaults of `deadline` and `policy`. One of "
+        description="Profile of the mail server in front of us. It sets the defaults of `deadline` and `policy`. "
+        "One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
         + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter, `mta-hooks` for MTA Hooks.",
     )
@@ -76,8 +77,8 @@ class Listener(Section):
     refuse_ambiguous_mime: bool = Field(
         False,
         description="Refuse mail with a MIME structure that mail programs may read in different ways, with 554 5.6.0 "
-        "and without a scan. Only [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2 count, and "
-        "structures that are too large to be read to their end. Some legitimate mail has such a structure; "
+        "and without a scan. This applies only to [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2, "
+        "and to structures that are too large to be read completely. Some legitimate mail has such a structure; "
         "`mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
@@ -167,7 +168,7 @@ class Listener(Section):
         if lists and profile and profile.is_after_queue and (lists.block or lists.block_recipients):
             raise ValueError(
                 f"a refusal would become a bounce, because {info.data['profile']} runs after the queue; "
-                "refuse at a listener before the queue, or leave it to the scan"
+                "enforce the lists at a listener before the queue, or only in the scan"
             )
         return lists
 

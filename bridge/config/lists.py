@@ -88,7 +88,7 @@ class Lists(Section):
     kinds: dict[str, ListKind] = Field(
         {},
         description="Kind of the entries of each list (`sender`, `domain` or `network`), by list name. Needed if the "
-        "service's category is none of these words.",
+        "category of the list at the service is none of these.",
     )
     block_list: ListName = Field(
         "blocked-senders", description="List to which `scanbridge quarantine block-sender` adds senders."

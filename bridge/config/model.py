@@ -105,8 +105,8 @@ class Headers(Section):
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$",
         description="Name under which we write the scanner's SPF, DKIM and DMARC results into an "
         "Authentication-Results field, usually the domain or the mail server's host name. Fields with this name in "
-        "incoming mail are removed ([Authentication-Results](../operate/authentication-results.md)). Default: none, "
-        "and such fields are neither written nor removed.",
+        "incoming mail are removed ([Authentication-Results](../operate/authentication-results.md)). Default: none; "
+        "such fields are then neither written nor removed.",
     )
 
 
@@ -119,8 +119,8 @@ class Admin(Section):
     hosts: list[str] = Field(
         [],
         description="Host names under which a proxy on this machine reaches the admin pages. On a loopback address, "
-        "the pages are shown only under an address, a name without a dot, this machine's name, or one of these; under "
-        "any other name, another site could make a browser on this machine read the pages.",
+        "the pages are shown only under an address, a name without a dot, this machine's name, or one of these names. "
+        "Otherwise, another site could make a browser on this machine read the pages.",
     )
 
     @property

@@ -64,7 +64,7 @@ class Policy(Section):
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
         description="The service gives no answers at all, for whatever reason. Each of the next four keys overrides "
-        "this for one reason. If only this mail gets no answer, `failed` applies.",
+        "this for one reason. If only a single mail gets no answer, `failed` applies to it.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"
@@ -78,9 +78,10 @@ class Policy(Section):
     )
     failed: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="The scanner fails on this mail but not on others (5xx, a lost connection, an unreadable answer), "
-        "or, unless `deadline` is set, takes too long for it and is not known to be down. `unavailable` does not "
-        "apply: a sender could otherwise write a mail that is delivered because it cannot be scanned.",
+        description="The scanner fails on this mail but not on others (5xx, a lost connection, an unreadable answer). "
+        "Unless `deadline` is set, this key also applies if the scan of a mail takes too long and the scanner is not "
+        "known to be down. `unavailable` does not apply to such mail: otherwise, a sender could write a mail that is "
+        "delivered because it cannot be scanned.",
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),

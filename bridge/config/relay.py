@@ -76,12 +76,13 @@ class Relay(NextHops, Section):
     timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
     max_idle: Duration = Field(
         20.0,
-        description="How long an idle connection is kept for the next mail. After five minutes, it is closed.",
+        description="How long an idle connection is kept for the next mail. A connection that is five minutes old is "
+        "closed after its current mail.",
     )
     probe_interval: Duration = Field(
         60.0,
-        description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "
-        "startup. 0: never; its state is then unknown until a mail is sent to it.",
+        description="How often a next hop that gets no mail is tested with a connection, EHLO and QUIT. It is also "
+        "tested at startup. 0: never; its state is then unknown until a mail is sent to it.",
     )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 

@@ -131,8 +131,8 @@ class Scanner(Section):
     allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
         None,
         description="Changes to a mail that the scanner may request, with `dialect: rspamd` or `mta-hooks`: "
-        "header fields to add and to remove, a new subject, and the text of a refusal. Others are ignored. Default: "
-        "`[subject]`.",
+        "header fields to add and to remove, a new subject, and the text of a refusal. Other changes are "
+        "ignored. Default: `[subject]`.",
     )
     rspamd: Rspamd | None = Field(None, description="Only with `dialect: rspamd`.")
 

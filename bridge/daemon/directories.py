@@ -80,7 +80,8 @@ def warn_of_foreign_parent(path: Path, key: str) -> None:
     if root_as_owner.current_user() != 0:
         return
     if above := root_as_owner.foreign_parent(path):
-        _warn(f"{key}: {above} belongs to another user, who could replace {path}; move it to a directory of root")
+        text = f"{above} belongs to another user, who could replace {path}; move {path} to a directory that root owns"
+        _warn(f"{key}: {text}")
 
 
 @cache

@@ -125,7 +125,7 @@ class Feedback:
 
     def _fail(self, conf: Config, problem: str) -> None:
         if problem != self.problem:
-            log.warning("feedback: reported mail has not been learned yet: %s", problem)
+            log.warning("feedback: cannot learn from reported mail at the moment: %s", problem)
         self.problem = problem
         self._not_before = time.monotonic() + _retry_s(conf)
 

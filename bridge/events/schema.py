@@ -62,7 +62,7 @@ MAIL: dict[str, Schema] = {
         enum=["content", "mail", "rcpt"],
     ),
     "client_address": _text("IP address of the host that sent the mail to the mail server."),
-    "client_helo": _text("Its HELO."),
+    "client_helo": _text("HELO or EHLO name of that host."),
     "client_login": _text("The user name with which the client authenticated."),
     "client_queue_id": _text("Queue id at the mail server in front of us."),
     "sender": _text("Envelope sender; empty for the null sender."),
@@ -90,7 +90,7 @@ MAIL: dict[str, Schema] = {
     "next_queue_id": _text("Queue id at the next hop."),
     "error": _text("Kind of the error, if there was one.", enum=[str(member) for member in FailureLabel]),
     "problem": _text("The error message."),
-    "wait_ms": _number("Time in the throttle.", "number"),
+    "wait_ms": _number("Time for which the throttle delayed the mail.", "number"),
     "scan_ms": _number("Time that the scanner took.", "number"),
     "relay_ms": _number("Time that the next hop took.", "number"),
 }
@@ -107,7 +107,7 @@ RELEASED: dict[str, Schema] = {
         **_RECIPIENTS,
         "description": f"The recipients of this release; at most {MAX_RECIPIENTS} are named.",
     },
-    "recipient_count": _number("Their number."),
+    "recipient_count": _number("Number of recipients of this release."),
     "by": _text("Login name of the operator."),
     "reply": _text("The next hop's reply."),
 }
@@ -117,13 +117,13 @@ REPORTED: dict[str, Schema] = {
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),
     "recipients": _RECIPIENTS,
-    "recipient_count": _number("Their number."),
+    "recipient_count": _number("Number of envelope recipients."),
     "by": _text("Who reported it."),
     "kind": _text("What it was reported as.", enum=["spam", "ham"]),
     "result": _text(
-        "`learned`: rspamd has learned from it. `known`: rspamd already knew it. `noted`: no rspamd is configured. "
-        "`refused`: rspamd cannot learn from this mail. `waiting`: rspamd cannot be reached, and will learn from it "
-        "later.",
+        "`learned`: rspamd or the scanning service has learned from it. `known`: they already knew it. `noted`: "
+        "neither is configured to learn. `refused`: neither can learn from this mail. `waiting`: one of them cannot be "
+        "reached and will learn from it later.",
         enum=["learned", "known", "noted", "refused", "waiting"],
     ),
 }

@@ -32,12 +32,12 @@ PERSONAL_BLOCK = "personal_lists.block"
 PERSONAL_ALLOW = "personal_lists.allow"
 
 DOCUMENTED = {
-    "policy.KEY": "the general policy, or the default of that key",
-    "listeners.NAME.policy.KEY": "the listener's policy",
-    "tenants.UID.policy.KEY": "the tenant's policy",
-    "profiles.NAME.KEY": "the policy that belongs to the listener's profile",
+    "policy.KEY": "the general policy applied, or the default of that key",
+    "listeners.NAME.policy.KEY": "the listener's policy applied",
+    "tenants.UID.policy.KEY": "the tenant's policy applied",
+    "profiles.NAME.KEY": "the policy of the listener's profile applied",
     "listeners.NAME.refuse_ambiguous_mime": "the structure of the mail is ambiguous",
-    "lists.NAME": "an entry of this list, enforced before the scan",
+    "lists.NAME": "an entry of this list matched before the scan",
     WITHOUT_COPY: "a list that must be enforced has no local copy yet",
     PERSONAL_BLOCK: "the recipient has blocked the sender",
     PERSONAL_ALLOW: "the recipient has allowed the sender",

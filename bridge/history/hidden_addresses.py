@@ -30,7 +30,7 @@ class HiddenAddresses:
             if address.startswith("~"):
                 return address
             raise ValueError(
-                "with log.addresses: hashed, the history has no domains: give a whole address (jane@example.org)"
+                "log.addresses is `hashed`, so the history has no domains: give a whole address (jane@example.org)"
             )
         return self.redaction.address(address) if is_whole else address
 

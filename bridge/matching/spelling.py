@@ -116,7 +116,7 @@ def domain(text: str) -> str:
     """A domain in lower-case ASCII. Raises ValueError."""
     name = comparable_domain(text)
     if len(name) > 253 or not _DOMAIN.fullmatch(name):
-        raise ValueError("not a domain; write it like example.org")
+        raise ValueError("not a domain such as example.org")
     return name
 
 

@@ -125,7 +125,7 @@ def _bridge(address: Endpoint, timeout_s: float) -> Answer:
     summary = (
         f"{state['version']}, up {spoken(state['uptime_s'])}, "
         f"{state['in_processing']} of {state['max_in_processing']} mails "
-        f"being processed, {state.get('mails', {}).get('summary', 'mail unknown')}"
+        f"being processed, {state.get('mails', {}).get('summary', 'mail counts unknown')}"
     )
     warnings = tuple(map(str, state.get("warnings", ())))
     return state, NodeView(BRIDGE, str(address), summary, problem="; ".join(problems), warnings=warnings)

@@ -327,7 +327,7 @@ class Metrics(Collector):
         self.reports = Gauge(
             "scanbridge_reports",
             "Mails that people reported as `spam` or `ham` (not spam), since the database was created: learned by "
-            "rspamd, already known to it, refused by it, or only noted.",
+            "rspamd or the scanning service, already known to them, refused by them, or only noted.",
             ("kind", "result"),
         )
         self.digests = Gauge(
@@ -343,7 +343,9 @@ class Metrics(Collector):
         self.digests_requests = Gauge(
             "scanbridge_digests_requests_waiting", "Users' requests that are waiting for a releaser."
         )
-        self.reports_waiting = Gauge("scanbridge_reports_waiting", "Reported mails that rspamd will learn from later.")
+        self.reports_waiting = Gauge(
+            "scanbridge_reports_waiting", "Reported mails that rspamd or the scanning service will learn from later."
+        )
         self.events_waiting = Gauge("scanbridge_events_waiting", "Events that are waiting for delivery.", ("sink",))
         self.events_waiting_bytes = Gauge(
             "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, including dead letters.", ("sink",)

@@ -56,7 +56,7 @@ def read_old_names(value: Any, renamed: Sequence[Renamed], places: Places) -> Re
             at, name = places.at(old), ".".join(map(str, new))
             content = _section(value, old[:-1]).pop(old[-1])
             if new[-1] in section:
-                result.mistakes.append(f"{at}: this key is now called {name}, which is also set; remove this one")
+                result.mistakes.append(f"{at}: this key is now called {name}, which is also set; remove the old key")
                 continue
             section[new[-1]] = content
             places.rename(old, new)

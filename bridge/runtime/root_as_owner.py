@@ -215,5 +215,5 @@ def _libc() -> Any:
 
     libc = ctypes.CDLL(None, use_errno=True)
     if not sys.platform.startswith("linux"):
-        raise OSError(errno.ENOSYS, "root can take the rights of another user only on Linux")
+        raise OSError(errno.ENOSYS, "belongs to another user, whose rights root can take only on Linux")
     return libc

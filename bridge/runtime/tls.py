@@ -53,6 +53,7 @@ def chain_problem(exc: Exception, cert: Path, key: Path) -> str:
         return f"the key is encrypted; remove its password: openssl pkey -in {key} -out NEW_FILE"
     for path, kind in ((cert, "CERTIFICATE"), (key, "PRIVATE KEY")):
         if kind.encode() not in found[path]:
-            return f"{path} has no line with BEGIN {kind}, so it is not PEM; convert it with openssl, or name another"
+            problem = f"{path} has no line with BEGIN {kind}, so it is not PEM"
+            return f"{problem}; convert it with openssl, or use another file"
     why = getattr(exc, "reason", None) or "no reason given"
     return f"OpenSSL cannot read them ({why}); check both files, or replace them"

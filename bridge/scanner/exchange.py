@@ -157,7 +157,7 @@ class Exchange:
             raise NotReached("no connection in time") from None
         except (OSError, ssl.SSLError) as exc:
             if shortage.is_ours(exc):  # the scanner is not to blame: mail must not pass as if it were down
-                raise Saturated(f"no descriptors, memory or threads to reach the scanner: {reason(exc)}") from exc
+                raise Saturated(f"no file descriptors, memory or threads for the scanner: {reason(exc)}") from exc
             raise NotReached(reason(exc) or type(exc).__name__, _obstacle(exc)) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:

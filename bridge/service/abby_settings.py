@@ -32,7 +32,7 @@ class Core(Section):
         3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )
     caFile: str | None = Field(None, description="CA certificates for the hosts, instead of the system's.")  # noqa: N815
-    nats: Nats | None = Field(None, description="Pass scans on to workers through a queue in NATS, instead of hosts.")
+    nats: Nats | None = Field(None, description="Pass scans on to workers through a queue in NATS, not to hosts.")
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("hosts", mode="before")
@@ -100,7 +100,7 @@ class StaticApiToken(Section):
     token_file: str | list[str] | None = Field(
         None,
         exclude=True,
-        description="File with the secret, or several, one per line; or a list of files. A relative "
+        description="File with the secret, or with several secrets, one per line; or a list of files. A relative "
         "name is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     permissions: list[str] = Field(

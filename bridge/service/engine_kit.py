@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bridge.service.engine_kit", description="Try your own engine.")
     parser.add_argument("engine", help="package.module:Class, or the URL of a hook")
     parser.add_argument(
-        "mails", nargs="*", type=Path, help="mail files (default: built-in mails that are hard to read)"
+        "mails", nargs="*", type=Path, help="mail files (default: built-in mails that are hard to parse)"
     )
     parser.add_argument("--options", type=json.loads, default={}, help="the engine's options, as JSON")
     parser.add_argument(

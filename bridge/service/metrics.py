@@ -89,7 +89,7 @@ class ServiceMetrics:
         self.gauge("config_time_seconds", in_use, lambda: last()[1])
 
     def show_learning(self, learned: Learning) -> None:
-        self.gauge("learning_votes", "Votes that count, of all tenants.", lambda: learned.votes)
+        self.gauge("learning_votes", "Votes that count, all tenants together.", lambda: learned.votes)
         self.gauge(
             "learning_weights", "Signals and senders whose weight has been changed by reports.", lambda: learned.weights
         )

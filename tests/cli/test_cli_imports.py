@@ -223,7 +223,7 @@ def test_another_program_at_the_admin_address_is_not_our_daemon(
         done = scanbridge(command, "-c", configured(tmp_path, port))
     assert done.returncode == 1
     where = f"no daemon answers at 127.0.0.1:{port} (admin.address), although process {os.getpid()} ("
-    assert done.stderr.startswith(where) and "if it is another program, change admin.address" in done.stderr
+    assert done.stderr.startswith(where) and "If it is another program, change admin.address" in done.stderr
 
 
 # the table of commands, and the lazy Python API

@@ -243,7 +243,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no daemon: reload", _nothing, "reload", 1,
      ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "if you have changed admin.address"]),
     ("an id without its last character", _nothing, "explain 1A1EB801B2C16070F8", 3,
-     ["An id of the bridge has 19 characters", "this one has 18", "copy it again"]),
+     ["An id of the bridge has 19 characters", "this one has 18", "copy the id again"]),
     ("no daemon: top", _nothing, "top --once", 1, ["no daemon answers at 127.0.0.1:", "scanbridge run"]),
     ("no scanner", _nothing, "scan mail.eml", 1, ["mail.eml: no decision", "Connection refused", "scanner.urls"]),
     ("no next hop", _nothing, "check", 1, ["next hop smtp://127.0.0.1:", "Connection refused", "relay.next_hop"]),
@@ -291,7 +291,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a host name for an address", _nothing, "scan mail.eml --remote-address mx.example", 2,
      ["--remote-address", "expected an IP address, for example 192.0.2.7"]),
     ("a service without any file", _nothing, "service", 78, ["service.yml", "No such file", "give the file with -c"]),
-    ("an empty name of the configuration", _nothing, "status -c ''", 2, ["name of the file is empty", "leave -c out"]),
+    ("an empty name of the configuration", _nothing, "status -c ''", 2, ["the file name is empty", "leave out -c"]),
     ("stop for systemctl", _nothing, "stop", 2, ["No such command 'stop'", "systemctl stop scanbridge"]),
     ("logs for history", _nothing, "logs", 2, ["No such command 'logs'", "Did you mean 'history'"]),
     ("all for no limit", _nothing, "quarantine list --limit all", 2, ["--limit", "'all'", "0 (no limit)"]),
@@ -520,7 +520,7 @@ def test_at_least_eighty_mistakes_are_tried() -> None:
     [
         (False, "https", "127.0.0.1", ["does not speak TLS at this port", "use http://"]),
         (True, "http", "127.0.0.1", ["if this port is for TLS, use https://"]),
-        (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that the certificate has"]),
+        (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that is in the certificate"]),
     ],
     ids=["https to a plain port", "http to a TLS port", "another name"],
 )

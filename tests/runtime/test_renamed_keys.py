@@ -94,7 +94,7 @@ def test_both_names_together_are_refused(path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         model.load(path, RENAMED)
     assert str(raised.value) == (
-        f"{path}:9: store: this key is now called quarantine, which is also set; remove this one"
+        f"{path}:9: store: this key is now called quarantine, which is also set; remove the old key"
     )
 
 

@@ -85,7 +85,7 @@ def test_check_says_whether_nats_and_workers_are_there(tmp_path: Path) -> None:
             other = text.replace("service.sqlite", "other.sqlite")
             (tmp_path / "service.yml").write_text(other)
             assert (
-                "1 worker with another database: no mail goes there"
+                "not used: 1 worker with another database"
                 in command(tmp_path, "check", "-c", "service.yml").stdout
             )
         (tmp_path / "service.yml").write_text(text)

@@ -111,4 +111,4 @@ def test_mutual_tls_needs_our_certificate(tmp_path):
         (tmp_path / "service.yml").write_text(_configuration(common))
         said = command(tmp_path, "check", "-c", "service.yml")
         assert said.returncode == 1
-        assert "the server demands a certificate: set client_cert_file and client_key_file" in said.stdout
+        assert "the server requires a certificate: set client_cert_file and client_key_file" in said.stdout

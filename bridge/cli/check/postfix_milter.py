@@ -62,7 +62,7 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
         short = f"too short for a mail server under load: set it to at least {least:.0f}s"
         yield Finding.of_setting(f"Postfix {name}", value, short if seconds(value) < least else "")
     protocol = main["milter_protocol"]
-    old = "below 6, the bridge cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
+    old = "with less than 6, the bridge cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
     yield Finding.of_setting("Postfix milter_protocol", protocol, old if protocol < "6" else "")
     if not main["non_smtpd_milters"]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")

@@ -59,7 +59,7 @@ def _workers(where: str, settings: Nats, servers: list[Found]) -> Iterator[Findi
     yield Finding("workers", detail=detail, warning="" if workers else f"{where}: {none}")
     if strangers:
         others = counted(len(strangers), "worker")
-        text = f"{others} with another database: no mail goes there; set `database` to the same value"
+        text = f"not used: {others} with another database; set `database` to the same value"
         yield Finding("workers", warning=f"{where}: {text}")
     if settings.replicas == 1 and any(server.is_cluster for server in servers):
         text = "NATS is a cluster, but each queued mail is stored on only one server; set `replicas: 3`"

@@ -106,8 +106,8 @@ def _clock(host: Host) -> Finding:
     if abs(ahead_s) <= _CLOCK_S:
         return Finding(what, detail=f"within {_CLOCK_S:.0f}s of {host.url}")
     which = "ahead of" if ahead_s > 0 else "behind"
-    problem = f"{abs(ahead_s):.0f}s {which} the clock of {host.url}: run timedatectl set-ntp true on the wrong machine"
-    return Finding(what, problem)
+    step = "run timedatectl set-ntp true on the machine whose clock is wrong"
+    return Finding(what, f"{abs(ahead_s):.0f}s {which} the clock of {host.url}: {step}")
 
 
 async def check_next_hops(conf: Config) -> AsyncIterator[Finding]:

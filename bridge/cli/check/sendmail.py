@@ -77,9 +77,8 @@ def _macros(lines: list[str]) -> Iterator[Finding]:
     sent = " ".join(line for line in lines if line.startswith("O Milter.macros.")).replace("=", " ").replace(",", " ")
     if missing := [name for name in _MACROS if name not in sent.split()]:
         define = f"define(`confMILTER_MACROS_ENVFROM', confMILTER_MACROS_ENVFROM``, {', '.join(missing)}'')"
-        yield Finding(
-            "Sendmail Milter.macros", f"before 8.14, the bridge cannot request these macros for its log: add {define}"
-        )
+        problem = "Sendmail before 8.14 does not let the bridge request these macros for its log"
+        yield Finding("Sendmail Milter.macros", f"{problem}: add {define}")
 
 
 def _size(conf: Config, lines: list[str]) -> Iterator[Finding]:

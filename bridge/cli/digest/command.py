@@ -15,7 +15,6 @@ from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import BridgeError, ConfigError
-from bridge.runtime.counted import counted
 from bridge.runtime.early_signals import EarlySignals
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def rotate(path: Path | None) -> None:
     with _open(path, makes_keys=True) as opened:
         made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
         count = len(opened.maker.keys.keys)
-    say(f"new links are signed with key {made.id}; links signed with {counted(count, 'key')} are accepted", err=True)
+    say(f"new links are signed with key {made.id}; keys whose links are accepted: {count}", err=True)
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
         "recipients, or because they belong to another tenant"
     )
     if session.redaction.mode == "domain":
-        yield "full addresses: with log.addresses: domain, only their domains are recorded"
+        yield "full addresses: because log.addresses is `domain`, only their domains are recorded"
     if session.redaction.mode == "hashed":
         yield "addresses that were recorded before the key for log.addresses was changed"
 

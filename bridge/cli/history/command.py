@@ -40,7 +40,7 @@ class _Cursor(click.ParamType[str]):
 @click.argument("what", required=False)
 @with_filters
 @click.option("--limit", type=Limit(), default=None, help="Mails per page (0 = no limit). Default: 100.")
-@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that starts after this mail.")
+@click.option("--before", type=_Cursor(), metavar="CURSOR", help="Show the page that follows this cursor.")
 @click.option("--follow", "-f", is_flag=True, help="Also show new mails as they arrive, newest last.")
 @click.option("--wide", is_flag=True, help="Show all columns in full, however long the lines are.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")

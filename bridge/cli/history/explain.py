@@ -45,7 +45,7 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
     bridge, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address. A
-    search for an address covers the mail since yesterday, unless --since is given; the options narrow the search, or
+    search for an address covers the mail since yesterday, unless --since is given. The options narrow the search, or
     replace WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
@@ -214,7 +214,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         yield f"{question.what} is an id that the bridge created at {when}; the search covered the time around it."
     elif is_like_our_id(question.what):
         length = len(question.what)
-        yield f"An id of the bridge has {OUR_ID_LENGTH} characters, but this one has {length}: copy it again, whole."
+        yield f"An id of the bridge has {OUR_ID_LENGTH} characters, but this one has {length}: copy the id again."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:
@@ -225,7 +225,8 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
         yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        yield f"{absence.nameless:,} refusals from that time were recorded without their senders, counted per client."
+        refusals = f"{absence.nameless:,} refusals from that time"
+        yield f"{refusals} were recorded without their senders and counted per client."
     if absence.lost is None:
         yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:

@@ -81,7 +81,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST, as given in arguments, files or standard input. Missing entries are ignored."""
+    """Delete from LIST the entries in arguments, files or standard input. Missing entries are ignored."""
     from bridge.cli.lists import changing
 
     changing.delete(session, name, changing.Given(given, paths, kind))
@@ -101,10 +101,11 @@ def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Pat
 @with_session
 def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
-    """Update LIST to match FILE, or many lists to match the files in a DIRECTORY.
+    """Update LIST to match FILE, or many lists to match the files in DIRECTORY.
 
-    In a directory, blocked-senders.txt is the deployment's list of that name, and
-    TENANT/blocked-senders.txt is a tenant's. After an interruption, run it again to continue.
+    In a directory, the file blocked-senders.txt contains the deployment's list blocked-senders, and
+    TENANT/blocked-senders.txt contains the same list of a tenant. After an interruption, run the command again to
+    continue.
     """
     from bridge.cli.lists import sync
 
@@ -153,7 +154,7 @@ def show_personal(path: Path | None, recipient: str | None, as_json: bool) -> No
 @click.argument("recipient")
 @click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
 def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
-    """Block or allow senders for RECIPIENT. SENDER is an address, or a domain, which includes its subdomains."""
+    """Block or allow senders for RECIPIENT. SENDER is an address or a domain. A domain includes its subdomains."""
     from bridge.cli.lists import personal
 
     personal.add(path, kind, recipient, senders)

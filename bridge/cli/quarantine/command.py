@@ -351,7 +351,7 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
             except BridgeError as exc:
                 bulk.failed(f"{mail.id}: not exported: {exc}", exit_code(exc))
             except FileExistsError as exc:
-                step = "already exists; delete it, or name another directory"
+                step = "already exists; delete it, or choose another directory"
                 bulk.failed(f"{mail.id}: not exported: {exc.filename} {step}", EXIT_FAILED)
             except OSError as exc:
                 place = "standard output" if target == "-" else target

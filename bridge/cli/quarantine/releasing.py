@@ -99,7 +99,7 @@ def _not_recorded(session: Session, mail: MailRecord, order: ReleaseRequest, exc
     failure = RELEASE_UNSURE if exc.may_be_delivered else RELEASE_FAILED
     session.note_release(RELEASED if exc.reply.is_success else failure, mail, order.to, str(exc.reply))
     text = "unsure" if exc.may_be_delivered else "not released"
-    return Released(f"{text}: {exc}; it is `interrupted` now", exc, is_unsure=exc.may_be_delivered)
+    return Released(f"{text}: {exc}; the state of the mail is now `interrupted`", exc, is_unsure=exc.may_be_delivered)
 
 
 def _tell_sinks(session: Session, mail_id: str, by: str) -> None:

@@ -125,7 +125,7 @@ class FileMail:
         path = self.path.resolve() if self.is_named else self.path
         raw, _ = durable_files.read(path, _MAX_FILE, of_anyone=True)
         if raw.startswith(_COMPRESSED):
-            raise Compressed("it is compressed: decompress it first, because the scanner would see no mail in it")
+            raise Compressed("it is compressed, so the scanner would not see the mail in it: decompress it first")
         if problem := mbox_problem(raw):
             raise SeveralMails(problem)
         exported = _exported(path)

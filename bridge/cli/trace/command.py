@@ -52,7 +52,7 @@ _COLUMNS = ("CASE", "ACTION", "RULE", "REPLY")
     help="IP address of the host that sent the mail. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host. Default: unknown.")
-@click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: it is not sent.")
+@click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: do not send it.")
 @click.option(
     "--decision",
     "case",

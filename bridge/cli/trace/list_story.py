@@ -40,7 +40,7 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
     scope = f"of tenant {tenant}" if tenant else "of the deployment"
     facts: dict[str, Any] = {"list": name, "tenant": tenant, "role": role}
     if copy is None and (problem := _unreadable(setup, name, tenant)):
-        text = f"List {name} {scope} ({role}): its local copy cannot be read here: {problem}."
+        text = f"The local copy of list {name} {scope} ({role}) cannot be read here: {problem}."
         return text, {**facts, "entries": None, "age_s": None, "entry": None, "problem": problem}
     if copy is None:
         lacks = setup.config.lists.without_copy if setup.config.lists else ""

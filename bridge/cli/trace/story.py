@@ -157,7 +157,7 @@ def _forged(setup: Setup) -> Iterator[Step]:
     head = setup.given.content.partition(b"\r\n\r\n")[0] + b"\r\n"
     count = len(list(fields_with_prefix(prefix).find(head)))
     if count:
-        text = f"{count} of its header fields start with {prefix}: only the bridge may add these, so they are removed."
+        text = f"Header fields that start with {prefix}: {count}. Only the bridge may add these, so they are removed."
         yield Step("forged", text, {"prefix": prefix, "count": count})
 
 
@@ -168,7 +168,7 @@ def _client(setup: Setup, done: Run) -> Step:
     if session is not None and session.is_told and address:
         text = f"The client is {address}" + (f", which said HELO {helo}." if helo else "; its HELO is unknown.")
     else:
-        text = "The client is unknown (--remote-address, --helo), so the scanner is not told who sent the mail."
+        text = "The client is unknown, so the scanner is not told who sent the mail (see --remote-address and --helo)."
         address = helo = None
     return Step("client", text, {"remote_address": address, "helo": helo})
 
@@ -265,14 +265,15 @@ def _decision(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
     who, result = _for(done, record), outcome.result
     if setup.scanner is None:
         is_decision = done.case in _DECISIONS
-        what = f"its decision is {done.case}" if is_decision else f"there is no decision: {done.case}"
+        what = f"the scanner's decision is {done.case}" if is_decision else f"there is no decision: {done.case}"
         yield Step("decision", f"{who}Suppose that {what}.", {"case": str(done.case), "supposed": True})
         if done.case is Case.SATURATED and done.closed_at_mail is not None:
             text = f"While there is no capacity, clients get this reply earlier, at MAIL: {done.closed_at_mail}"
             yield Step("mail", text, {"reply": str(done.closed_at_mail)})
     elif result is not None:
         tags = ", ".join(result.tags) or "none"
-        text = f"{who}Its decision is {result.decision}, and its verdict is {result.verdict or 'empty'}; tags: {tags}."
+        said = f"decision is {result.decision}, and its verdict is {result.verdict or 'empty'}; tags: {tags}."
+        text = f"{who}The scanner's {said}"
         text += f" Reasons for suspicion: {'; '.join(result.reasons)}." if result.reasons else ""
         yield Step("decision", text, {**result.to_dict(), "supposed": False})
     else:

@@ -205,7 +205,7 @@ def _read(settings: Nats, key: str, name: str) -> str:
 def connect_reason(exc: BaseException, client: Client, settings: Nats) -> str:
     """Why the server refused us. Without a certificate that it demands, the error depends on who closes first."""
     if client._server_info.get("tls_verify") and settings.client_cert_file is None:
-        return f"the server demands a certificate: set client_cert_file and client_key_file ({reason(exc)})"
+        return f"the server requires a certificate: set client_cert_file and client_key_file ({reason(exc)})"
     return reason(exc)
 
 
