@@ -146,7 +146,7 @@ def report(rows: list[Row], names: list[str], rounds: int) -> str:
     lines = [
         f"{len(rows)} mails, {sum(row.is_phishing for row in rows)} of them phishing; rounds: {rounds}, "
         "of which the median counts for each mail; "
-        f"{os.cpu_count()} cores with other work (load average {os.getloadavg()[1]:.1f}).",
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[1]:.1f}.",
         "",
         "| CPU time, ms | mean | median | p99 | highest | mean, phishing | mean, legitimate |",
         "|---|---|---|---|---|---|---|",
