@@ -63,7 +63,7 @@ class Model:
         self.shares = dict(zip(SIZES, (1 - given.medium - given.large, given.medium, given.large), strict=True))
         self.mean_bytes = sum(share * SIZES[size] for size, share in self.shares.items())
         kept = {size: bench(name)[0] for size, name in zip(SIZES, ("kept", "100k", "10m"), strict=True)}
-        relaying = cell_of("benchmarks/results.md", "CPU, relaying : not relaying", 2)
+        relaying = cell_of("benchmarks/results-2026-11-15.md", "CPU, relaying : not relaying", 2)
         connection_s = bench("each")[0] - kept["4 KiB"]
         history_s = float(re.search(r"our CPU time per mail: (\d+) us", _text("history.md"))[1]) / 1e6  # type: ignore[index]
         self.bridge_s = sum(share * kept[size] for size, share in self.shares.items()) * relaying
