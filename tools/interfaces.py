@@ -30,7 +30,7 @@ from bridge.filter.headers import HeaderEditor
 from bridge.history.entry import Kind, Row
 from bridge.mail import authentication_results
 from bridge.observe import mail_log
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.service import openapi
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.settings import ServiceConfig
@@ -189,7 +189,7 @@ def tables() -> Iterator[str]:
         store = importlib.import_module(f"bridge.{name}")
         engine = create_engine("sqlite://")
         with engine.begin() as connection:
-            database.migrate(connection, store.MIGRATIONS, getattr(store, "VERSION_TABLE", "schema_version"))
+            schema_version.migrate(connection, store.MIGRATIONS, getattr(store, "VERSION_TABLE", "schema_version"))
             found = inspect(connection)
             yield f"{name}: version {len(store.MIGRATIONS)}"
             for table in sorted(found.get_table_names()):

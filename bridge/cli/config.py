@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import can_ask, confirm, say, say_json
 from bridge.runtime.counted import counted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, fail_config, no_daemon
+from bridge.cli.config_option import config_option, fail_config, no_daemon
 from bridge.cli.parameters import Seconds
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import config_option, fail_config
+from bridge.cli.config_option import config_option, fail_config
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json
 from bridge.errors import BridgeError, ConfigError

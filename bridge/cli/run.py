@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say_lines
 from bridge.errors import BridgeError, ConfigError

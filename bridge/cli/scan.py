@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.parameters import MailAddress, Tenant
 from bridge.cli.single_values import Command
 from bridge.cli.values import ip_address

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.config_option import EXIT_CONFIG, fail_config
 from bridge.cli.parameters import Seconds
 from bridge.cli.service_learning import learning
 from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_store, own_config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import EXIT_CONFIG, fail_config
+from bridge.cli.config_option import EXIT_CONFIG, fail_config
 from bridge.cli.terminal import say, say_lines
 from bridge.errors import BridgeError, ConfigError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli import postfix_commands, postfix_lines
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.postfix_lines import FRONT
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say_lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge import __version__
-from bridge.cli.common import EXIT_CONFIG, admin_address, config_option, load_or_exit, no_daemon
+from bridge.cli.config_option import EXIT_CONFIG, admin_address, config_option, load_or_exit, no_daemon
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.runtime.build import built_from, version

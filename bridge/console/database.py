@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
@@ -126,7 +126,7 @@ def _add_column(connection: Connection, table: Table, name: str, length: int) ->
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
 # An earlier program would write sessions that are identified by name only.
-MIGRATIONS: list[database.Step] = [_create, database.Incompatible(_add_subjects), _add_groups]
+MIGRATIONS: list[schema_version.Step] = [_create, schema_version.Incompatible(_add_subjects), _add_groups]
 VERSION_TABLE = "console_schema"
 _LOCK = 0xC0A501E  # for the migration, in PostgreSQL
 

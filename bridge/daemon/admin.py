@@ -19,8 +19,8 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from bridge.daemon.admin_page import HEADERS, page
-from bridge.daemon.health import Health, recent_of
 from bridge.daemon.mail_counts import mail_counts
+from bridge.daemon.what_is_wrong import Health, recent_of
 from bridge.observe.last_mails import LAST
 from bridge.observe.metrics import Metrics
 from bridge.runtime.known_hosts import has_known_host, wrong_host

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bridge import __version__
-from bridge.daemon.health import RECENT_S, Health, assess, merged_hops
 from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.running import Running
 from bridge.daemon.shutdown import Shutdown
+from bridge.daemon.what_is_wrong import RECENT_S, Health, assess, merged_hops
 from bridge.observe.metrics import SATURATION, Metrics
 from bridge.relay.monitored import MonitoredRelay
 from bridge.runtime.build import built_from

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, String, Table, Text
 
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 
@@ -95,7 +95,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 VERSION_TABLE = "digest_schema"
 _SCHEMA = Schema(
     "the database of the digests cannot be used",

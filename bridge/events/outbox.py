@@ -42,7 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.events.event import MAX_ABOUT
-from bridge.runtime import database
+from bridge.runtime import database, schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 from bridge.runtime.value import value
@@ -150,7 +150,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 VERSION_TABLE = "event_schema"
 _SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, 0xE7E27B0C, OutboxError, connections=1)
 

@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from bridge.errors import BridgeError
 from bridge.feedback.report import ReportKind, ReportState
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
@@ -87,7 +87,7 @@ def _add_about(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create, _add_about]
+MIGRATIONS: list[schema_version.Step] = [_create, _add_about]
 _SCHEMA = Schema("reports", MIGRATIONS, VERSION_TABLE, 0xFEEDBAC, ReportsFailed)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, delete, select
 
 from bridge.filter.mail_rates import Count
-from bridge.runtime import database
+from bridge.runtime import database, schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 
@@ -36,7 +36,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 
 
 class RatesFailed(TablesFailed):

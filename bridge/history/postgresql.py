@@ -23,7 +23,7 @@ from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, addr
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.storable import storable
 from bridge.runtime.tables import Schema, Tables
@@ -60,7 +60,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step; add one.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 _SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, _LOCK, HistoryError, connections=1)
 
 

@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from bridge.errors import BridgeError
 from bridge.matching import spelling
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
 from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
@@ -86,7 +86,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 _SCHEMA = Schema("personal lists", MIGRATIONS, VERSION_TABLE, 0x9E250A1, PersonalListsFailed)
 
 

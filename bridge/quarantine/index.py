@@ -52,8 +52,9 @@ from bridge.quarantine.index_tables import (
     tags,
 )
 from bridge.quarantine.record import MailRecord, StoredRecord
-from bridge.runtime import database, durable_files
-from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
+from bridge.runtime import database, durable_files, schema_version
+from bridge.runtime.database import MEMORY, Database, DatabaseUnusable
+from bridge.runtime.schema_version import DatabaseNewer
 from bridge.runtime.tables import has_waited
 
 log = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ class Index:
         self._finalizer = weakref.finalize(self, self._engine.dispose)
         try:
             with database.writing(self._engine, _LOCK) as connection:
-                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
+                schema_version.migrate(connection, MIGRATIONS, VERSION_TABLE)
         except BaseException:
             self.close()
             raise

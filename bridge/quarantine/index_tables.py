@@ -31,7 +31,7 @@ from sqlalchemy import Index as TableIndex
 from bridge.mail.address import comparable_address
 from bridge.quarantine import record
 from bridge.quarantine.record import MailRecord, StoredRecord
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.storable import storable
 
 VERSION_TABLE = "quarantine_schema"
@@ -189,4 +189,7 @@ def _all_records(connection: Connection) -> Iterator[Sequence[Any]]:
 
 # Step n migrates a database from version n to n + 1. Never change a released step; add one.
 # An earlier program would write rows without `client` and `tags`, which searches would then miss.
-MIGRATIONS: list[database.Step] = [database.Incompatible(_create), database.Incompatible(_add_columns)]
+MIGRATIONS: list[schema_version.Step] = [
+    schema_version.Incompatible(_create),
+    schema_version.Incompatible(_add_columns),
+]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from sqlalchemy import Column, Connection, Float, Index, LargeBinary, MetaData, Table, delete, insert, select
 
 from bridge.quarantine.release_token import VALID_S
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 
@@ -35,7 +35,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 
 
 class UsedTokensFailed(TablesFailed):

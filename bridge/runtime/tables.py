@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import BridgeError
-from bridge.runtime import database, durable_files
+from bridge.runtime import database, durable_files, schema_version
 from bridge.runtime.database import Database
 
 WAIT_S = 5.0  # longest wait for a lock, and for a statement
@@ -35,7 +35,7 @@ class Schema:
     """What a component needs. `steps`: step n migrates from version n to n + 1."""
 
     name: str  # at the beginning of messages; "": their callers say it
-    steps: Sequence[database.Step]
+    steps: Sequence[schema_version.Step]
     version_table: str
     lock: int  # serialises migrations and, unless they need none, writers in PostgreSQL, as SQLite does by itself
     error: type[BridgeError]  # raised if the database cannot be used
@@ -105,7 +105,7 @@ class Tables:
             durable_files.refuse_planted_database(self._place.path)
             durable_files.make_private(self._place.path)
             durable_files.give_to_owner(self._place.path)
-        database.prepare(engine, schema.lock, schema.steps, schema.version_table)
+        schema_version.prepare(engine, schema.lock, schema.steps, schema.version_table)
         return engine
 
     @contextmanager
@@ -116,7 +116,7 @@ class Tables:
             if not has_waited(exc):
                 self.close()
             raise self._failed(database.reason(exc)) from exc
-        except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
+        except (schema_version.DatabaseNewer, database.DatabaseUnusable) as exc:
             self.close()
             raise self._failed(str(exc)) from exc
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Column, Connection, Float, MetaData, String, Table, Text, select, update
 
-from bridge.runtime import database
+from bridge.runtime import database, schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import WAIT_S, Schema, Tables, TablesFailed
 
@@ -39,7 +39,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 
 
 class TurnsFailed(TablesFailed):

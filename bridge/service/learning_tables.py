@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Connection, Float, Index, MetaData, String, Table, Text
 
-from bridge.runtime import database
+from bridge.runtime import schema_version
 
 VERSION_TABLE = "learning_schema"
 
@@ -38,4 +38,4 @@ def _create(connection: Connection) -> None:
 
 
 # Migration n takes a database from version n to n + 1. Never change a released migration: append a new one.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]

@@ -34,8 +34,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from bridge.errors import BridgeError
-from bridge.runtime import database, durable_files
-from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
+from bridge.runtime import database, durable_files, schema_version
+from bridge.runtime.database import Database, DatabaseUnusable
+from bridge.runtime.schema_version import DatabaseNewer
 from bridge.service import learning_tables
 
 PROBE_S = 5.0
@@ -107,7 +108,7 @@ def _create(connection: Connection) -> None:
 
 
 # Migration n takes a database from version n to n + 1. Never change a released migration: append a new one.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 
 
 class StoreUnavailable(BridgeError):
@@ -162,8 +163,8 @@ class Store:
             why = database.reason(exc) if isinstance(exc, OSError) else exc
             raise StoreUnavailable(f"cannot use the database{_place(self._url)}: {why}") from exc
         try:
-            database.prepare(engine, MIGRATION_LOCK, MIGRATIONS)
-            database.prepare(engine, MIGRATION_LOCK, learning_tables.MIGRATIONS, learning_tables.VERSION_TABLE)
+            schema_version.prepare(engine, MIGRATION_LOCK, MIGRATIONS)
+            schema_version.prepare(engine, MIGRATION_LOCK, learning_tables.MIGRATIONS, learning_tables.VERSION_TABLE)
         except SQLAlchemyError as exc:
             may_recover = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
             text = f"cannot use the database{_place(self._url)}: {database.reason(exc)}"

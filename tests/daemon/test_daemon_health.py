@@ -17,8 +17,8 @@ import pytest
 
 from bridge.cli.status import table
 from bridge.config.model import load
-from bridge.daemon.health import _deferred, _list
 from bridge.daemon.quarantine_upkeep import _not_writable
+from bridge.daemon.what_is_wrong import _deferred, _list
 from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.health_kit import bridge_with, dead_hop, says, silent_server, state, status
 from tests.daemon.process_kit import get, parts, scanbridge, start, until, write_config

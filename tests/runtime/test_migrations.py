@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, LargeBinary, MetaData, Numeric, String, Table, insert, select, text
 
-from bridge.runtime.database import Database, DatabaseNewer, Incompatible, writing
+from bridge.runtime.database import Database, writing
+from bridge.runtime.schema_version import DatabaseNewer, Incompatible
 from tests.postgresql import fresh_database
 from tests.runtime.schemas import COMPONENTS, Component, described, not_only_added
 

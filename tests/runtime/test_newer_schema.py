@@ -38,7 +38,8 @@ from bridge.quarantine.index import Index
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.record import StoredRecord
 from bridge.quarantine.used_tokens import UsedTokens
-from bridge.runtime.database import Database, migrate, writing
+from bridge.runtime.database import Database, writing
+from bridge.runtime.schema_version import migrate
 from bridge.runtime.turns import Turns
 from bridge.service.keys import KeyRing
 from bridge.service.learning.store import VoteStore

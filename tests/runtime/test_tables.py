@@ -8,8 +8,9 @@ from threading import Thread
 import pytest
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, func, select, text
 
-from bridge.runtime import database
-from bridge.runtime.database import Database, Step
+from bridge.runtime import database, schema_version
+from bridge.runtime.database import Database
+from bridge.runtime.schema_version import Step
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 from bridge.testing import until
 from tests.postgresql import fresh_database
@@ -90,7 +91,7 @@ def _before_the_rule(place: Database) -> None:
     """Tables as made by a version without `oldest_reader`."""
     engine = place.engine()
     with database.writing(engine) as connection:
-        database.migrate(connection, (_make,), "things_version")
+        schema_version.migrate(connection, (_make,), "things_version")
         connection.execute(text("ALTER TABLE things_version DROP COLUMN oldest_reader"))
     engine.dispose()
 

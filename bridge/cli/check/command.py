@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from bridge.cli.check.finding import Finding
-from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.config_option import config_option, load_or_exit
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_json
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import config_option, fail_config
+from bridge.cli.config_option import config_option, fail_config
 from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import ask_secret, say, say_cells, say_lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
+from bridge.cli.config_option import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console.mail_actions import ConsoleMailActions
 from bridge.cli.console.scanning import ConsoleScans
 from bridge.cli.digest import parts

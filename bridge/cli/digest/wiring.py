@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bridge.cli.common import EXIT_CONFIG, fail_config, load_or_exit
+from bridge.cli.config_option import EXIT_CONFIG, fail_config, load_or_exit
 from bridge.cli.console import wiring as console_wiring
 from bridge.cli.digest.actions import CommandUserActions
 from bridge.cli.digest.parts import feedback, keys, people, sender_lists, settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option, configuration_used
+from bridge.cli.config_option import config_option, configuration_used
 from bridge.cli.history.filters import with_filters
 from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Command

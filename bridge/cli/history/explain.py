@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option
+from bridge.cli.config_option import config_option
 from bridge.cli.history.filters import with_filters
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import say, say_json, width

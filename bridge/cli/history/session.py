@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.config_option import fail_config, load_or_exit
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import config_option
+from bridge.cli.config_option import config_option
 from bridge.cli.lists.options import (
     Share,
     force_option,

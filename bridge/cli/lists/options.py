@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bridge.cli.common import config_option
+from bridge.cli.config_option import config_option
 from bridge.cli.parameters import Tenant
 from bridge.cli.values import duration
 from bridge.lists.files import Format

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.config_option import fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED
 from bridge.cli.quarantine.session import login_name
 from bridge.cli.state import make_state_directory

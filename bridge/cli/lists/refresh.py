@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.config_option import fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, hint, run, with_hint
 from bridge.cli.state import make_state_directory
 from bridge.cli.terminal import say, say_json

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import uvloop
 
-from bridge.cli.common import EXIT_CONFIG, load_or_exit
+from bridge.cli.config_option import EXIT_CONFIG, load_or_exit
 from bridge.cli.progress import LINE_EVERY_S
 from bridge.cli.terminal import say, say_lines
 from bridge.config.fields import base_url

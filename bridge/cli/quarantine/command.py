@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
+from bridge.cli.config_option import EXIT_CONFIG, config_option, fail_config
 from bridge.cli.parameters import Limit, MailAddress, Moment
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option
+from bridge.cli.config_option import config_option
 from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import can_ask, confirm, say, say_json

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.common import configuration_used, fail_config, load_or_exit
+from bridge.cli.config_option import configuration_used, fail_config, load_or_exit
 from bridge.cli.later_notes import DELETED, REPORTED, LaterNotes
 from bridge.cli.quarantine.exit_codes import fail
 from bridge.cli.state import make_state_directory

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.parameters import Limit
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.single_values import Command

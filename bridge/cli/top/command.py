@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.common import admin_address, config_option, load_or_exit
+from bridge.cli.config_option import admin_address, config_option, load_or_exit
 from bridge.cli.single_values import Command
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.live import Live
 
-from bridge.cli.common import no_daemon
+from bridge.cli.config_option import no_daemon
 from bridge.cli.terminal import console, say_json
 from bridge.cli.top.picture import Picture
 from bridge.observe.sample import Sample, between, take

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.parameters import MailAddress
 from bridge.cli.single_values import Command
 from bridge.cli.terminal import hide_log, say, say_cells, say_json, width

@@ -21,7 +21,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from bridge.daemon.admin import OwnStatus, with_health, worker_summary
-from bridge.daemon.health import merged_hops
+from bridge.daemon.what_is_wrong import merged_hops
 from bridge.daemon.workers.shared_counters import SharedCounters
 from bridge.daemon.workers.shared_snapshots import SharedSnapshots
 from bridge.observe.metrics import SATURATION

@@ -39,7 +39,7 @@ from sqlalchemy.exc import DatabaseError
 
 from bridge.api.changes import Changes
 from bridge.api.scanning import AnalysisResult
-from bridge.runtime import database, durable_files
+from bridge.runtime import database, durable_files, schema_version
 from bridge.runtime.database import Database
 from bridge.runtime.tables import Schema, Tables, TablesFailed
 
@@ -148,7 +148,7 @@ def _create(connection: Connection) -> None:
 
 
 # Step n migrates from version n to n + 1. Never change a released step: add another.
-MIGRATIONS: list[database.Step] = [_create]
+MIGRATIONS: list[schema_version.Step] = [_create]
 VERSION_TABLE = "late_schema"  # other parts may keep their own version in the same database
 # NORMAL: a power failure may lose the newest entries; those mails are scanned again.
 _SCHEMA = Schema("", MIGRATIONS, VERSION_TABLE, 0x1A7EDEC1, LateStoreError, synchronous="NORMAL", connections=1)

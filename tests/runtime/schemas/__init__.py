@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from bridge.runtime import database
+from bridge.runtime import schema_version
 from tests.requirements import find, need
 from tools.interfaces import STORES
 
@@ -34,7 +34,7 @@ class Component:
     kind: str
 
     @cached_property
-    def steps(self) -> list[database.Step]:
+    def steps(self) -> list[schema_version.Step]:
         return list(self._module.MIGRATIONS)
 
     @property
@@ -58,7 +58,7 @@ class Component:
         return self.name, self.kind
 
     def migrate(self, connection: Connection) -> None:
-        database.migrate(connection, self.steps, self.version_table)
+        schema_version.migrate(connection, self.steps, self.version_table)
 
     def build(self, connection: Connection, version: int) -> None:
         """Make the recorded tables, as the program of that time did."""
