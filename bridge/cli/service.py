@@ -66,7 +66,7 @@ def _run(path: Path, process: Callable[[Path, Loaded], Process]) -> None:
 @click.option("--listen", help="Address for /livez, /readyz and /metrics, instead of worker.listen.")
 @click.pass_obj
 def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
-    """Analyze mail from the queue in NATS (serviceProviders.core.nats).
+    """Analyse mail from the queue in NATS (serviceProviders.core.nats).
 
     Start as many workers as you like, on any machine, and stop them at any time: they are not listed in any
     configuration.

@@ -162,4 +162,4 @@ def _note(conf: Config, state: Path, waiting: Waiting, result: ReportState) -> N
         finally:
             store.close()
     except BridgeError as exc:
-        log.warning("feedback: the history cannot be written to: %s", exc)
+        log.warning("feedback: cannot write to the history: %s", exc)

@@ -1,4 +1,4 @@
-"""The process of `scanbridge service worker`: analyzes mail from the queue until it is told to stop.
+"""The process of `scanbridge service worker`: analyses mail from the queue until it is told to stop.
 
 A reload starts a second worker with the new configuration in this process; then the first one takes no more jobs.
 """

@@ -80,7 +80,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Run:
-    """One pass over everyone. `only`: these people alone. `now`: whether due or not, except for `never`."""
+    """One pass over everyone. `only`: these people alone. `now`: even if no digest is due, except for `never`."""
 
     items: Items
     quarantine: Quarantine

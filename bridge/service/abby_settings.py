@@ -27,7 +27,7 @@ SHORT_TOKEN = 16  # a shorter token can be guessed, so the service logs a warnin
 
 
 class Core(Section):
-    hosts: list[str] = Field([], description="Base URLs of core nodes; if empty, this process analyzes mail itself.")
+    hosts: list[str] = Field([], description="Base URLs of core nodes; if empty, this process analyses mail itself.")
     longRequestTimeout: int = Field(  # noqa: N815
         3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )

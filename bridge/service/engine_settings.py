@@ -205,7 +205,7 @@ class Plugin(AnalyzerSection):
     options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
     memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
     processes: int = Field(
-        2, ge=1, le=64, description="Number of mails analyzed concurrently, unless the analyzer is asynchronous."
+        2, ge=1, le=64, description="Number of mails analysed concurrently, unless the analyzer is asynchronous."
     )
     max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
 

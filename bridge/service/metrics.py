@@ -33,14 +33,14 @@ class ServiceMetrics:
     def __init__(self, engines: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._decisions = Counter(
-            "scanservice_decisions", "Mails analyzed, by decision.", ["decision"], registry=self.registry
+            "scanservice_decisions", "Mails analysed, by decision.", ["decision"], registry=self.registry
         )
         self._refused = Counter(
             "scanservice_refused", "submitEmail requests not answered with 200, by HTTP status.", ["status"],
             registry=self.registry,
         )  # fmt: skip
         self._failures = Counter(
-            "scanservice_analyzer_failures", "Mails that an analyzer could not analyze: it failed or reached a limit.",
+            "scanservice_analyzer_failures", "Mails that an analyzer could not analyse: it failed or reached a limit.",
             ["analyzer"], registry=self.registry,
         )  # fmt: skip
         self._seconds = Histogram(

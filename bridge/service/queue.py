@@ -23,7 +23,7 @@ class AnalysisBackend(Protocol):
     def waiting(self) -> int: ...
 
     def refusal(self) -> Refused | None:
-        """Why no mail can be analyzed now, if that is already known."""
+        """Why no mail can be analysed now, if that is already known."""
 
     def limits(self) -> tuple[int, int] | None:
         """How many mails may be in processing, and from how many on they are delayed; None: as configured."""

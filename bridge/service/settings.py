@@ -257,7 +257,7 @@ def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
 def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path, profile: str = "") -> ServiceConfig:
     """The same service, but with its own address, token and database; and with this profile, if it has one.
 
-    It analyzes mail itself: core nodes and workers have the configuration that is in use, not the one to try.
+    It analyses mail itself: core nodes and workers have the configuration that is in use, not the one to try.
     """
     only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
     analyzers = config.analyzers

@@ -69,12 +69,16 @@ def preview(
 
 @digest.command()
 @click.option(
-    "--to", "people", multiple=True, metavar="ADDRESS", help="Send only to this person, whether due or not; repeatable."
+    "--to",
+    "people",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Send only to this person, even if no digest is due; repeatable.",
 )
 @click.option(
     "--now",
     is_flag=True,
-    help="Send to everyone with new held mail, whether due or not, except those who chose `never`.",
+    help="Send to everyone with new held mail, even if no digest is due, except those who chose `never`.",
 )
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:

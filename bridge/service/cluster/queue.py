@@ -371,7 +371,7 @@ class NatsQueue:
         return bool(self.members.workers)
 
     async def _look_after(self) -> None:
-        """Notice who came and went, and end the wait of mail that no one is left to analyze."""
+        """Notice who came and went, and end the wait of mail that no one is left to analyse."""
         while True:
             session = self._link.session
             if session is not None:

@@ -174,7 +174,7 @@ class NodeSign:
     """An API node's sign of life."""
 
     id: str
-    waiting: int  # its mails in the queue, including those being analyzed
+    waiting: int  # its mails in the queue, including those being analysed
 
     def to_bytes(self) -> bytes:
         return json.dumps({"id": self.id, "waiting": self.waiting}).encode()

@@ -1,4 +1,4 @@
-"""A worker's side of the queue: takes as many jobs as it has slots, analyzes them, and answers.
+"""A worker's side of the queue: takes as many jobs as it has slots, analyses them, and answers.
 
 Every slot asks NATS for one job; NATS gives each job to the slot that has waited longest. While a job is in
 work, the worker says so every few seconds. If it stops saying so, NATS gives the job to another worker. After each
