@@ -37,6 +37,7 @@ PAGES = "users"  # attempts and strangers are counted apart from the console's
 _LATELY_S = 3600.0
 _FEW = 3  # entries in the audit log about one link or mail, and reports of one mail by one person, in that time
 _MANY = 30  # refusals of one kind of request of a person who has signed in
+_TRIES = 10  # releases of one mail by one person
 _MOST = 500  # changes of one kind by one person; each is in the audit log
 _MAX_KNOWN = 10_000
 
@@ -80,6 +81,7 @@ class Pages:
         self.seen = RecentUses(_FEW)  # mails, by a person
         self.refused = RecentUses(_MANY)
         self.changed = RecentUses(_MOST)
+        self.tried = RecentUses(_TRIES)  # releases of a mail by a person: each is an event in the mail's story
         self.reported = RecentUses(_FEW)  # mails, by a person: each report sends a mail, and is learned from
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

@@ -107,6 +107,9 @@ async def release(call: Call, copy: Copy) -> str:
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
+    if not call.pages.tried.is_one_of_few(f"{copy.person} {copy.mail.id}"):
+        text = call.speak("The mail could not be released. Try again later.")
+        raise Refused(429, call.speak("Not released"), text, 3600)
     outcome = await call.pages.carry_out(_release(call, copy))
     if outcome.was_done_before:  # by another window, or a second click, at the same moment
         raise _has_it(call)
