@@ -32,6 +32,7 @@ _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
 _GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
+_ENCODING_ERRORS = (18, 19)  # XML_ERROR_UNKNOWN_ENCODING, XML_ERROR_INCORRECT_ENCODING
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
 
 
@@ -81,8 +82,11 @@ def work_of(text: str) -> int:
 
 def read(content: bytes) -> Facts:
     reader = _Reader()
-    if not reader.parse(content, None) and b"\0" in content:  # undeclared UTF-16
-        reader.parse(content.replace(b"\0", b""), "utf-8")
+    if not reader.parse(content, None):
+        if b"\0" in content:  # undeclared UTF-16
+            reader.parse(content.replace(b"\0", b""), "utf-8")
+        elif reader.has_unknown_encoding:  # Office knows many that expat does not; in all of them, tags are ASCII
+            reader.parse(content.decode("latin_1").encode(), "utf-8")
     reader.facts.fields = "".join(reader.fields)
     reader.facts.defined = "\n".join(reader.defined).lower()
     return reader.facts
@@ -97,6 +101,7 @@ class _Reader:
         self.facts = Facts()
         self.fields: list[str] = []
         self.defined: list[str] = []
+        self.has_unknown_encoding = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
     def parse(self, content: bytes, encoding: str | None) -> bool:
@@ -114,7 +119,11 @@ class _Reader:
         try:
             for at in range(start, len(content), _BLOCK):
                 parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
-        except (expat.ExpatError, ValueError, LookupError):
+        except (ValueError, LookupError):
+            self.has_unknown_encoding = True
+            return False
+        except expat.ExpatError as exc:
+            self.has_unknown_encoding = exc.code in _ENCODING_ERRORS
             return False
         except _TooLarge:
             self.facts.has_entities = True
