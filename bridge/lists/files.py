@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TextIO, assert_never
 
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
+from bridge.matching import spelling
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
@@ -81,8 +82,7 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
     mistakes = _Mistakes(shown)
     found: dict[str, str | None] = {}
     for line, entry, comment in _rows(_of_text(text, kind), kind, mistakes):
-        if not entry:
-            mistakes.add(line, "the entry is empty")
+        mistakes.check_row(line, entry, comment)
         found[entry] = comment
     mistakes.check()
     return found
@@ -98,8 +98,7 @@ def rows(file: BinaryIO, kind: Format, shown: str, max_yaml_values: int | None =
     line = 0
     try:
         for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes, max_yaml_values):
-            if not entry:
-                mistakes.add(line, "the entry is empty")
+            mistakes.check_row(line, entry, comment)
             yield line, entry, comment
     except UnicodeDecodeError:
         raise InputError(f"{shown}:{line + 1}: not UTF-8 text here, or a few lines below") from None
@@ -143,6 +142,14 @@ class _Mistakes:
             self._found.append(f"{self.shown}:{line}: {what}")
         else:
             self._more += 1
+
+    def check_row(self, line: int, entry: str, comment: str | None) -> None:
+        if not entry:
+            self.add(line, "the entry is empty")
+        elif len(entry) > spelling.MAX_ENTRY:
+            self.add(line, f"the entry has more than {spelling.MAX_ENTRY} characters")
+        elif comment is not None and len(comment) > spelling.MAX_COMMENT:
+            self.add(line, f"the comment has more than {spelling.MAX_COMMENT} characters")
 
     def check(self) -> None:
         if self._found:

@@ -30,8 +30,10 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 def beside(path: Path, mode: int) -> Path:
     """An empty file in the same directory, with a name that nobody can guess. Raises OSError."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with open(fd, "wb"):
+    try:
         os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
     return Path(name)
 
 

@@ -141,10 +141,8 @@ async def delete(call: Call, copy: Copy) -> str:
     if not copy.settings.users.delete:
         text = call.speak("Your organisation does not let you delete held mail.")
         raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
-    hidden: set[str] = set()
     async with call.audited("deleted own mail", mail=copy.mail.id, detail="the copy", name=copy.person) as note:
-        for recipient in copy.recipients:
-            hidden |= set(await call.run(call.sources.items.hide, copy.mail.id, recipient))
+        hidden = set(await call.run(call.sources.items.hide, copy.mail.id, copy.recipients))
         if all(comparable_address(each) in hidden for each in copy.mail.envelope.addresses):
             outcome = await call.run(call.sources.actions.delete, copy.mail, copy.person)
             note.detail, note.result = f"the mail: {outcome.text}", _result(outcome)
