@@ -84,10 +84,7 @@ def test_check_says_whether_nats_and_workers_are_there(tmp_path: Path) -> None:
             assert "1 connected, 20 slots" in done.stdout, done.stdout
             other = text.replace("service.sqlite", "other.sqlite")
             (tmp_path / "service.yml").write_text(other)
-            assert (
-                "not used: 1 worker with another database"
-                in command(tmp_path, "check", "-c", "service.yml").stdout
-            )
+            assert "not used: 1 worker with another database" in command(tmp_path, "check", "-c", "service.yml").stdout
         (tmp_path / "service.yml").write_text(text)
         (tmp_path / "password").write_text("wrong")
         done = command(tmp_path, "check", "-c", "service.yml")
