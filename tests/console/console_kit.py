@@ -253,7 +253,7 @@ def patient_console(of: World) -> Iterator[ConsoleProcess]:
     known, port = of.console.config, free_port()
     data, _ = yaml_file.read(known, known.read_text())
     patient = known.with_name("patient.yml")
-    section = {**data["console"], "address": f"127.0.0.1:{port}", "undo_period": "10m"}
+    section = {**data["console"], "address": f"127.0.0.1:{port}", "undo_period": "60s"}
     patient.write_text(yaml_file.dump({**data, "console": section}))
     with console_process(patient, port) as process:
         yield process
