@@ -138,8 +138,10 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
 def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
     """A document that is encrypted as a whole: opened as Office does it without a question, or the tag for it."""
     data = default_password.package(info, package, budget)
+    if not data:
+        return Member((), None, tags=(ENCRYPTED if data is not None else NOT_READ,))
     budget.take(len(data))
-    return Member(("",), data, is_disputed=True) if data else Member((), None, tags=(ENCRYPTED,))
+    return Member(("",), data, is_disputed=True)
 
 
 def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:

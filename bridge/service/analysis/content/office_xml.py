@@ -3,8 +3,8 @@
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
 find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
 Entities that a document declares are expanded only in attributes: Office refuses them, and where LibreOffice does not,
-the document says that something was not read. Reading also stops if its declarations could make it several times as
-large. Linear; nothing here raises.
+the document says that something was not read. `elements` expands them in text, too. Reading also stops if what the
+document declares could make it several times as large. Linear; nothing here raises.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
+
+from bridge.mime import words
 
 # The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
@@ -33,6 +35,8 @@ _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
 _GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
+_ENCODING = re.compile(rb"<\?xml\s[^<>]*?encoding\s*+=\s*+[\"']([\w.:-]++)")
+_CHILD = "\0"  # where an element begins or ends within the text of another: no XML contains it
 
 
 class Relation(NamedTuple):
@@ -79,10 +83,28 @@ def work_of(text: str) -> int:
     return _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, _OFTEN))
 
 
+class Element(NamedTuple):
+    """One of those that were asked for. Its name and those of its attributes have no prefixes."""
+
+    name: str
+    attributes: dict[str, str]
+    text: str  # with that of all elements within; twice if there are any: they count as nothing, and as a space
+
+
+def elements(content: bytes, names: frozenset[str], attribute: str = "") -> tuple[list[Element], bool]:
+    """The elements of these names, and those with this attribute; and whether all of the document was read."""
+    reader = _ElementReader(names, attribute)
+    is_whole = reader.read(content)
+    return reader.found(), is_whole
+
+
+def work_of_elements(text: str) -> int:
+    return _READ_WORK * text.count("<")
+
+
 def read(content: bytes) -> Facts:
     reader = _Reader()
-    if not reader.parse(content, None) and b"\0" in content:  # undeclared UTF-16
-        reader.parse(content.replace(b"\0", b""), "utf-8")
+    reader.read(content)
     reader.facts.fields = "".join(reader.fields)
     reader.facts.defined = "\n".join(reader.defined).lower()
     return reader.facts
@@ -93,20 +115,36 @@ class _TooLarge(Exception):
 
 
 class _Reader:
+    expands = False  # entities in text
+
     def __init__(self) -> None:
         self.facts = Facts()
         self.fields: list[str] = []
         self.defined: list[str] = []
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
+    def read(self, content: bytes) -> bool:
+        """Whether all of it is XML. It may be in a charset that only other parsers know, or in undeclared UTF-16."""
+        if self.parse(content, None):
+            return True
+        if b"\0" in content:
+            return self.parse(content.replace(b"\0", b""), "utf-8")
+        declared = _ENCODING.search(content[:_START])
+        codec = words.codec_of(declared[1].decode("latin-1")) if declared else "utf_8"
+        if codec in ("utf_8", "latin_1"):
+            return False
+        return self.parse(words.decoded(content, codec).encode("utf-8", "replace"), "utf-8")
+
     def parse(self, content: bytes, encoding: str | None) -> bool:
-        """Whether all of it is XML."""
         parser = expat.ParserCreate(encoding)
         parser.buffer_text = True
         parser.StartElementHandler = self._begin
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._add
-        parser.DefaultHandler = self._refer  # which also means that no entity is expanded in text
+        if self.expands:
+            parser.DefaultHandlerExpand = self._refer
+        else:
+            parser.DefaultHandler = self._refer  # which also means that no entity is expanded in text
         declarations = _Declarations(content)
         parser.EntityDeclHandler = declarations.entity
         parser.AttlistDeclHandler = declarations.attribute
@@ -158,6 +196,45 @@ class _Reader:
         else:
             self.facts.data.append("".join(self._text))
         self._text = None
+
+
+class _ElementReader(_Reader):
+    expands = True
+
+    def __init__(self, names: frozenset[str], attribute: str) -> None:
+        super().__init__()
+        self._names, self._attribute = names, attribute
+        self._found: list[tuple[str, dict[str, str], list[str]]] = []
+        self._depth = 0  # within an element of these names; the text belongs to the outermost
+
+    def found(self) -> list[Element]:
+        return [Element(name, attributes, _both_ways("".join(text))) for name, attributes, text in self._found]
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        name = name.rpartition(":")[2]
+        is_named = name in self._names
+        if is_named or (self._attribute and any(self._attribute in key for key in attributes)):
+            plain = {key.rpartition(":")[2]: value for key, value in attributes.items()}
+            text: list[str] = []
+            self._found.append((name, plain, text))
+            if is_named and self._text is None:
+                self._text = text
+        if self._text is not None:
+            self._text.append(_CHILD if self._depth else "")
+            self._depth += 1
+
+    def _end(self, name: str) -> None:
+        if self._text is None:
+            return
+        self._depth -= 1
+        if self._depth:
+            self._text.append(_CHILD)
+        else:
+            self._text = None
+
+
+def _both_ways(text: str) -> str:
+    return text.replace(_CHILD, "") + "\n" + text.replace(_CHILD, " ") if _CHILD in text else text
 
 
 class _Declarations:
