@@ -26,6 +26,7 @@ _AES_WORK, _RC4_WORK = 2, 20  # for each byte
 _SPINS = 50_000  # of the older form; the newer one says how many
 _HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
 _DATA, _KEY = "keyData", "encryptedKey"
+_DESCRIBED = frozenset({_DATA, _KEY})
 _ZIP = b"PK"  # the beginning of every such document
 _INPUT_KEY, _VALUE_KEY, _KEY_KEY = (
     bytes.fromhex(text) for text in ("fea7d2763b4b9e79", "d7aa0f6d3061344e", "146e0be7abacd0d6")
@@ -76,8 +77,8 @@ def _padded_hash(hashed: bytes, byte: int) -> bytes:
 
 def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes | None:
     """The key is random, and is itself encrypted, once for each password or certificate. An XML document says how."""
-    budget.take_work(office_xml.work_of_elements(info.decode("latin-1")) + len(info))
-    found, _ = office_xml.elements(info[8:], frozenset({_DATA, _KEY}))
+    budget.take_work(len(info) + office_xml.work_of_elements(info.decode("latin-1"), _DESCRIBED))
+    found, _ = office_xml.elements(info[8:], _DESCRIBED)
     about = [element.attributes for element in found if element.name == _DATA]
     keys = [element.attributes for element in found if element.name == _KEY]
     for key in keys:
