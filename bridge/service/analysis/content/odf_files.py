@@ -47,7 +47,7 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
     found: list[Element] = []
     if any(mark in text for mark in (*_READ, _DECLARES)):  # else there is nothing that only a parser finds
         attribute = "href" if _DECLARES in text else ""
-        budget.take_work(office_xml.work_of_elements(text, _READ, attribute))
+        budget.take_work(office_xml.work_of_elements(text, (*_READ, attribute) if attribute else _READ))
         found, is_whole = office_xml.elements(content, _READ, attribute)
         if not is_whole:
             found += _damaged(text)

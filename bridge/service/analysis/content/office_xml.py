@@ -10,6 +10,7 @@ document declares could make it several times as large. Linear; nothing here rai
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
@@ -18,10 +19,11 @@ from bridge.mime import words
 
 # The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
-_NAMES = b"(?=[FRbdfi])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|%b)" % (
+_NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
     b"bin(?:Data|aryData|ary-data)|ForeignData"
 )
 _ELEMENTS = tuple(re.compile(mark + _NAMES) for mark in (b"<", b":", b";"))  # with a prefix; after `&#60;` in an entity
+_SHEET_MARK = b"sheetData"  # a sheet of Excel, wherever it is: its formulas are read without a parser
 _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document in it
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
@@ -65,7 +67,7 @@ def is_likely(content: bytes) -> bool:
     if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
-    return _has_element(text)
+    return _SHEET_MARK in text or _has_element(text)
 
 
 def may_have_facts(content: bytes) -> bool:
@@ -98,11 +100,10 @@ def elements(content: bytes, names: frozenset[str], attribute: str = "") -> tupl
     return reader.found(), is_whole
 
 
-def work_of_elements(text: str, names: frozenset[str], attribute: str = "") -> int:
-    """What it costs to find them in a document of this text."""
-    often = (*names, attribute) if attribute else names
+def work_of_elements(text: str, marks: Collection[str]) -> int:
+    """What it costs to find elements in a document of this text if each of them has one of these marks."""
     added = _GROWTH * len(text) + _FREE if "<!ENTITY" in text or "<!ATTLIST" in text else 0
-    return added + 2 * _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, often)) + 10 * text.count("=")
+    return added + 2 * _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, marks)) + 10 * text.count("=")
 
 
 def read(content: bytes) -> Facts:
