@@ -88,7 +88,7 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
     return found
 
 
-def rows(file: BinaryIO, kind: Format, shown: str) -> Iterator[Row]:
+def rows(file: BinaryIO, kind: Format, shown: str, max_yaml_values: int | None = None) -> Iterator[Row]:
     """The same one by one, without holding the file in memory; an entry may appear twice. JSON and YAML are read whole.
 
     Raises InputError, for most mistakes only at the end of the file.
@@ -97,7 +97,7 @@ def rows(file: BinaryIO, kind: Format, shown: str) -> Iterator[Row]:
     text = io.TextIOWrapper(file, "utf-8-sig", newline=_newline(kind))
     line = 0
     try:
-        for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes):
+        for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes, max_yaml_values):
             if not entry:
                 mistakes.add(line, "the entry is empty")
             yield line, entry, comment
@@ -159,7 +159,7 @@ def _newline(kind: Format) -> str | None:
     return "" if kind is Format.CSV else None
 
 
-def _rows(text: _Lines, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
+def _rows(text: _Lines, kind: Format, mistakes: _Mistakes, max_yaml_values: int | None = None) -> Iterable[Row]:
     match kind:
         case Format.TEXT:
             return _text_rows(text, mistakes)
@@ -170,7 +170,7 @@ def _rows(text: _Lines, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
         case Format.JSON:
             return _json_rows(text.whole(), mistakes)
         case Format.YAML:
-            return _yaml_rows(text.whole(), mistakes)
+            return _yaml_rows(text.whole(), mistakes, max_yaml_values)
         case _:
             assert_never(kind)
 
@@ -218,11 +218,11 @@ def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     yield from _items(value, lambda _: 1, mistakes)
 
 
-def _yaml_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+def _yaml_rows(text: str, mistakes: _Mistakes, max_values: int | None) -> Iterator[Row]:
     try:
         from bridge.runtime import yaml_file  # only this format needs it
 
-        value, line_of = yaml_file.read(Path(mistakes.shown), text)
+        value, line_of = yaml_file.read(Path(mistakes.shown), text, max_values=max_values)
     except ConfigError as exc:
         raise InputError(str(exc)) from None
     yield from _items(value, line_of, mistakes)

@@ -43,6 +43,7 @@ _MACRO_ROOT = re.compile(r"[<:]macrosheet[\s/>]")
 _FORMULA_TEXT = re.compile(r"<(?:[^\s<>:/]++:)?f(?:\s[^<>]*+)?>([^<]++)")
 _FORMULA_ELEMENTS, _FORMULA_MARKS = frozenset({"macrosheet", "f"}), ("macrosheet", "<f", ":f")
 _ADDRESS_MARKS = ("&", "//", "\\\\")
+_FORMULA_WORK = 200  # for each that is kept
 _JOINT = re.compile(r'"\s*+&\s*+"')
 # What precedes the formula in a record of MS-XLSB: BrtFmlaNum, BrtFmlaBool, BrtFmlaError, BrtArrFmla and BrtShrFmla
 _BEFORE_FORMULA = {9: 18, 10: 11, 11: 11, 426: 17, 427: 16}
@@ -152,8 +153,11 @@ class Sheet(NamedTuple):
 def sheet(content: bytes, text: str, names: tuple[str, ...], budget: Budget) -> Sheet:
     """Of a part and its text. Formulas may be within CDATA sections, and have comments in between."""
     is_macro = _MACRO_ROOT.search(text) is not None or any(map(_MACRO_PART.search, names))
-    found = (match[1] for match in _FORMULA_TEXT.finditer(text))
-    formulas = [unescaped(formula) for formula in found if any(mark in formula for mark in _ADDRESS_MARKS)]
+    formulas = []
+    for match in _FORMULA_TEXT.finditer(text):
+        if any(mark in match[1] for mark in _ADDRESS_MARKS):
+            budget.take_work(_FORMULA_WORK)
+            formulas.append(unescaped(match[1]))
     if is_macro or ("<!" in text and any(mark in text for mark in _FORMULA_MARKS)):
         budget.take_work(office_xml.work_of_elements(text, _FORMULA_MARKS))
         elements, _ = office_xml.elements(content, _FORMULA_ELEMENTS)

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
-from bridge.mime import words
-
 # The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
 _NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
@@ -36,8 +34,8 @@ _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
 _GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
+_ENCODING_ERRORS = (18, 19)  # XML_ERROR_UNKNOWN_ENCODING, XML_ERROR_INCORRECT_ENCODING
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
-_ENCODING = re.compile(rb"<\?xml\s[^<>]*?encoding\s*+=\s*+[\"']([\w.:-]++)")
 _CHILD = "\0"  # where an element begins or ends within the text of another: no XML contains it
 
 
@@ -125,19 +123,18 @@ class _Reader:
         self.facts = Facts()
         self.fields: list[str] = []
         self.defined: list[str] = []
+        self.has_unknown_encoding = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
     def read(self, content: bytes) -> bool:
-        """Whether all of it is XML. It may be in a charset that only other parsers know, or in undeclared UTF-16."""
+        """Whether all of it is XML."""
         if self.parse(content, None):
             return True
-        if b"\0" in content:
+        if b"\0" in content:  # undeclared UTF-16
             return self.parse(content.replace(b"\0", b""), "utf-8")
-        declared = _ENCODING.search(content[:_START])
-        codec = words.codec_of(declared[1].decode("latin-1")) if declared else "utf_8"
-        if codec in ("utf_8", "latin_1"):
-            return False
-        return self.parse(words.decoded(content, codec).encode("utf-8", "replace"), "utf-8")
+        if self.has_unknown_encoding:  # Office knows many that expat does not; in all of them, tags are ASCII
+            return self.parse(content.decode("latin_1").encode(), "utf-8")
+        return False
 
     def parse(self, content: bytes, encoding: str | None) -> bool:
         parser = expat.ParserCreate(encoding)
@@ -156,7 +153,11 @@ class _Reader:
         try:
             for at in range(start, len(content), _BLOCK):
                 parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
-        except (expat.ExpatError, ValueError, LookupError):
+        except (ValueError, LookupError):
+            self.has_unknown_encoding = True
+            return False
+        except expat.ExpatError as exc:
+            self.has_unknown_encoding = exc.code in _ENCODING_ERRORS
             return False
         except _TooLarge:
             self.facts.has_entities = True
