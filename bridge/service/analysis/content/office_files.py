@@ -68,7 +68,8 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
     return (
         content.startswith((MAGIC, onenote_files.MAGIC))
         or is_rtf(content)
-        or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
+        or any(map(_is_xml_part, names))
+        or excel_files.is_binary_part(content, names)
         or odf_files.is_odf(content, names)
         or active_mime.is_active_mime(content)
         or active_mime.has_web_archive(content, names)
@@ -92,7 +93,7 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, links=_links(content))
     elif active_mime.is_active_mime(content):
         yield from active_mime.active_mime_members(content, budget)
-    elif any(map(excel_files.is_binary_part, names)):
+    elif excel_files.is_binary_part(content, names):
         tags = tuple(excel_files.tags_of_binary_part(content, tuple(names), budget))
         yield Member((), None, tags=tags, links=_links(content))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
@@ -138,8 +139,10 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
 def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
     """A document that is encrypted as a whole: opened as Office does it without a question, or the tag for it."""
     data = default_password.package(info, package, budget)
+    if not data:
+        return Member((), None, tags=(ENCRYPTED if data is not None else NOT_READ,))
     budget.take(len(data))
-    return Member(("",), data, is_disputed=True) if data else Member((), None, tags=(ENCRYPTED,))
+    return Member(("",), data, is_disputed=True)
 
 
 def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
@@ -240,7 +243,8 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     if office_xml.may_have_facts(content):
         budget.take_work(office_xml.work_of(text))
         found = office_xml.read(content)  # as far as it is XML
-    tags = set(excel_files.tags_of_text_part(text, names)) | set(excel_files.tags_of_names(found.defined))
+    sheet = excel_files.sheet(content, text, names, budget)
+    tags = set(excel_files.tags_of_text_part(text, sheet)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
     for relation in (*found.relations, *map(_relation, _RELATION.findall(text))):
         budget.take_work(_RELATION_WORK)
@@ -257,7 +261,7 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
         tags.add(EQUATION)
     if found.has_entities:
         tags.add(NOT_READ)
-    links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(text, names)))
+    links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(sheet)))
     yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
     for encoded in found.data:
         data = decode(encoded.encode("latin-1", "replace"), "base64")[0]
