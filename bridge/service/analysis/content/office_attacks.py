@@ -24,8 +24,8 @@ _PRIVATE = tuple(
 )
 _DRIVE = re.compile(r"[a-z][:|]")
 _NUMERIC = re.compile(r"(?:0x)?[0-9a-f]+")
-_DDE_WORD = re.compile(  # at the beginning of a line: a host may be called `dde`
-    r"^(?:[^\S\n]|\"){0,99}DDE(?:AUTO)?(?![A-Za-z0-9])\s{0,200}(?:\"([^\"\n]{0,1000})\"|([^\s\"]{1,1000}))?([^\n]{0,2000})",
+_DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
+    r"^[^\w\n]*+DDE(?:AUTO)?(?![A-Za-z0-9])\s*+(?:\"([^\"\n]*+)\"|([^\s\"]++))?([^\n]*+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _OFFICE_PROGRAM = re.compile(

@@ -44,14 +44,25 @@ _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
 _LINK = re.compile(rb"https?://[\x21-\x7e]{4,}+")  # to the end: a long user name may precede the host
 _WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,}+")
-_DDE_FIELD = re.compile(rb"\x13(\0?[\s\"]{0,9}\0?D\0?D\0?E\0?[^\x14\x15]{0,2000})", re.IGNORECASE)
-_DDE_WORK = 4096  # for each such field
-_RELATION = re.compile(r"<(?:\w{1,20}:)?Relationship\s([^>]{0,8000})")
+# The text of an old document, without the high bytes of UTF-16: a field begins at 13, its result at 14, and ends at 15.
+_DDE_FIELD = re.compile(rb"\x13[^A-Za-z\x13-\x15]*+(DDE[^\x14\x15]*+)", re.IGNORECASE)
+_EMPTY_FIELD = re.compile(rb"\x13[^\x13-\x15]*+\x14[^A-Za-z\x13-\x15]*+\x15")  # with nothing to read in its result
+_DDE_WORK = 4096  # for each field that uses DDE
+_TEXT_WORK, _MARK_WORK = 8, 100  # for each byte of such a document, and each beginning of a field
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+# In all patterns for XML, nothing goes beyond the next `<`, so that nothing is looked at twice.
+_RELATION = re.compile(r"<(?:[^\s<>/:]*+:)?Relationship\s([^<>]*+)")
 _RELATION_WORK = 600  # for each, in each way in which it is read
+_TAG_WORK = 50  # for each tag, each time a pattern is searched for
+_FIELD_WORK = 30  # for each character in a field
+_PROGID = re.compile(r"progid\s*+=\s*+[\"']equation\.[23]")
 _FIELD = re.compile(
-    r"instrText[^>]{0,500}>([^<]*)|(?:w:)?instr\s{0,9}=\s{0,9}(?:\"([^\"]*)|'([^']*))|fldCharType\s{0,9}=\s{0,9}[\"']begin()"
+    r"<(?:[^\s<>/:]*+:)?(?:instrText(?:\s[^<>]*+)?>([^<]*+)|fldSimple\s([^<>]*+)"
+    r"|fldChar\s[^<>]*?fldCharType\s*+=\s*+[\"']begin())"
 )
-_SHEET_LINK = re.compile(r"<(?:\w{1,20}:)?ddeLink\s([^>]{0,8000})")
+_INSTRUCTION = r"(?:\w{1,20}:)?instr"
+_FIELD_MARKS = ("instrText", "fldSimple")
+_SHEET_LINK = re.compile(r"<(?:[^\s<>/:]*+:)?ddeLink\s([^<>]*+)")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
 _OBJECT_WORK = 1024
 _RTF_WORK = 100  # for each byte of compressed text
@@ -157,13 +168,21 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
     elif name == "worddocument":
         if _has_password(content):
             yield ENCRYPTED
-        for match in _DDE_FIELD.finditer(content):
-            budget.take_work(_DDE_WORK)
-            yield office_attacks.tag_of_field(match[1].replace(b"\0", b"").decode("latin-1"))
+        yield from _tags_of_text(content, budget)
     elif name in ("0table", "1table") and any(map(office_attacks.is_remote, office_attacks.associated(content))):
         yield TEMPLATE
     elif name == "\x01ole" and _URL_MONIKER in content and any(map(office_attacks.is_remote, _links(content))):
         yield EXPLOIT  # an object that is loaded and run (CVE-2017-0199)
+
+
+def _tags_of_text(document: bytes, budget: Budget) -> Iterator[str]:
+    """The fields of an old Word document. Another field may stand in one, before its first word."""
+    budget.take_work(_TEXT_WORK * len(document) + _MARK_WORK * document.count(b"\x13"))
+    text = document.replace(b"\0", b"")
+    for reading in (text, _EMPTY_FIELD.sub(b"", text)):
+        for match in _DDE_FIELD.finditer(reading):
+            budget.take_work(_DDE_WORK)
+            yield office_attacks.tag_of_field(match[1].translate(_ONE_LINE).decode("latin-1"))
 
 
 def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
@@ -246,18 +265,20 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     sheet = excel_files.sheet(content, text, names, budget)
     tags = set(excel_files.tags_of_text_part(text, sheet)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
-    for relation in (*found.relations, *map(_relation, _RELATION.findall(text))):
+    written = _found(_RELATION, ("Relationship",), text, budget)
+    for relation in (*found.relations, *(_relation(match[1]) for match in written)):
         budget.take_work(_RELATION_WORK)
         tags.update(_tags_of_relation(relation))
         if relation.is_external:
             links[relation.target] = None
-    fields = unescaped("".join(map(_instruction, _FIELD.finditer(text))))
+    fields = unescaped("".join(map(_instruction, _found(_FIELD, _FIELD_MARKS, text, budget))))
+    budget.take_work(_FIELD_WORK * (len(fields) + len(found.fields)))
     tags.update(map(office_attacks.tag_of_field, (fields, found.fields)))
-    for match in _SHEET_LINK.finditer(text):
+    for match in _found(_SHEET_LINK, ("ddeLink",), text, budget):
         about = unescaped(match[1])
         tags.add(office_attacks.tag_of_sheet_link(_attribute(about, "ddeService"), _attribute(about, "ddeTopic")))
     tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
-    if re.search(r"progid=[\"']equation\.[23]", text, re.IGNORECASE):
+    if _PROGID.search(text.lower()):
         tags.add(EQUATION)
     if found.has_entities:
         tags.add(NOT_READ)
@@ -270,9 +291,16 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
         yield Member(("",), data, is_disputed=True)
 
 
+def _found(pattern: re.Pattern[str], marks: tuple[str, ...], text: str, budget: Budget) -> Iterator[re.Match[str]]:
+    """What a pattern finds in a part; most parts have nothing of the kind."""
+    if any(mark in text for mark in marks):
+        budget.take_work(_TAG_WORK * text.count("<"))
+        yield from pattern.finditer(text)
+
+
 def _relation(written: str) -> Relation:
     about = unescaped(written)
-    is_external = re.search(r"TargetMode\s{0,9}=\s{0,9}[\"']External", about) is not None
+    is_external = re.search(r"TargetMode\s*+=\s*+[\"']External", about) is not None
     return Relation(_attribute(about, "Type"), _attribute(about, "Target"), is_external)
 
 
@@ -292,12 +320,12 @@ def _tags_of_relation(relation: Relation) -> Iterator[str]:
 
 def _instruction(match: re.Match[str]) -> str:
     """A piece of a field, or a new line if another field begins."""
-    piece, quoted, single, begin = match.groups()
-    return piece if piece is not None else "\n" + (begin or quoted or single or "")
+    piece, attributes, _ = match.groups()
+    return piece if piece is not None else f"\n{_attribute(attributes, _INSTRUCTION)}\n" if attributes else "\n"
 
 
 def _attribute(about: str, name: str) -> str:
-    match = re.search(rf"(?:^|\s){name}\s{{0,9}}=\s{{0,9}}(?:\"([^\"]*)|'([^']*))", about)
+    match = re.search(rf"(?:^|\s){name}\s*+=\s*+(?:\"([^\"]*+)|'([^']*+))", about)
     return (match[1] or match[2] or "") if match else ""
 
 

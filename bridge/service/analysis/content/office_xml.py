@@ -26,8 +26,8 @@ _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
 _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk"})
-_READ = _FIELDS | _DATA | {"Relationship", "fldSimple", "ddeLink", "definedName"}
-_OFTEN = ("nstrText", "Relationship", "fldSimple", "ddeLink", "definedName")
+_READ = _FIELDS | _DATA | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName"}
+_OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName")
 _TAG_WORK = 50  # for each tag, and
 _READ_WORK = 250  # for each that is read
 _START = 4096  # bytes in which the first element begins; before it are comments
@@ -53,7 +53,7 @@ class Relation(NamedTuple):
 @dataclass(slots=True)
 class Facts:
     relations: list[Relation] = field(default_factory=list)
-    fields: str = ""  # the instructions of all fields
+    fields: str = ""  # the instructions of all fields, each on its own line
     defined: str = ""  # the names of cells, in lower case, each on its own line
     data: list[str] = field(default_factory=list)  # files, in Base64
     dde_links: list[tuple[str, str]] = field(default_factory=list)  # service and topic
@@ -107,7 +107,9 @@ def work_of_elements(text: str, marks: Collection[str]) -> int:
 def read(content: bytes) -> Facts:
     reader = _Reader()
     reader.read(content)
-    reader.facts.fields = "".join(reader.fields)
+    reader.facts.fields = "\n".join(
+        filter(None, (*reader.fields, *(text for code in reader.codes for text in code.texts())))
+    )
     reader.facts.defined = "\n".join(reader.defined).lower()
     return reader.facts
 
@@ -116,12 +118,23 @@ class _TooLarge(Exception):
     """What the document declares."""
 
 
+class _Code:
+    """The instruction of a field, in pieces. What was deleted in it is not a part of it."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, list[str]] = {name: [] for name in _FIELDS}
+
+    def texts(self) -> list[str]:
+        return ["".join(pieces) for pieces in self.pieces.values()]
+
+
 class _Reader:
     expands = False  # entities in text
 
     def __init__(self) -> None:
         self.facts = Facts()
         self.fields: list[str] = []
+        self.codes = [_Code()]  # of the fields that are open: they may contain each other
         self.defined: list[str] = []
         self.has_unknown_encoding = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
@@ -175,11 +188,20 @@ class _Reader:
         elif name in _FIELDS or name in _DATA:
             self._text = []
         elif name == "fldSimple":
-            self.fields += [value for key, value in attributes.items() if key.rpartition(":")[2] == "instr"]
+            self.fields += _local(attributes, "instr")
+        elif name == "fldChar":
+            self._bound(_local(attributes, "fldCharType"))
         elif name == "ddeLink":
             self.facts.dde_links.append((attributes.get("ddeService", ""), attributes.get("ddeTopic", "")))
         elif name == "definedName":
             self.defined.append(attributes.get("name", ""))
+
+    def _bound(self, kinds: list[str]) -> None:
+        """The beginning or the end of a field, or something between them."""
+        if "begin" in kinds:
+            self.codes.append(_Code())
+        elif "end" in kinds and len(self.codes) > 1:
+            self.fields += self.codes.pop().texts()
 
     def _add(self, text: str) -> None:
         if self._text is not None:
@@ -197,10 +219,15 @@ class _Reader:
         if not (name in _FIELDS or name in _DATA):
             return
         if name in _FIELDS:
-            self.fields += self._text
+            self.codes[-1].pieces[name] += self._text
         else:
             self.facts.data.append("".join(self._text))
         self._text = None
+
+
+def _local(attributes: dict[str, str], name: str) -> list[str]:
+    """The values of an attribute, with any prefix."""
+    return [value for key, value in attributes.items() if key.rpartition(":")[2] == name]
 
 
 class _ElementReader(_Reader):
