@@ -23,6 +23,7 @@ from bridge.service.analysis.content import (
     office_xml,
     onenote_files,
     table_files,
+    vba,
 )
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
 from bridge.service.analysis.content.decompression import decode as decode_stream
@@ -33,7 +34,6 @@ from bridge.service.analysis.content.onenote_files import EMBEDDED
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.rtf_files import Embedded, is_rtf, rtf_fields, rtf_objects, rtf_templates
 from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
-from bridge.service.analysis.content.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
 EQUATION, EXPLOIT = "office:equation", "office:exploit"
@@ -122,6 +122,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     classes: set[bytes] = set()
     names: set[str] = set()
     encrypted: dict[str, bytes] = {}
+    project = vba.Project(content, budget)
     for entry in entries(content, budget):
         name = entry.name.lower()
         names.add(name)
@@ -135,9 +136,10 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
             mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
         if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
             yield Member((), None, tags=tags)
-        yield from _of_macros(entry.content, budget)
+        for source, tags in project.sources(name, entry.content):
+            yield Member(("macro.txt",) if source else (), source or None, tags=tags, links=_links(source))
         yield from _of_stream(entry, name, budget)
-    found = [UNOPENED] if not names else []
+    found = [UNOPENED] if not names else [MACRO, NOT_READ] if project.is_unread else []
     if "encryptedpackage" in encrypted:
         yield _opened(encrypted.get("encryptioninfo", b""), encrypted["encryptedpackage"], budget)
     if _EQUATION_CLASS in classes:
@@ -236,11 +238,6 @@ def _links(content: bytes) -> tuple[str, ...]:
     found = [match.decode("latin-1") for match in _LINK.findall(content)]
     found += [match.decode("utf-16-le", "replace") for match in _WIDE_LINK.findall(content)]
     return tuple(dict.fromkeys(found))
-
-
-def _of_macros(content: bytes, budget: Budget) -> Iterator[Member]:
-    for source in sources(content, budget):
-        yield Member(("macro.txt",), source, tags=tags_of_source(source), links=_links(source))
 
 
 def package(content: bytes) -> Member:
