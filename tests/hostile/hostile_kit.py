@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,14 @@ class Process:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition(f"{field}:")[2].split()[0]) * 1024
 
+    def spooled(self) -> int:
+        """Bytes of large mail that are in files, which are unlinked. For a slow disk, the daemon keeps 32 MiB more."""
+        found = 0
+        for file in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                found += file.stat().st_size if os.readlink(file).endswith(" (deleted)") else 0
+        return found
+
     @contextmanager
     def growing_at_most(self, limit: int) -> Iterator[None]:
         """The daemon's memory must not grow by more than `limit` inside the block, not even briefly."""
@@ -105,15 +113,11 @@ def bridge_process(
 
     Without `is_program` it is forked from a process that has imported everything, which is faster. Its memory must not
     be measured: there is free space in its heap already, in which much could grow unnoticed.
-
-    Large mail is kept in `directory`, which is in memory where that is possible (`tests/conftest.py`). For a slow disk,
-    the bridge keeps up to 32 MiB that are not written yet; `tests/intake/test_wait_for_disk.py` has this limit.
     """
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
     background.run(scanner.start())
     background.run(next_hop.start())
     data = configuration(directory, scanner, next_hop, config, **listener)
-    data["spool"] = {"directory": str(directory), **data.get("spool", {})}
     (directory / "bridge.yml").write_text(yaml_file.dump(data))
     log = directory / "log"
 

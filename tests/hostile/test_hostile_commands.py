@@ -60,16 +60,22 @@ def test_long_lines_pass_intact(shared: RunningBridge, length: int) -> None:
 
 
 def test_mail_of_exactly_the_limit_passes_and_one_byte_more_is_552(tmp_path: Path) -> None:
-    """One byte under 50 MiB, exactly 50 MiB, and one byte over, whatever SIZE says; memory stays small."""
+    """One byte under 50 MiB, exactly 50 MiB, and one byte over, whatever SIZE says; memory stays small.
+
+    The client waits for the disk: what is not written yet is in memory, and has its own limit.
+    """
     line = b"x" * 1022 + b"\r\n"
     with bridge_process(tmp_path) as bridge, bridge.client() as client:
         client.open()
         with bridge.growing_at_most(24 * MiB):
             for extra, code in ((-1, b"250 "), (0, b"250 "), (1, b"552 5.3.4 ")):
+                until(lambda: not bridge.spooled(), "the file of the mail before to be closed")
                 client.begin(b"<a@client.example> SIZE=1000")
                 client.send(b"x" * (1022 + extra) + b"\r\n")
-                for _ in range(50 * 32 - 1):
+                for number in range(50 * 32 - 1):
                     client.send(line * 32)
+                    if number % 128 == 127:
+                        until(lambda sent=number // 32: bridge.spooled() >= (sent - 2) * MiB, "the disk")
                 client.send(line * 31)
                 assert client.say(b".")[0].startswith(code)
         assert [len(submission.email) - 50 * MiB for submission in bridge.scanner.submissions] == [-1, 0]
