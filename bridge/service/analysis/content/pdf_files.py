@@ -11,23 +11,15 @@ is installed; otherwise the document gets a tag.
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Collection, Iterator
 
 from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content.pdf_objects import Objects, Reader, plain, references
 from bridge.service.analysis.content.pdf_pictures import Pictures
-from bridge.service.analysis.content.pdf_streams import (
-    REFERENCE,
-    SPACE,
-    Decoder,
-    Stream,
-    from_hex,
-    outside,
-    plain,
-    streams,
-    without_comments,
-)
+from bridge.service.analysis.content.pdf_streams import Decoder, Stream, from_hex, outside, streams, without_comments
 from bridge.service.analysis.content.pictures import link_of
 from bridge.service.analysis.content.unpacking import Budget, Member
 
@@ -40,32 +32,29 @@ _READ_AGAIN = 20  # work for each byte before a word `stream` within another str
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 
-_ENDING = re.compile(rb"startxref\s{1,20}\d|trailer\s{0,20}<<|%%EOF")
-_ATTACHED = re.compile(rb"/(?:U?F|DOS|Mac|Unix)" + SPACE + REFERENCE)  # for any system: viewers take what there is
-_SCRIPT = re.compile(rb"/JS" + SPACE + REFERENCE)
-_FORM = re.compile(rb"/XFA" + SPACE + rb"(\[[^\]]{0,4000}|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)")
-_REFERENCE = re.compile(REFERENCE)
-_FORM_SCRIPT = re.compile(rb"<(?:[a-z]{1,20}:)?script[^>]{0,200}javascript", re.IGNORECASE)
+_ENDING = re.compile(rb"startxref[\s\0]++\d|trailer[\s\0]*+<<|%%EOF")
+# Files for any system: viewers take what there is.
+_ATTACHED, _SCRIPT, _FORM = frozenset({b"F", b"UF", b"DOS", b"Mac", b"Unix"}), frozenset({b"JS"}), frozenset({b"XFA"})
+_KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix|JS|XFA)(?=[\s\0%(<\[])")
+_KEY_WORK = 100
+_PARENTHESES = re.compile(rb"\(++")
+_FORM_SCRIPT = re.compile(rb"<(?:[^\s<>/:]++:)?script([^<]*+)", re.IGNORECASE)
+_ATTRIBUTES = re.compile(rb"""(?:[^>"']++|"[^"]*+"|'[^']*+')*+""")
+_SCRIPT_WORK = 3  # for each byte of a script or a form
 _STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
 _HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
-_KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix)" + SPACE + rb"(\(*)\Z")
-_KEY_WITHIN = 60  # bytes before a string
-_LONGEST_NAME = 1024  # bytes
 _LONGEST_STRING = 64 * 1024  # bytes, of those with parentheses: a host may follow a long user name
 _PARENTHESES_WORK = 60  # for each byte of one
 _PARENTHESIS = re.compile(rb"\\.|[()]", re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
 _ADDRESS = re.compile(r"\s{0,20}(?:[a-z][a-z0-9+.-]{1,30}:[/\\]|www\.)", re.IGNORECASE)
 _OBJECTS = re.compile(rb"/(?:ObjStm|First)(?![A-Za-z0-9])")
-_PAIR = re.compile(rb"[\s\0]{0,99}(\d{1,10})[\s\0]{1,20}(\d{1,10})")
-_FIRST = re.compile(rb"/First[\s\0]{0,20}(\d{1,10})")
+_PAIR = re.compile(rb"[\s\0]*+[+\-]?\d++[\s\0]++[+\-]?\d")
 _FILE_TYPE = re.compile(rb"/EmbeddedFile(?!s)")
-_RUNS = {
-    "pdf:javascript": re.compile(rb"/(?:JavaScript|JS)(?![A-Za-z0-9])"),
-    "pdf:launch": re.compile(rb"/Launch(?![A-Za-z0-9])"),
-}
-_ON_OPENING = re.compile(rb"/(?:OpenAction|AA)(?![A-Za-z0-9])")
-_ACTIONS = re.compile(rb"/(?:JavaScript|Launch|SubmitForm|ImportData|GoToR|GoToE)(?![A-Za-z0-9])")
+_ACTION = re.compile(rb"/(JavaScript|JS|Launch|OpenAction|AA|SubmitForm|ImportData|GoToR|GoToE)(?![A-Za-z0-9])")
+_RUNS = {b"JavaScript": "pdf:javascript", b"JS": "pdf:javascript", b"Launch": "pdf:launch"}
+_ON_OPENING = {b"OpenAction", b"AA"}
+_ACTIONS = {b"JavaScript", b"Launch", b"SubmitForm", b"ImportData", b"GoToR", b"GoToE"}
 _CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 
 
@@ -99,21 +88,20 @@ class _Document:
         budget.take_work(10 * len(content))
         self._content = content
         self._budget = budget
+        self._objects = Objects(content, budget)
         self._streams: list[Stream] = []
         end = 0
-        for stream in streams(content):
+        for stream in streams(content, self._objects):
             budget.take_work(_FOUND_WORK + (_READ_AGAIN if stream.early <= end else 1) * len(stream.about))
             end = stream.end
             self._streams.append(stream)
-        text = outside(content, self._streams)
-        self._decoder = Decoder(content, text, budget)
-        self._pictures = Pictures(content, text, budget) if reads_pictures else None
-        self._texts = [text]
-        self._objects: list[tuple[bytes, bytes]] = []  # object streams, and what describes them
+        self._decoder = Decoder(content, self._objects, budget)
+        self._pictures = Pictures(content, self._objects, budget) if reads_pictures else None
+        self._texts = [_Text(outside(content, self._streams), budget)]
         self.is_read = True
         for stream in self._streams:
             self._read_objects(stream)
-        self.is_encrypted = any(b"/Encrypt" in text for text in self._texts)
+        self.is_encrypted = any(b"/Encrypt" in text.text for text in self._texts)
 
     def _read_objects(self, stream: Stream) -> None:
         """If it may be an object stream. Not all viewers need its type; all need the first offset."""
@@ -125,77 +113,95 @@ class _Document:
         is_certain = b"/ObjStm" in stream.about
         if is_certain and not (is_known and _looks_like_objects(data[:4096])):
             self.is_read = False
-        self._texts.append(plain(data))
-        self._objects.append((data, stream.about))
+        self._texts.append(_Text(plain(data), self._budget))
+        self._objects.add_packed(data, self._decoder.described(stream))
 
     def members(self) -> Iterator[Member]:
         attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
-        self._texts += self._indirect(attached.difference(*(stream.numbers for stream in self._streams)))
-        has_script = False
+        self._texts += self._indirect(attached)
+        pieces: list[bytes] = []  # of the form: together, they are one XML document
         for stream in self._streams:  # including those that seem to contain objects: any description may say so
-            if _FILE_TYPE.search(stream.about) or not stream.numbers.isdisjoint(attached):
+            if _FILE_TYPE.search(stream.about) or _is_one_of(stream, attached):
                 self._budget.take_member()
                 data, is_known = self._decoder.decode(stream)
                 is_lost = not data and stream.end - stream.start > _NO_CONTENT and not self.is_encrypted
                 tags = ("pdf:embedded-file", NOT_READ) if is_lost else ("pdf:embedded-file",)
                 yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method")
-            elif not stream.numbers.isdisjoint(scripts):
-                self._texts.append(self._decoder.decode(stream)[0])
-            elif not stream.numbers.isdisjoint(forms):
-                has_script |= _FORM_SCRIPT.search(self._decoder.decode(stream)[0]) is not None
+            elif _is_one_of(stream, scripts):
+                self._texts.append(_Text(self._decoded(stream), self._budget))
+            elif _is_one_of(stream, forms):
+                pieces.append(self._decoded(stream))
             elif b"/DCTDecode" in stream.about or b"/DCT" in stream.about:
                 self._budget.take_member()
                 self._budget.take(stream.end - stream.start)
                 yield Member(("",), self._content[stream.start : stream.end])
             elif self._pictures is not None:
                 yield from self._pictures.members(stream)
-        if has_script:
+        if _has_script(b"".join(pieces), self._budget):
             yield Member((), None, tags=("pdf:javascript",))
         yield _summary(self._texts, self._budget)
 
-    def _indirect(self, numbers: set[bytes]) -> list[bytes]:
+    def _decoded(self, stream: Stream) -> bytes:
+        data, _ = self._decoder.decode(stream)
+        self._budget.take_work(_SCRIPT_WORK * len(data))
+        return data
+
+    def _indirect(self, numbers: set[int]) -> list[_Text]:
         """Names of files that are separate objects, as if they were written where they are used."""
-        if not numbers:
-            return []
-        found = [b"/F " + text for text in self._decoder.objects(numbers)]
-        for data, about in self._objects:
-            self._budget.take_work(len(data))
-            places, end = _places(data)
-            starts = {first + at for first in (end, *_firsts(about)) for number, at in places if number in numbers}
-            self._budget.take_work(_LONGEST_NAME * len(starts))
-            found += [b"/F " + data[start : start + _LONGEST_NAME] for start in starts if start < len(data)]
-        return found
+        found = (text for number in numbers for _, text in self._objects.values(number))
+        names = (b"/F " + plain(text) for text in found if text[:1] in (b"(", b"<") and text[:2] != b"<<")
+        return [_Text(name, self._budget) for name in dict.fromkeys(names)]
 
-    def _numbers(self, pattern: re.Pattern[bytes]) -> set[bytes]:
-        found = (
-            match for text in self._texts for match in pattern.findall(text) + pattern.findall(without_comments(text))
-        )
-        return {number for match in found for number in (_REFERENCE.findall(match) or [match])}
+    def _numbers(self, keys: Collection[bytes]) -> set[int]:
+        """Of the objects to which these keys refer; and those that are in an array to which they refer."""
+        direct = {number for text in self._texts for key in keys for number in text.references.get(key, ())}
+        arrays = (value for number in direct for value, _ in self._objects.values(number) if isinstance(value, list))
+        return direct.union(*map(references, arrays))
 
 
-def _firsts(about: bytes) -> list[int]:
-    """Where the objects of a stream begin; the first and the last one, if several are named."""
-    found = [int(match) for match in _FIRST.findall(about)]
-    return found[:1] + found[1:][-1:]
+def _is_one_of(stream: Stream, numbers: set[int]) -> bool:
+    return bool(numbers) and (stream.numbers is None or not stream.numbers.isdisjoint(numbers))
 
 
-def _places(data: bytes) -> tuple[list[tuple[bytes, int]], int]:
-    """The numbers of the objects in an object stream and where they are, and where this list ends."""
-    found: list[tuple[bytes, int]] = []
-    end = 0
-    while match := _PAIR.match(data, end):
-        found.append((match[1], int(match[2])))
-        end = match.end()
-    return found, end
+class _Text:
+    """Objects that are in no stream, or in an object stream; or a script."""
+
+    def __init__(self, text: bytes, budget: Budget) -> None:
+        self.text = text
+        self.references: dict[bytes, set[int]] = {}  # by their key
+        self.keys: dict[int, tuple[str, int]] = {}  # before a string: the key, and how many parentheses are between
+        reader = Reader(text, budget)
+        for match in _KEY.finditer(text):
+            budget.take_work(_KEY_WORK)
+            at, key = reader.skip(match.end()), match[1]
+            if text[at : at + 1] in (b"(", b"<") and key in _SCRIPT | _FORM:
+                continue
+            if parentheses := _PARENTHESES.match(text, at):
+                self.keys[parentheses.end() - 1] = (key.decode(), parentheses.end() - at - 1)
+            elif text.startswith(b"<", at):
+                self.keys[at] = (key.decode(), 0)
+            else:
+                self.references.setdefault(key, set()).update(references(reader.value(at)[0]))
 
 
 def _looks_like_objects(data: bytes) -> bool:
     return b"<<" in data or _PAIR.match(without_comments(data)) is not None
 
 
-def _summary(texts: list[bytes], budget: Budget) -> Member:
-    tags = {tag for text in texts for tag, pattern in _RUNS.items() if pattern.search(text)}
-    if any(map(_ON_OPENING.search, texts)) and any(map(_ACTIONS.search, texts)):
+def _has_script(form: bytes, budget: Budget) -> bool:
+    """Whether an element `script` says that it is JavaScript: there are other languages."""
+    for match in _FORM_SCRIPT.finditer(form.replace(b"\0", b"")):  # of UTF-16
+        budget.take_work(_KEY_WORK + _SCRIPT_WORK * len(match[1]))
+        attributes = _ATTRIBUTES.match(match[1]).group()  # type: ignore[union-attr]  # (it matches nothing, too)
+        if "javascript" in html.unescape(attributes.decode("latin-1")).lower():
+            return True
+    return False
+
+
+def _summary(texts: list[_Text], budget: Budget) -> Member:
+    actions = {name for text in texts for name in _ACTION.findall(text.text)}
+    tags = {tag for name, tag in _RUNS.items() if name in actions}
+    if actions & _ON_OPENING and actions & _ACTIONS:
         tags.add("pdf:open-action")
     links: dict[str, None] = {}
     names: dict[str, None] = {}
@@ -211,15 +217,16 @@ def _summary(texts: list[bytes], budget: Budget) -> Member:
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
 
 
-def _strings(text: bytes, budget: Budget) -> Iterator[tuple[str, str]]:
+def _strings(found: _Text, budget: Budget) -> Iterator[tuple[str, str]]:
     """Strings that may be an address or the name of a file, and the key before them."""
+    text = found.text
     for match in _STRING.finditer(text):
-        (key, before), value = _key(text, match.start()), match[1]
+        (key, before), value = found.keys.get(match.start(), ("", 0)), match[1]
         if before or (key and text[match.end() : match.end() + 1] == b"("):
             value = _balanced(text, match.start(1) - before, budget) or value
         yield key, _as_text(_ESCAPE.sub(_unescaped, value) if b"\\" in value else value)
     for match in _HEX_STRING.finditer(text):
-        yield _key(text, match.start())[0], _as_text(from_hex(match[1]))
+        yield found.keys.get(match.start(), ("", 0))[0], _as_text(from_hex(match[1]))
 
 
 def _balanced(text: bytes, start: int, budget: Budget) -> bytes:
@@ -232,13 +239,6 @@ def _balanced(text: bytes, start: int, budget: Budget) -> bytes:
             break
     budget.take_work(_PARENTHESES_WORK * (at - start))
     return b"" if depth else text[start : at - 1]
-
-
-def _key(text: bytes, end: int) -> tuple[str, int]:
-    """The key before a string, and how many parentheses are between them."""
-    before = text[max(0, end - _KEY_WITHIN) : end]
-    match = _KEY.search(without_comments(before) if b"%" in before else before)
-    return (match[1].decode(), len(match[2])) if match else ("", 0)
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from bridge.mime.line_ends import digest
 from bridge.mime.structure import TooMuch
+from bridge.service.analysis.content.pdf_objects import Objects
 from bridge.service.analysis.content.pdf_streams import SPACE, Decoder, Stream
 from bridge.service.analysis.content.pictures import MIN_SIDE, NOT_READ
 from bridge.service.analysis.content.unpacking import Budget, Member
@@ -26,9 +27,9 @@ _IMAGE = re.compile(rb"/Image(?:Mask)?(?![A-Za-z0-9])")
 _FLATE = re.compile(rb"/F(?:ilter)?" + SPACE + rb"\[?" + SPACE + rb"/Fl(?:ateDecode)?(?![A-Za-z0-9])")
 _OTHER = re.compile(rb"/(?:DCT|JPX|JBIG2|CCITT|LZW|RunLength|ASCII)[A-Za-z0-9]{0,9}Decode")
 _NUMBER = re.compile(
-    rb"/(Width|Height|BitsPerComponent|Colors|Predictor)[\s\0]{1,20}(\d{1,6})(?![\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)"
+    rb"/(Width|Height|BitsPerComponent|Colors|Predictor)[\s\0]++\+?0*+(\d{1,6})(?![\s\0]*+\d++" + SPACE + rb"R)"
 )
-_BASE = rb"(?:/\w{1,30}|\[[^\]]{0,400}\]|\d{1,10}[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R)"
+_BASE = rb"(?:/\w++|\[[^\]]{0,400}\]|\d++[\s\0]++\d++" + SPACE + rb"R)"
 _PALETTE = re.compile(rb"/Indexed" + SPACE + _BASE + SPACE + rb"(\d{1,3})")
 _PNG_FILTERS = 10  # a predictor from this number on is one of PNG
 _KINDS = {1: 0, 3: 2, 4: 6}  # the colour types of PNG, by the number of components
@@ -38,12 +39,12 @@ _WITH_PALETTE = 3
 class Pictures:
     """Those of one document."""
 
-    def __init__(self, content: bytes, text: bytes, mail: Budget) -> None:
-        """`text`: from `pdf_streams.outside`; `mail`: what all documents of the mail share."""
+    def __init__(self, content: bytes, objects: Objects, mail: Budget) -> None:
+        """`mail`: what all documents of the mail share."""
         self._content = content
         self._mail = mail
         self._budget = Budget(bytes=_MAX_BYTES, work=_MAX_WORK, pixels=MAX_PIXELS)
-        self._decoder = Decoder(content, text, self._budget)
+        self._decoder = Decoder(content, objects, self._budget)
 
     def members(self, stream: Stream) -> Iterator[Member]:
         """The picture, if it is one that may contain a code."""

@@ -1,7 +1,8 @@
 """The streams of a PDF document: where they are, and what is in them.
 
 Viewers repair what is wrong with a document, each in its own way. So nothing here relies on one fact alone: each word
-`stream` may begin one, what describes it may be anywhere before it, and compressed data itself says where it ends.
+`stream` may begin one, what describes it may be anywhere before it, and compressed data itself says where it ends. If
+it has a dictionary that can be read (`pdf_objects`), that says how it is encoded; otherwise, we look for words.
 Finding them takes time that is linear in the size of the file; decoding is charged.
 """
 
@@ -10,35 +11,46 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from bridge.service.analysis.content.decompression import Inflater, decode
+from bridge.service.analysis.content.pdf_objects import (
+    Described,
+    Dictionary,
+    Objects,
+    Reader,
+    Reference,
+    Value,
+    number_of,
+    plain,
+    references,
+)
 from bridge.service.analysis.content.unpacking import Budget
 
-SPACE = rb"[\s\0]{0,99}"
-REFERENCE = rb"(\d{1,10})[\s\0]{1,20}\d{1,5}[\s\0]{1,20}R"
+SPACE = rb"[\s\0]*+"
 _COMMENT = re.compile(rb"%[^\r\n]*")
 # Not all viewers need a line end. What precedes it is only looked at: the word may occur in it once more.
-_KEYWORD = re.compile(rb"stream[ \t\0]{0,99}(?=((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?))")
-_OBJECT = re.compile(rb"(\d{1,10})[\s\0]{1,20}\d{1,5}" + SPACE + rb"obj")
+_KEYWORD = re.compile(rb"stream[ \t\0]*+(?=((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?))")
+_OBJECT = re.compile(rb"(?<!\d)(\d++)[\s\0]++\d++" + SPACE + rb"obj")
 _DESCRIBED = 1024  # bytes before the word in which such a description begins
 _NEAR = 200  # bytes before the word in which a description ends
-_ESCAPED_NAME = re.compile(rb"#([0-9a-fA-F]{2})")
-_FILTERS = re.compile(
-    rb"/(FlateDecode|Fl|ASCII85Decode|A85|ASCIIHexDecode|AHx|LZWDecode|LZW|RunLengthDecode|RL)(?![A-Za-z0-9])"
+_FILTERS = frozenset(
+    b"FlateDecode Fl ASCII85Decode A85 ASCIIHexDecode AHx LZWDecode LZW RunLengthDecode RL".split()
+)  # that are known here
+_FILTER_KEYS, _PARAMETER_KEYS = (b"Filter", b"F"), (b"DecodeParms", b"DP")
+_PARAMETERS = (b"Predictor", b"Columns", b"Colors", b"BitsPerComponent", b"EarlyChange")
+_DESCRIBING = re.compile(
+    rb"/(Filter|F|DecodeParms|DP|Predictor|Columns|Colors|BitsPerComponent|EarlyChange|Length)(?=[\s\0%/\[<])"
 )
-_FILTER = re.compile(rb"/F(?:ilter)?" + SPACE + rb"(\[[^\]]{0,4000}|/[A-Za-z0-9]{1,30})")
-_LENGTH = re.compile(rb"/Length[\s\0]{0,20}(\d{1,10})(?![\s\0]{0,20}\d{1,5}[\s\0]{0,20}R)")
-_LOOKED_UP = re.compile(rb"/(Filter|F|DecodeParms|DP|Length|First|Type|ColorSpace|Width|Height)" + SPACE + REFERENCE)
-_NUMBER = re.compile(rb"/(Predictor|Columns|Colors|BitsPerComponent|EarlyChange)" + SPACE + rb"(\d{1,6})")
-_LOOKED_UP_SIZE = 400  # bytes of an object that a description refers to
-_LOOKUP_WORK = 4096
+_LOOKED_UP = re.compile(rb"/(Filter|F|DecodeParms|DP|Length|First|Type|ColorSpace|Width|Height)(?=[\s\0%])")
 _MAX_FILTERS = 8
+_MAX_VALUES = 8  # different ones of an object: more than one is not clear anyway
 _PIECE = 5 * 8192  # digits, in groups of five
 _SLOW = 60  # work for each byte that Python itself decodes
 _GUESSING, _GUESSED = (1, 3, 4), 300  # rows of a predictor that looks at the bytes before, and their work for each byte
 _ROW_WORK = 100
+_TIFF_PREDICTOR, _PNG_PREDICTORS = 2, 10  # and those above
 _ZLIB = tuple(bytes((0x78, level)) for level in (0x01, 0x5E, 0x9C, 0xDA))
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 _NOT_ASCII85 = bytes(set(range(256)) - set(range(33, 118)) - {122})
@@ -46,30 +58,42 @@ _NOT_HEX = re.compile(rb"[^0-9a-fA-F]")
 
 
 class Stream(NamedTuple):
-    numbers: frozenset[bytes]  # of the object that it may be
+    at: int  # where the word is
+    numbers: frozenset[int] | None  # of the object that it may be; None if that is not clear
     start: int
     end: int
     about: bytes  # everything since the stream before it
     early: int  # where it begins if no line end separates it from the word
 
 
-def streams(content: bytes) -> Iterator[Stream]:
-    """Each word `stream` after a description; within another stream only directly after one."""
+def streams(content: bytes, objects: Objects) -> Iterator[Stream]:
+    """Each word `stream` after a dictionary, or after a description; within another stream only directly after one."""
     end, about_start, outer_start = 0, 0, 0
     for match in _KEYWORD.finditer(content):
         at, start = match.start(), match.end(1)
-        if content[at - 1 : at].isalnum() or (at < end and b">>" not in content[max(0, at - _NEAR) : at]):
+        described = objects.streams.get(at, [])
+        is_near = b">>" in content[max(0, at - _NEAR) : at]
+        if not described and (content[at - 1 : at].isalnum() or (at < end and not is_near)):
             continue
         if at < end:  # or the other one is none: its word is in the description of this one
             about_start = max(outer_start, min(about_start, at - _DESCRIBED))
-        about = plain(content[about_start:at])
+        about = plain(content[min([about_start, *(found.start for found in described)]) : at])
         if at >= end:
             outer_start = about_start
             end = content.find(b"endstream", start)
             end = end if end >= 0 else len(content)
         about_start = start if content.find(b"stream", match.end(), end) >= 0 else end
-        numbers = _OBJECT.findall(about)[-3:] + _OBJECT.findall(without_comments(about))[-3:]
-        yield Stream(frozenset(numbers), start, end, about, match.start(1))
+        yield Stream(at, _numbers(described, about), start, end, about, match.start(1))
+
+
+def _numbers(described: list[Described], about: bytes) -> frozenset[int] | None:
+    """Those of the objects that the stream may be; without a dictionary, some that are near."""
+    if any(found.numbers is None for found in described):
+        return None
+    if described:
+        return frozenset().union(*(found.numbers or () for found in described))
+    texts = _OBJECT.findall(about)[-3:] + _OBJECT.findall(without_comments(about))[-3:]
+    return frozenset(number for text in texts if (number := number_of(text)) is not None)
 
 
 def outside(content: bytes, found: list[Stream]) -> bytes:
@@ -86,72 +110,121 @@ def outside(content: bytes, found: list[Stream]) -> bytes:
     return plain(b"\n".join((*pieces, content[at:])))
 
 
-def plain(text: bytes) -> bytes:
-    """With the escapes in names replaced: `/J#61vaScript`."""
-    return _ESCAPED_NAME.sub(lambda match: bytes([int(match[1], 16)]), text) if b"#" in text else text
-
-
 def without_comments(text: bytes) -> bytes:
     """Only for a second look: a percent sign may also be in a string."""
     return _COMMENT.sub(b" ", text) if b"%" in text else text
 
 
+class _Encoding(NamedTuple):
+    filters: tuple[bytes, ...]
+    numbers: tuple[dict[bytes, int], ...]  # for each of them
+    is_known: bool
+
+
 class Decoder:
     """Decodes streams of one document."""
 
-    def __init__(self, content: bytes, text: bytes, budget: Budget) -> None:
-        """`text`: from `outside`, for what descriptions refer to."""
+    def __init__(self, content: bytes, objects: Objects, budget: Budget) -> None:
         self._content = content
-        self._text = text
+        self._objects = objects
         self._budget = budget
 
     def decode(self, stream: Stream) -> tuple[bytes, bool]:
         """The content of a stream, and whether all its filters are known."""
-        about = self.described(stream)
-        values = [plain(value) for value in _FILTER.findall(about)]
-        filters = _FILTERS.findall(values[-1])[:_MAX_FILTERS] if values else []
-        is_known = not values or (len(set(values)) == 1 and len(filters) == values[-1].count(b"/"))
+        dictionaries = self._dictionaries(stream)
+        found = {encoding.filters: encoding for one in dictionaries for encoding in self._encodings(one)}
+        filters, all_numbers, is_known = sorted(found.values(), key=lambda encoding: bool(encoding.filters))[-1]
+        is_known = is_known and len(found) == 1
         if not filters and self._content.startswith(_ZLIB, stream.start):  # it may be described elsewhere
-            filters = [b"Fl"]
-        numbers = {name: int(value) for name, value in _NUMBER.findall(about)}
+            filters, all_numbers = (b"Fl",), ({},)
+        encodings = list(zip(filters, all_numbers, strict=True))
         if filters and filters[0] in (b"FlateDecode", b"Fl"):  # it says itself where it ends
             data = self._inflated(self._content, stream.start) or self._inflated(self._content, stream.early)
-            data = self._unpredicted(data, numbers)
-            filters = filters[1:]
+            data = self._unpredicted(data, all_numbers[0])
+            encodings = encodings[1:]
         else:
-            data = self._content[stream.start : self._end(stream, about)]
+            data = self._content[stream.start : self._end(stream, dictionaries)]
             self._budget.take(len(data))  # streams may contain each other
-        for name in filters:
+        for name, numbers in encodings:
             data = self._filtered(data, name, numbers)
         return data, is_known
 
     def described(self, stream: Stream) -> bytes:
         """What describes a stream, with the objects that it refers to."""
         about = without_comments(stream.about[max(0, stream.about.rfind(b"obj")) :])
-        found = dict.fromkeys(_LOOKED_UP.findall(about))  # each is charged, so that all of them can be looked up
-        return about + b"".join(b"/%b %b" % (key, self._object(number)) for key, number in found)
+        reader = Reader(about, self._budget)
+        found = dict.fromkeys(
+            (match[1], number)
+            for match in _LOOKED_UP.finditer(about)
+            for number in references(reader.value(match.end())[0])
+        )
+        texts = (b"/%b %b" % (key, text) for key, number in found for _, text in self._objects.values(number))
+        return about + b"".join(texts)
 
-    def _end(self, stream: Stream, about: bytes) -> int:
+    def _dictionaries(self, stream: Stream) -> list[Dictionary]:
+        """Those before the word; without any, the keys that we find before it, once with and once without comments."""
+        if found := [one.dictionary for one in self._objects.streams.get(stream.at, [])]:
+            return found
+        about = stream.about[max(0, stream.about.rfind(b"obj")) :]
+        return [self._keys(text) for text in dict.fromkeys((about, without_comments(about)))]
+
+    def _keys(self, text: bytes) -> Dictionary:
+        reader, found = Reader(text, self._budget), Dictionary()
+        for match in _DESCRIBING.finditer(text):
+            found.setdefault(match[1], []).append(reader.value(match.end())[0])
+        if not any(key in found for key in _PARAMETER_KEYS):
+            found[b"DP"] = [{key: found[key] for key in _PARAMETERS if key in found}]
+        return found
+
+    def _encodings(self, dictionary: Dictionary) -> Iterator[_Encoding]:
+        """Each that some reader may take: a key, or an object to which it refers, may be there more than once."""
+        values = [value for key in _FILTER_KEYS for value in dictionary.get(key, []) if _may_be_filter(value)]
+        parameters = [
+            value for key in _PARAMETER_KEYS for found in dictionary.get(key, []) for value in self._of(found)
+        ]
+        for value in values or [None]:
+            for one in self._of(value) or [b""]:  # refers to an object that is not there
+                names = [name for item in (one if isinstance(one, list) else [one]) for name in self._names(item)]
+                filters = [name for name in names if isinstance(name, bytes)]
+                known = tuple(name for name in filters if name in _FILTERS)[:_MAX_FILTERS]
+                numbers = tuple(self._numbers(parameters, place) for place in range(len(known)))
+                yield _Encoding(known, numbers, len(known) == len(filters))
+
+    def _names(self, item: Value) -> list[Value]:
+        """Of a filter in an array; with an empty name, which is not known, if it is not clear."""
+        found = self._of(item)
+        return found if len(found) == 1 else [*found, b""]
+
+    def _of(self, value: Value) -> list[Value]:
+        """The value itself, or the different ones of the object to which it refers."""
+        if not isinstance(value, Reference):
+            return [value]
+        found: list[Value] = []
+        for one, _ in self._objects.values(value.number):
+            if one not in found[:_MAX_VALUES]:
+                found.append(one)
+        return found[:_MAX_VALUES]
+
+    def _numbers(self, parameters: list[Value], place: int) -> dict[bytes, int]:
+        """The parameters of the filter at this place: each has its own, or all have the same."""
+        numbers: dict[bytes, int] = {}
+        for several in parameters:
+            own = several[place : place + 1] if isinstance(several, list) else [several]
+            for found in (found for one in own for found in self._of(one) if isinstance(found, dict)):
+                for key in _PARAMETERS:
+                    read = (number for one in found.get(key, []) for number in self._of(one))
+                    numbers.update((key, number) for number in read if isinstance(number, int))
+        return numbers
+
+    def _end(self, stream: Stream, dictionaries: list[Dictionary]) -> int:
         """The declared end, if `endstream` is there: that word may also occur within the data."""
-        for length in _LENGTH.findall(about)[-1:]:
-            end = stream.start + int(length)
-            if self._content[end : end + 20].lstrip().startswith(b"endstream"):
+        reader = Reader(self._content, self._budget)
+        lengths = (length for one in dictionaries for value in one.get(b"Length", []) for length in self._of(value))
+        for length in (length for length in lengths if isinstance(length, int)):
+            end = stream.start + length
+            if end < len(self._content) and self._content.startswith(b"endstream", reader.skip(end)):
                 return end
         return stream.end
-
-    def objects(self, numbers: Collection[bytes]) -> Iterator[bytes]:
-        """The beginnings of these objects, of those that are in no stream."""
-        self._budget.take_work(4 * len(self._text))
-        for match in _OBJECT.finditer(self._text):
-            if match[1] in numbers:
-                self._budget.take_work(_LOOKED_UP_SIZE)
-                yield self._text[match.end() : match.end() + _LOOKED_UP_SIZE].partition(b"endobj")[0]
-
-    def _object(self, number: bytes) -> bytes:
-        self._budget.take_work(_LOOKUP_WORK + 4 * len(self._text))
-        match = re.search(rb"(?<!\d)" + number + rb"[\s\0]{1,20}\d{1,5}" + SPACE + rb"obj", self._text)
-        body = self._text[match.end() : match.end() + _LOOKED_UP_SIZE] if match else b""
-        return b" " + body.partition(b"endobj")[0]
 
     def _inflated(self, data: bytes, at: int) -> bytes:
         """Without its two first bytes if those are wrong, and after line ends that do not belong to it."""
@@ -181,18 +254,25 @@ class Decoder:
         return from_hex(data)
 
     def _unpredicted(self, data: bytes, numbers: dict[bytes, int]) -> bytes:
-        """Undo a PNG predictor, whose number begins each row; other predictors are for pictures."""
-        if numbers.get(b"Predictor", 1) < 10:
+        """Undo a predictor: in those of PNG, its number begins each row; that of TIFF is like `Sub`, number 1."""
+        kind = numbers.get(b"Predictor", 1)
+        if kind < _PNG_PREDICTORS and kind != _TIFF_PREDICTOR:
             return data
         bits = max(1, min(numbers.get(b"Colors", 1), 32)) * max(1, min(numbers.get(b"BitsPerComponent", 8), 16))
         width, distance = (max(1, numbers.get(b"Columns", 1)) * bits + 7) // 8, max(1, bits // 8)
         width = min(width, len(data))  # the document chooses the numbers, so they may be far too large
         out, above = [], bytes(width)
-        for at in range(0, len(data), width + 1):
-            self._budget.take_work(_ROW_WORK + (_GUESSED if data[at] in _GUESSING else _SLOW) * width)
-            above = _row(data[at], data[at + 1 : at + 1 + width].ljust(width, b"\0"), above, distance)
+        mark = 0 if kind == _TIFF_PREDICTOR else 1
+        for at in range(0, len(data), width + mark):
+            row_kind = data[at] if mark else 1
+            self._budget.take_work(_ROW_WORK + (_GUESSED if row_kind in _GUESSING else _SLOW) * width)
+            above = _row(row_kind, data[at + mark : at + mark + width].ljust(width, b"\0"), above, distance)
             out.append(above)
         return b"".join(out)
+
+
+def _may_be_filter(value: Value) -> bool:
+    return isinstance(value, (bytes, list, Reference))
 
 
 def _with_header() -> Inflater:
