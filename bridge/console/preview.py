@@ -40,7 +40,6 @@ _WITH_CONTENT = _words(
     "select xmp plaintext"
 )
 _LINK = re.compile(r'<a href="([^"]*)">')
-_TAG = re.compile(r"<(/?)([a-z0-9]+)")
 # They reverse what follows: the address of a link would read as another one.
 _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?")
 _EMPTY = _words("area base br col embed hr img input link meta param source track wbr")
@@ -119,20 +118,40 @@ def depth(html: str) -> int:
 
 
 def nesting(html: str) -> tuple[int, int]:
-    """How deep the tags are nested, at most, and the sum of the depths at all tags.
+    """Upper bounds: how deep the tags are nested, at most, and the sum of the depths at all tags.
 
-    An end tag closes an element of the same name, or nothing.
+    An end tag closes an element of the same name that was opened in the same cell, or nothing; after a tag that readers
+    could end elsewhere, it closes nothing. The end of a cell closes everything in it.
     """
-    is_open: Counter[str] = Counter()
+    cells: list[tuple[str, Counter[str], int]] = [("", Counter(), 0)]  # name, open elements, depth where it begins
+    named: Counter[str] = Counter()  # the open cells
     now = most = total = 0
-    for slash, name in _TAG.findall(html.lower()):
-        total += now
-        if name in _EMPTY or (slash and not is_open[name]):
+    is_certain = True
+    for piece in html.lower().split("<")[1:]:
+        tag, was_certain, is_certain = _NAME.match(piece), is_certain, _is_certain(piece)
+        if tag is None:
             continue
-        step = -1 if slash else 1
-        is_open[name] += step
-        now += step
-        most = max(most, now)
+        total += now
+        end, name = tag.groups()
+        if name in _EMPTY:
+            continue
+        if not end:
+            if name in _CELLS:
+                cells.append((name, Counter(), now))
+                named[name] += 1
+            else:
+                cells[-1][1][name] += 1
+            now += 1
+            most = max(most, now)
+        elif was_certain and name in _CELLS:
+            while named[name]:
+                closed, _, now = cells.pop()
+                named[closed] -= 1
+                if closed == name:
+                    break
+        elif was_certain and cells[-1][1][name]:
+            cells[-1][1][name] -= 1
+            now -= 1
     return most, total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import TextIO
@@ -13,7 +14,7 @@ from bridge.runtime import root_as_owner
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Complete or not at all; a link at this place is replaced, not followed. Raises OSError."""
     with root_as_owner.as_operator():
-        if path.exists() and not path.is_file():  # /dev/stdout
+        if _is_stream(path):
             with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
                 file.write(text)
             return
@@ -27,11 +28,20 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             raise
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether it is /dev/stdout or the like, which may lead to a file, or itself a pipe or a device."""
+    if str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"):
+        return True
+    return os.path.lexists(path) and not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISLNK(mode))
+
+
 def beside(path: Path, mode: int) -> Path:
     """An empty file in the same directory, with a name that nobody can guess. Raises OSError."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    umask = os.umask(0o077)  # it cannot be read without being set
+    os.umask(umask)
     try:
-        os.fchmod(fd, mode)
+        os.fchmod(fd, mode & ~umask)
     finally:
         os.close(fd)
     return Path(name)
