@@ -435,4 +435,6 @@ def test_a_real_postfix_sends_no_report_on_a_released_mail(here: Desk, says: byt
         assert here.call("release", *here.ids).exit_code == 0
         until(lambda: re.search(r"qmgr\[\d+\]: \w+: removed", postfix.log()), "the end of the mail", SOON_S)
         assert "status=sent" in postfix.log() or "status=bounced" in postfix.log()
-        assert "notification" not in postfix.log() and postfix.log().count("qmgr") == 2  # active, removed
+        for report in re.findall(r"notification: (\w+)", postfix.log()):  # Postfix 3.11 begins one, and cancels it
+            until(lambda name=report: f"{name}: removed (canceled)" in postfix.log(), "the end of the report", SOON_S)
+        assert postfix.log().count("qmgr") == 2  # active, removed: of the mail alone
