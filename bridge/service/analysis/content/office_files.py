@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from itertools import chain
 
 from bridge.mime.encodings import decode
 from bridge.mime.references import unescaped
@@ -33,7 +34,7 @@ from bridge.service.analysis.content.office_xml import Relation
 from bridge.service.analysis.content.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.content.onenote_files import EMBEDDED
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
-from bridge.service.analysis.content.rtf_files import Embedded, is_rtf, rtf_fields, rtf_objects, rtf_templates
+from bridge.service.analysis.content.rtf_files import Embedded, embedded, is_rtf, read_rtf
 from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
@@ -361,17 +362,18 @@ def _attribute(about: str, name: str) -> str:
 
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
-    templates, fields = rtf_templates(content, budget), rtf_fields(content, budget)
-    tags = [office_attacks.tag_of_field(fields)]
-    if any(map(office_attacks.is_remote, templates)):
+    rtf = read_rtf(content, budget)
+    tags = [office_attacks.tag_of_field(rtf.fields)]
+    if any(map(office_attacks.is_remote, rtf.templates)):
         tags.append(TEMPLATE)
-    yield Member(
-        (), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *binary_links.links(content, budget))
-    )
-    for found in rtf_objects(content, budget):
+    links = (*rtf.templates, rtf.fields, *binary_links.links(content, budget))
+    yield Member((), None, tags=tuple(filter(None, tags)), links=links)
+    for found in chain.from_iterable(map(embedded, rtf.objects)):
         budget.take_member()
         budget.take(len(found.content))
         yield from _of_object(found)
+    if rtf.limit:
+        raise rtf.limit
 
 
 def _of_object(found: Embedded) -> Iterator[Member]:
