@@ -32,7 +32,7 @@ _DIRECTORY_NAME = re.compile(rb"d\0i\0r\0\0\0", re.IGNORECASE)
 # project and in UTF-16, and MODULEOFFSET
 _VERSION, _STREAM_NAME, _WIDE_STREAM_NAME, _OFFSET = 0x09, 0x1A, 0x32, 0x31
 _RECORD_WORK = 200
-_BYTE_WORK = 10
+_BYTE_WORK, _SOURCE_WORK = 10, 25  # for each byte of a stream, and of a source in it
 _CHUNK = 4096
 _CHUNK_WORK = 20 * _CHUNK
 _MAX_SOURCE = 8 * 1024 * 1024  # bytes
@@ -66,6 +66,7 @@ class Project:
         is_read = False
         for source in sources(stream, self._budget, offsets):
             is_read = True
+            self._budget.take_work(_SOURCE_WORK * len(source))
             known |= _programs(source)
             yield source, tags_of_source(source)
         if is_read:
