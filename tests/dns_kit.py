@@ -19,6 +19,7 @@ from dns.rdtypes.IN.SRV import SRV
 
 from bridge.testing import free_port, until
 from tests.requirements import find, need
+from tests.rewriting import rewrite
 
 
 class NameServer:
@@ -53,7 +54,7 @@ class NameServer:
     def write(self, **addresses: list[str]) -> None:
         """Each name in .example and its addresses, from now on."""
         lines = [f"{address} {name}.example\n" for name, all_ in addresses.items() for address in all_]
-        self._hosts.write_text("".join(lines))
+        rewrite(self._hosts, "".join(lines))
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
             until(lambda: all(self._has(*one) for one in addresses.items()), "dnsmasq to have read its file")

@@ -41,7 +41,7 @@ class ListPlan:
     list_name: str
     entries: list[tuple[str, str]] = field(default_factory=list)  # each entry once, and for whom
     dangers: dict[str, str] = field(default_factory=dict)  # entry, and why it is dangerous
-    problems: list[str] = field(default_factory=list)
+    problems: list[Result] = field(default_factory=list)
 
 
 class MailActions(Protocol):

@@ -45,7 +45,8 @@ _TAG = re.compile(r"<(/?)([a-z0-9]+)")
 _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?")
 _EMPTY = _words("area base br col embed hr img input link meta param source track wbr")
 _MAX_DEPTH = 200
-_MAX_OPEN = 2000  # before cleaning, which takes time by the square of it: 25 ms; end tags may be missing
+_MAX_OPEN = 2000  # before cleaning; end tags may be missing
+_MAX_LOOKS = 5_000_000  # each tag looks at the elements that are open there: 27 ns for each of them
 _MAX_ATTRIBUTES = 2000  # of one tag; the parser compares each with all before it
 _MAX_MADE = 50_000  # elements that the parser adds to those in the source; each takes 20 us and 300 bytes
 # HTML 13.2.4.3: such an element, if it is not closed, is created again in each element that follows, but at most three
@@ -86,7 +87,13 @@ def document(html: str) -> str:
     """A whole HTML document."""
     html = _COMMENT.sub(" ", html.replace("\0", ""))  # a space, so that the rest does not form another comment
     start = html[:MAX_HTML]
-    is_deep = depth(start) > _MAX_OPEN or made_again(start) > _MAX_MADE or longest_tag(start) > _MAX_ATTRIBUTES
+    deepest, looks = nesting(start)
+    is_deep = (
+        deepest > _MAX_OPEN
+        or looks > _MAX_LOOKS
+        or made_again(start) > _MAX_MADE
+        or longest_tag(start) > _MAX_ATTRIBUTES
+    )
     shown = "" if is_deep else sanitised(html[:MAX_HTML])
     is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
     if is_deep or depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
@@ -108,17 +115,25 @@ def sanitised(html: str) -> str:
 
 
 def depth(html: str) -> int:
-    """How deep the tags are nested, at most. An end tag closes an element of the same name, or nothing."""
+    return nesting(html)[0]
+
+
+def nesting(html: str) -> tuple[int, int]:
+    """How deep the tags are nested, at most, and the sum of the depths at all tags.
+
+    An end tag closes an element of the same name, or nothing.
+    """
     is_open: Counter[str] = Counter()
-    now = most = 0
+    now = most = total = 0
     for slash, name in _TAG.findall(html.lower()):
+        total += now
         if name in _EMPTY or (slash and not is_open[name]):
             continue
         step = -1 if slash else 1
         is_open[name] += step
         now += step
         most = max(most, now)
-    return most
+    return most, total
 
 
 def longest_tag(html: str) -> int:

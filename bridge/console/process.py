@@ -16,7 +16,7 @@ from bridge.console.app import create_app, create_console
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
-from bridge.runtime.early_signals import EarlySignals, ignore_hangup
+from bridge.runtime.early_signals import EarlySignals
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.lasting import lasting
 
@@ -43,15 +43,7 @@ def explain_hangup(early: EarlySignals, name: str) -> None:
     def explain() -> None:
         log.warning("%s: SIGHUP does not reload the configuration; restart this process", name)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, explain)
-    if early.seen:
-        explain()
-
-
-def end_hangup() -> None:
-    """The process stops: to its very end, SIGHUP is ignored."""
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-    ignore_hangup()
+    early.pass_to(explain, asyncio.get_running_loop())
 
 
 async def run(
@@ -77,7 +69,7 @@ async def run(
     upkeep = asyncio.create_task(lasting(partial(_upkeep, console), "console", _UPKEEP_S))
     on_ready(server)
     await stop.wait()
-    end_hangup()
+    early.ignore()
     console.live.stop()
     upkeep.cancel()
     await server.stop(_DRAIN_S)

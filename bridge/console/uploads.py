@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _KEPT_S = 3600.0
 _MAX = 8
 _ROWS = 500
+_MAX_YAML_VALUES = 100_000  # 100 MB; the console has 512
 MAX_DANGERS = 1000  # that are kept of one file
 MAX_REFUSED = 1000  # by the service: each costs a request
 
@@ -140,7 +141,7 @@ class Upload:
     def _read_file(self) -> None:
         size = max(1, self.sent.file.seek(0, os.SEEK_END))
         self.sent.file.seek(0)
-        for rows in _some(files.rows(self.sent.file, self.sent.kind, "the file")):
+        for rows in _some(files.rows(self.sent.file, self.sent.kind, "the file", _MAX_YAML_VALUES)):
             self._check()
             began = time.monotonic()
             with suppress(UnicodeEncodeError):

@@ -45,7 +45,7 @@ from bridge.history.recorder import Recorder
 from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
-from bridge.runtime.early_signals import EarlySignals, ignore_hangup
+from bridge.runtime.early_signals import EarlySignals
 from bridge.runtime.http_server import HttpServer
 from bridge.runtime.threads import use_daemon_threads
 from bridge.scanner.client import Scanner
@@ -76,16 +76,13 @@ async def run(
     daemon.close_with(reloader.close)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shutdown.request_or_hurry)
-    loop.add_signal_handler(signal.SIGHUP, reloader.request)
-    if early.seen:
-        reloader.request()
+    early.pass_to(reloader.request, loop)
     feeding = asyncio.create_task(feed_watchdog())  # to the very end: the last answers of next hops take time
     notify("READY=1")
     notify(f"STATUS={daemon.status.summary()}")
     on_ready()
     await daemon.wait_for_stop()
-    loop.remove_signal_handler(signal.SIGHUP)
-    ignore_hangup()
+    early.ignore()
     notify_stopping(wiring.longest_stop_s(daemon.config))
     await daemon.stop()
     feeding.cancel()

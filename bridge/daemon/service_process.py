@@ -22,7 +22,7 @@ from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe.log_writer import set_up_plain_log
 from bridge.runtime.build import log_start
-from bridge.runtime.early_signals import EarlySignals, ignore_hangup
+from bridge.runtime.early_signals import EarlySignals
 from bridge.service.advice import advice
 from bridge.service.config_files import Loaded, check_files, load
 from bridge.service.server import ServiceServer
@@ -45,14 +45,11 @@ async def run(process: Process, say: Callable[[str], None], early: EarlySignals)
         say(line)
     _warn(process.loaded)
     reloader = Reloader(process.reload, lambda: process.summary)
-    loop.add_signal_handler(signal.SIGHUP, reloader.request)
-    if early.seen:
-        reloader.request()
+    early.pass_to(reloader.request, loop)
     feeding = asyncio.create_task(feed_watchdog())
     notify("READY=1")
     await stop.wait()
-    loop.remove_signal_handler(signal.SIGHUP)
-    ignore_hangup()
+    early.ignore()
     notify("STOPPING=1")
     say("stopping")
     await reloader.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -284,11 +284,12 @@ class Items:
         with self._store.reading() as connection:
             return connection.execute(select(_i.mail).where(row)).first() is not None
 
-    def hide(self, mail: str, recipient: str) -> list[str]:
-        """The person deleted this copy; returns all recipients whose copies are deleted by now."""
+    def hide(self, mail: str, recipients: Sequence[str]) -> list[str]:
+        """The person deleted these copies; returns all recipients whose copies are deleted by now."""
         row = and_(_i.place == self._place, _i.mail == mail)
         with self._store.writing(_LOCK) as connection:
-            connection.execute(update(database.items).where(row, _i.recipient == recipient).values(hidden=1))
+            for recipient in recipients:
+                connection.execute(update(database.items).where(row, _i.recipient == recipient).values(hidden=1))
             hidden = connection.execute(select(_i.recipient).where(row, _i.hidden == 1))
             return [str(each.recipient) for each in hidden]
 

@@ -30,9 +30,14 @@ def gather(pages: Iterable[list[Item]], quarantine: Quarantine, keys: LinkKeys, 
     found, unindexed = Listing(), Unindexed(quarantine)
     for page in pages:
         records = {record.id: record for record in quarantine.records([item.mail for item in page])}
+        held_for: dict[str, frozenset[str]] = {}  # a mail may have a thousand items of one person
         for item in page:
             mail = records.get(item.mail) or unindexed.read(item.mail)
-            if mail is None or not is_held_for(item.recipient, mail) or keys.has_made(mail.unsubscribe):
+            if mail is None:
+                continue
+            if mail.id not in held_for:
+                held_for[mail.id] = frozenset() if keys.has_made(mail.unsubscribe) else recipients_of(mail)
+            if item.recipient not in held_for[mail.id]:
                 continue
             if len(found.held) < limit:
                 found.held.append((item, mail))
@@ -42,10 +47,14 @@ def gather(pages: Iterable[list[Item]], quarantine: Quarantine, keys: LinkKeys, 
 
 
 def is_held_for(recipient: str, mail: MailRecord) -> bool:
-    """Whether the mail is held, has this recipient, and they do not have it yet."""
+    return recipient in recipients_of(mail)
+
+
+def recipients_of(mail: MailRecord) -> frozenset[str]:
+    """Those who do not have it yet, as they are compared; none if the mail is not held."""
     if mail.state == RELEASED or mail.is_copy:
-        return False
-    return any(comparable_address(each.address) == recipient for each in mail.lacking(mail.envelope.recipients))
+        return frozenset()
+    return frozenset(comparable_address(each.address) for each in mail.lacking(mail.envelope.recipients))
 
 
 @dataclass(slots=True)

@@ -130,12 +130,13 @@ class Requests:
         return None if row is None else Request(*row)
 
     def waiting(self, tenants: frozenset[str] | None = None, limit: int = 200) -> list[Request]:
-        """The oldest first; of these tenants."""
+        """Of these tenants: the oldest of each person first, so that no one hides the requests of others."""
         wanted = select(database.requests).where(_r.place == self._place, self._is_waiting(time.time()))
         if tenants is not None:
             wanted = wanted.where(_r.tenant.in_(sorted(tenants - {""})))
+        turn = func.row_number().over(partition_by=_r.person, order_by=_r.asked_at)
         with self._store.reading() as connection:
-            return [Request(*row) for row in connection.execute(wanted.order_by(_r.asked_at).limit(limit))]
+            return [Request(*row) for row in connection.execute(wanted.order_by(turn, _r.asked_at).limit(limit))]
 
     def of(self, person: str, mails: list[str]) -> dict[tuple[str, str, str], Request]:
         """By kind, mail and recipient."""

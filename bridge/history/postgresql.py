@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from bridge.history.conditions import common_conditions, common_text
 from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of
 from bridge.history.query import By, HistoryQuery, Sum, Top
-from bridge.history.store import Found, HistoryError
+from bridge.history.store import MAX_LATER, Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 from bridge.runtime import schema_version
 from bridge.runtime.database import Database
@@ -175,10 +175,9 @@ class PostgresHistory:
             return found
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
-        """What happened to these mails later, in order."""
-        text = f"SELECT {_LATER} FROM history_later WHERE id = ANY(%s) ORDER BY at"  # noqa: S608  fixed names
+        text = f"SELECT {_LATER} FROM history_later WHERE id = ANY(%s) ORDER BY at DESC LIMIT %s"  # noqa: S608  fixed
         with self._tables.reading() as connection:
-            return [LaterEvent(*row) for row in connection.exec_driver_sql(text, (list(ids),))]
+            return [LaterEvent(*row) for row in connection.exec_driver_sql(text, (list(ids), MAX_LATER))][::-1]
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return self._tables.writing(in_turn=False)

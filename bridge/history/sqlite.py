@@ -13,7 +13,7 @@ from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.segment_search import SegmentSearch
 from bridge.history.segments import BUSY_S, MAX_BYTES, MAX_ROWS, SegmentWriter
-from bridge.history.store import Found, HistoryError
+from bridge.history.store import MAX_LATER, Found, HistoryError
 from bridge.runtime import durable_files
 from bridge.runtime.storable import storable, storable_row
 
@@ -90,8 +90,9 @@ class SqliteHistory:
         found = []
         with self._later() as connection:
             for mail in ids:
-                found += connection.execute("SELECT * FROM later WHERE id = ?", (storable(mail),)).fetchall()
-        return sorted((LaterEvent(*values) for values in found), key=lambda event: event.at)
+                query = "SELECT * FROM later WHERE id = ? ORDER BY at DESC LIMIT ?"
+                found += connection.execute(query, (storable(mail), MAX_LATER)).fetchall()
+        return sorted((LaterEvent(*values) for values in found), key=lambda event: event.at)[-MAX_LATER:]
 
     @contextmanager
     def _later(self) -> Iterator[sqlite3.Connection]:

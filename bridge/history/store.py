@@ -10,6 +10,8 @@ from bridge.errors import BridgeError
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum, Top
 
+MAX_LATER = 200  # a user can try to release a mail again and again
+
 
 class HistoryError(BridgeError):
     """The history cannot be written to or read now; the text says why."""
@@ -47,7 +49,7 @@ class HistoryReader(Protocol):
         """The time of the first mail that is still there; None if there is none."""
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
-        """What happened to these mails later, in order."""
+        """What happened to these mails later, in order: the last `MAX_LATER` events."""
 
 
 class HistoryStore(HistoryReader, Protocol):

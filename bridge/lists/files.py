@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TextIO, assert_never
 
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
+from bridge.matching import spelling
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
@@ -81,14 +82,13 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
     mistakes = _Mistakes(shown)
     found: dict[str, str | None] = {}
     for line, entry, comment in _rows(_of_text(text, kind), kind, mistakes):
-        if not entry:
-            mistakes.add(line, "the entry is empty")
+        mistakes.check_row(line, entry, comment)
         found[entry] = comment
     mistakes.check()
     return found
 
 
-def rows(file: BinaryIO, kind: Format, shown: str) -> Iterator[Row]:
+def rows(file: BinaryIO, kind: Format, shown: str, max_yaml_values: int | None = None) -> Iterator[Row]:
     """The same one by one, without holding the file in memory; an entry may appear twice. JSON and YAML are read whole.
 
     Raises InputError, for most mistakes only at the end of the file.
@@ -97,9 +97,8 @@ def rows(file: BinaryIO, kind: Format, shown: str) -> Iterator[Row]:
     text = io.TextIOWrapper(file, "utf-8-sig", newline=_newline(kind))
     line = 0
     try:
-        for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes):
-            if not entry:
-                mistakes.add(line, "the entry is empty")
+        for line, entry, comment in _rows(_Lines(text, shown), kind, mistakes, max_yaml_values):
+            mistakes.check_row(line, entry, comment)
             yield line, entry, comment
     except UnicodeDecodeError:
         raise InputError(f"{shown}:{line + 1}: not UTF-8 text here, or a few lines below") from None
@@ -144,6 +143,14 @@ class _Mistakes:
         else:
             self._more += 1
 
+    def check_row(self, line: int, entry: str, comment: str | None) -> None:
+        if not entry:
+            self.add(line, "the entry is empty")
+        elif len(entry) > spelling.MAX_ENTRY:
+            self.add(line, f"the entry has more than {spelling.MAX_ENTRY} characters")
+        elif comment is not None and len(comment) > spelling.MAX_COMMENT:
+            self.add(line, f"the comment has more than {spelling.MAX_COMMENT} characters")
+
     def check(self) -> None:
         if self._found:
             rest = [f"{self.shown}: and {self._more} more like these"] if self._more else []
@@ -159,7 +166,7 @@ def _newline(kind: Format) -> str | None:
     return "" if kind is Format.CSV else None
 
 
-def _rows(text: _Lines, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
+def _rows(text: _Lines, kind: Format, mistakes: _Mistakes, max_yaml_values: int | None = None) -> Iterable[Row]:
     match kind:
         case Format.TEXT:
             return _text_rows(text, mistakes)
@@ -170,7 +177,7 @@ def _rows(text: _Lines, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
         case Format.JSON:
             return _json_rows(text.whole(), mistakes)
         case Format.YAML:
-            return _yaml_rows(text.whole(), mistakes)
+            return _yaml_rows(text.whole(), mistakes, max_yaml_values)
         case _:
             assert_never(kind)
 
@@ -218,11 +225,11 @@ def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     yield from _items(value, lambda _: 1, mistakes)
 
 
-def _yaml_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+def _yaml_rows(text: str, mistakes: _Mistakes, max_values: int | None) -> Iterator[Row]:
     try:
         from bridge.runtime import yaml_file  # only this format needs it
 
-        value, line_of = yaml_file.read(Path(mistakes.shown), text)
+        value, line_of = yaml_file.read(Path(mistakes.shown), text, max_values=max_values)
     except ConfigError as exc:
         raise InputError(str(exc)) from None
     yield from _items(value, line_of, mistakes)

@@ -5,12 +5,11 @@ Labels may come from mail, so they are escaped and shortened; a chart contains n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bridge.runtime import root_as_owner
+from bridge.runtime import output_file
 from bridge.runtime.visible_text import visible
 
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
@@ -99,7 +98,4 @@ def _safe(text: str) -> str:
 
 def write(path: Path, picture: str) -> None:
     """A picture is not a secret, but nobody else may change it. Raises OSError."""
-    with root_as_owner.as_operator():
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(picture)
+    output_file.write(path, picture, 0o644)

@@ -25,8 +25,7 @@ from bridge.console.checks import Refused, check_host, check_origin, check_reade
 from bridge.console.headers import page_headers, preview_headers, set_cookie, with_allowed_methods
 from bridge.console.tokens import is_form_token, is_token, new_token
 from bridge.console.trusted_proxies import client_address
-from bridge.errors import ConfigError, StoreError
-from bridge.runtime.tables import TablesFailed
+from bridge.errors import BridgeError
 from bridge.user_pages.call import Call, Handler, Pages
 from bridge.user_pages.cookies import FORM_COOKIE, SESSION_COOKIE
 from bridge.user_pages.pages import choices, held, links, sign_in
@@ -128,7 +127,7 @@ class Guard:
             response = await self._answer(call)
         except Refused as exc:
             response = _refusal(call, exc)
-        except (TablesFailed, StoreError, ConfigError) as exc:
+        except BridgeError as exc:
             log.warning("user pages: %s", exc)
             text = call.speak("This cannot be done at the moment. Try again later.")
             response = _refusal(call, Refused(503, call.speak("Not available"), text, 5))
@@ -225,10 +224,14 @@ def is_one_click(form: Mapping[str, str]) -> bool:
 
 
 async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
-    """Of people who have signed in or have a valid link; strangers could fill the audit log."""
+    """Of people who have signed in or have a valid link, the first ones: nobody may fill the audit log."""
     if call.has_audited or not (call.person_or_none or call.link_of):
         return
-    if call.person_or_none is None and not call.pages.opened.is_one_of_few(call.path["token"]):
+    if call.person_or_none is None:
+        is_recorded = call.pages.opened.is_one_of_few(call.path["token"])
+    else:
+        is_recorded = call.pages.refused.is_one_of_few(f"{call.person} {route.path}")
+    if not is_recorded:
         return
     why, mail = HTTPStatus(exc.status).phrase, call.link_mail or call.path.get("id", "")
     await call.audit(f"asked for {route.path}", mail=mail, detail=why, result=audit_log.REFUSED, name=call.link_of)

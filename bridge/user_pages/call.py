@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 PAGES = "users"  # attempts and strangers are counted apart from the console's
 _LATELY_S = 3600.0
-_FEW = 3  # entries in the audit log about one link, and reports of one mail by one person, in that time
+_FEW = 3  # entries in the audit log about one link or mail, and reports of one mail by one person, in that time
+_MANY = 30  # refusals of one kind of request of a person who has signed in
+_TRIES = 10  # releases of one mail by one person
+_MOST = 500  # changes of one kind by one person; each is in the audit log
 _MAX_KNOWN = 10_000
 
 P = ParamSpec("P")
@@ -73,8 +76,13 @@ class Pages:
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
-        self.opened = RecentUses()  # links
-        self.reported = RecentUses()  # mails, by a person: each report sends a mail, and is learned from
+        # What is in the audit log: otherwise, one person, or anybody with a link, could fill it and its disk.
+        self.opened = RecentUses(_FEW)  # links
+        self.seen = RecentUses(_FEW)  # mails, by a person
+        self.refused = RecentUses(_MANY)
+        self.changed = RecentUses(_MOST)
+        self.tried = RecentUses(_TRIES)  # releases of a mail by a person: each is an event in the mail's story
+        self.reported = RecentUses(_FEW)  # mails, by a person: each report sends a mail, and is learned from
         self._jinja = Environment(
             loader=PackageLoader("bridge.user_pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -107,7 +115,8 @@ class Pages:
 class RecentUses:
     """How often each thing was used recently, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._times: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # by hash: since when, how often
 
     def is_one_of_few(self, thing: str) -> bool:
@@ -118,7 +127,7 @@ class RecentUses:
         self._times[key] = since, count + 1
         if len(self._times) > _MAX_KNOWN:
             self._times.popitem(last=False)
-        return count < _FEW
+        return count < self._most
 
 
 @dataclass(slots=True)
@@ -141,6 +150,7 @@ class Call:
     form: Mapping[str, str] = field(default_factory=dict)
     has_new_secret: bool = False
     link_of: str = ""  # the recipient of a valid link
+    link_person: str = ""  # to whom that address belongs
     link_mail: str = ""
     has_audited: bool = False
 
@@ -164,7 +174,7 @@ class Call:
 
     async def read_mail(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
-        queue, person = self.pages.readers, self.person_or_none or self.link_of
+        queue, person = self.pages.readers, self.person_or_none or self.link_person
         with queue.place():
             async with self.pages.reading.turn(person), self.pages.large_mails.turn(size):
                 return await to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=queue.limiter)
@@ -224,6 +234,12 @@ class Call:
         write = self.sources.audit.write_stranger
         await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}", pages=PAGES)
 
+    async def audit_seen(self, mail: str, name: str = "") -> None:
+        """The first times that a person reads a mail."""
+        self.has_audited = True
+        if self.pages.seen.is_one_of_few(f"{self.person_or_none or self.link_person} {mail}"):
+            await self.audit("saw own held mail", mail=mail, name=name)
+
     async def audit_opened(self, link: str, *, mail: str = "", detail: str = "", name: str) -> None:
         """The first times that a link is opened: link scanners open each link again and again."""
         self.has_audited = True
@@ -235,8 +251,10 @@ class Call:
         """An action that changes something: recorded in the audit log before it is done, with its result afterwards.
 
         If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started. So it does
-        if the process stops meanwhile: the work may go on in its thread.
+        if the process stops meanwhile: the work may go on in its thread. Raises Refused after very many.
         """
+        if not self.pages.changed.is_one_of_few(f"{self.person_or_none or self.link_person} {action}"):
+            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 3600)
         self.has_audited = True
         audit, note, started = self.sources.audit, Note(detail), audit_log.STARTED
         about = {"mail": mail, "detail": detail, "name": f"user {self.person_or_none or name}"}

@@ -13,7 +13,7 @@ from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
-from bridge.digests.requests import ALLOW, RELEASE, Notice, Request
+from bridge.digests.requests import ALLOW, REFUSED, RELEASE, WAITING, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.digests.why_held import Reason, reason_of, words_for
 from bridge.errors import BridgeError
@@ -107,6 +107,9 @@ async def release(call: Call, copy: Copy) -> str:
         raise await refused(call, copy, "released own mail", 403, call.speak("Not allowed"), text)
     if may == "request":
         return await _request(call, copy, RELEASE)
+    if not call.pages.tried.is_one_of_few(f"{copy.person} {copy.mail.id}"):
+        text = call.speak("The mail could not be released. Try again later.")
+        raise Refused(429, call.speak("Not released"), text, 3600)
     outcome = await call.pages.carry_out(_release(call, copy))
     if outcome.was_done_before:  # by another window, or a second click, at the same moment
         raise _has_it(call)
@@ -138,10 +141,8 @@ async def delete(call: Call, copy: Copy) -> str:
     if not copy.settings.users.delete:
         text = call.speak("Your organisation does not let you delete held mail.")
         raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
-    hidden: set[str] = set()
     async with call.audited("deleted own mail", mail=copy.mail.id, detail="the copy", name=copy.person) as note:
-        for recipient in copy.recipients:
-            hidden |= set(await call.run(call.sources.items.hide, copy.mail.id, recipient))
+        hidden = set(await call.run(call.sources.items.hide, copy.mail.id, copy.recipients))
         if all(comparable_address(each) in hidden for each in copy.mail.envelope.addresses):
             outcome = await call.run(call.sources.actions.delete, copy.mail, copy.person)
             note.detail, note.result = f"the mail: {outcome.text}", _result(outcome)
@@ -218,8 +219,10 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
 
 
 async def refused(call: Call, copy: Copy, action: str, status: int, title: str, text: str) -> Refused:
-    """To be raised; it is in the audit log."""
-    await call.audit(action, mail=copy.mail.id, detail="not allowed", result=audit_log.REFUSED, name=copy.person)
+    """To be raised; the first ones are in the audit log."""
+    call.has_audited = True
+    if call.pages.refused.is_one_of_few(f"{copy.person} {action}"):
+        await call.audit(action, mail=copy.mail.id, detail="not allowed", result=audit_log.REFUSED, name=copy.person)
     return Refused(status, title, text)
 
 
@@ -245,7 +248,21 @@ async def _request(call: Call, copy: Copy, kind: str) -> str:
             await notices.tell(call.sources, Notice(asked, ()), copy.mail)
         except TablesFailed as exc:
             log.warning("user pages: cannot record who was notified of a request: %s", exc)
+    else:
+        await _check_waits(call, copy, kind)
     return "requested"
+
+
+async def _check_waits(call: Call, copy: Copy, kind: str) -> None:
+    """Raises Refused if this was refused before, or if too many requests of the person are waiting."""
+    asked = await call.run(call.sources.requests.of, copy.person, [copy.mail.id])
+    states = {request.state for (of_kind, _, _), request in asked.items() if of_kind == kind}
+    if WAITING in states:
+        return
+    if REFUSED in states:
+        raise Refused(409, call.speak("Not done"), call.speak("Your organisation does not let you do this."))
+    text = call.speak("This cannot be done at the moment. Try again later.")
+    raise Refused(429, call.speak("Not done"), text, 3600)
 
 
 def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str) -> Copy:

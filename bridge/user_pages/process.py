@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from bridge.console.process import end_hangup, explain_hangup, give_way_to_mail
+from bridge.console.process import explain_hangup, give_way_to_mail
 from bridge.digests.sending import Progress
 from bridge.errors import BridgeError
 from bridge.runtime.early_signals import EarlySignals
@@ -57,7 +57,7 @@ async def run(
     ]
     on_ready(server)
     await stop.wait()
-    end_hangup()
+    early.ignore()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from bridge.cli import main
 from bridge.daemon import directories
-from bridge.runtime import root_as_owner
+from bridge.runtime import output_file, root_as_owner
 from tests.requirements import need
 
 NOBODY = 65534
@@ -151,6 +151,27 @@ def test_root_still_writes_where_the_operator_says(place: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (place / "out" / "chart.svg").stat().st_uid == 0
     assert "token" not in run(place, ["check"]).output
+
+
+def test_root_overwrote_its_own_file_through_a_link_at_the_place_of_a_chart(place: Path, victim: Path) -> None:
+    """The operator names a file in a directory of another user, who has planted a link there: it is replaced."""
+    state, before = state_of_nobody(place), victim.read_bytes()
+    chart = state / "week.svg"
+    chart.symlink_to(victim)
+    done = run(place, ["stats", "--by", "hour", "--plot", str(chart)])
+    assert done.exit_code == 0, done.output
+    assert victim.read_bytes() == before and not chart.is_symlink() and stat.S_IMODE(chart.stat().st_mode) == 0o644
+
+
+def test_an_unfinished_file_has_a_name_that_nobody_can_guess(tmp_path: Path) -> None:
+    """`lists entries -o FILE` wrote to `.FILE.PID`, where a link could be waiting."""
+    names = {output_file.beside(tmp_path / "out.txt", 0o644) for _ in range(3)}
+    assert len(names) == 3 and all(name.name.startswith(".out.txt.") for name in names)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        output_file.emptied(link)
+    assert not (tmp_path / "victim").exists()
 
 
 def test_the_identity_belongs_to_the_command_and_comes_back(place: Path) -> None:

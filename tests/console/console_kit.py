@@ -27,6 +27,7 @@ from bridge.console.tokens import form_token
 from bridge.console.users import Users
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
+from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
 from bridge.testing import FakeScanner, NextHop, answer, free_port, result, until
 from tests.daemon.process_kit import Bridge, environment, running
@@ -210,12 +211,19 @@ def _password_hash() -> str:
 @contextmanager
 def page_process(config: Path, words: list[str], log_name: str, ready: str) -> Iterator[WarmProcess]:
     """A command that serves pages, from the line in its log that says so to its end."""
+
+    def says() -> bool:
+        return ready.encode() in path.read_bytes()[before:]  # not what an earlier process wrote
+
     path = config.parent / log_name
     command, env = [*words, "-c", str(config)], environment(PYTHONPATH=python_path())
     with path.open("ab") as log:
+        before = log.tell()
         process = warm_commands(os.getpid()).start(command, env, config.parent, log.fileno(), log.fileno())
     try:
-        until(lambda: process.poll() is not None or ready in path.read_text(), f"{words[0]} to answer")
+        until(
+            lambda: process.poll() is not None or ready.encode() in path.read_bytes()[before:], f"{words[0]} to answer"
+        )
         assert process.poll() is None, path.read_text()
         yield process
     finally:
@@ -237,6 +245,18 @@ def world(directory: Path, console: dict[str, Any] | None = None, **sections: An
         console_process(directory / "bridge.yml", port) as process,
     ):
         yield World(bridge, scanner, next_hop, process)
+
+
+@contextmanager
+def patient_console(of: World) -> Iterator[ConsoleProcess]:
+    """A second console of the same daemon, with an undo period in which a browser on a busy machine presses Undo."""
+    known, port = of.console.config, free_port()
+    data, _ = yaml_file.read(known, known.read_text())
+    patient = known.with_name("patient.yml")
+    section = {**data["console"], "address": f"127.0.0.1:{port}", "undo_period": "60s"}
+    patient.write_text(yaml_file.dump({**data, "console": section}))
+    with console_process(patient, port) as process:
+        yield process
 
 
 def remember(history: HistoryStore, *ids_and_tenants: tuple[str, str], **values: Any) -> None:

@@ -154,6 +154,12 @@ def test_deep_html_took_half_a_minute(piece: str) -> None:
     assert "<pre>" in shown_within(5, piece * 20_000)
 
 
+@pytest.mark.parametrize("piece", ["</p>", "<p>x</p>", "<li></li>", "</br>"])
+def test_many_tags_within_deep_ones_took_seconds(piece: str) -> None:
+    """Each looks through all elements that are open, so such a mail is shown as text."""
+    assert "<pre>" in shown_within(1, "<div>" * 1990 + piece * 60_000)
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

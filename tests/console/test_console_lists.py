@@ -290,6 +290,12 @@ def test_a_large_file_must_be_of_a_kind_that_is_read_line_by_line(empty: Listed,
     assert answer.status == 413 and "JSON lines instead" in answer.text
 
 
+def test_a_small_file_of_many_values_took_the_consoles_memory(empty: Listed) -> None:
+    """Each value of a YAML file takes 1 KB, however short it is."""
+    _, page = uploaded(empty.admin, "many.yml", b"[" + b"{a}," * 60_000 + b"]", list="large", tenant="all")
+    assert 'class="problem"' in page.text and "too many values" in page.text
+
+
 def test_a_file_that_does_not_fit_changes_nothing(empty: Listed) -> None:
     """The list has a maximum."""
     _, page = uploaded(empty.admin, "f.txt", b"a@a.example\nb@a.example\nc@a.example\nd@a.example\n",

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.responses import Response
 
-from bridge.cli.console.mail_actions import _brief
+from bridge.cli.console.mail_actions import _brief, _listed
+from bridge.cli.quarantine.sender_lists import Addition
 from bridge.console.audit import STARTED, Audit
 from bridge.console.call import Call
 from bridge.console.database import ConsoleStore, ConsoleStoreError
@@ -27,9 +28,11 @@ from bridge.console.roles import Person, Role
 from bridge.console.route import Route
 from bridge.console.undoable_jobs import Action, Job, Jobs
 from bridge.errors import BridgeError, ConfigError, StoreError
+from bridge.history.entry import LaterEvent
 from bridge.lists.errors import EntryRefused, ListFull, ListsUnreachable
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
+from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import MailLocked
 from bridge.runtime.database import Database
 from bridge.testing import eventually
@@ -100,6 +103,39 @@ async def test_a_job_says_what_it_left_alone_without_an_audit_log(
     assert done == IDS[:3] and (job.done, job.failed) == (3, 2)
     assert job.problems == ["2 mails: MAIL3, MAIL4: the console's database cannot be used"]
     assert "not recorded: released by rita: MAIL2: done: delivered" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("problem", "shown"),
+    [
+        (ListsUnreachable("http://10.0.0.5:9081 cannot be reached"), "the lists cannot be changed at the moment"),
+        (EntryRefused("x is not an address"), "x is not an address"),
+        (ConfigError("the sender is empty"), "the sender is empty"),
+    ],
+)
+def test_people_of_a_tenant_saw_where_the_lists_are(problem: BridgeError, shown: str) -> None:
+    """Before a sender is added, and afterwards; those who see all mail are told everything."""
+    addition = Addition(cast(MailRecord, SimpleNamespace(id="MAIL0")), None)
+    addition.fail(problem)
+    result = _listed(addition, "blocked-senders")
+    assert (result.text, result.brief) == (
+        f"not added to blocked-senders: {problem}", f"not added to blocked-senders: {shown}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("event", "text", "shown"),
+    [
+        ("reported as spam", "rspamd cannot be reached at 10.0.0.5", ""),
+        ("release failed", "to jane@a.example: 10.0.0.5:25: timed out", "to jane@a.example"),
+        ("released", "to jane@a.example: 250 Ok", "to jane@a.example: 250 Ok"),
+        ("digest sent", "to jane@a.example", "to jane@a.example"),
+    ],
+)
+def test_people_of_a_tenant_saw_machines_in_what_happened_later(event: str, text: str, shown: str) -> None:
+    assert LaterEvent(0.0, "MAIL0", event, "ann", text).without_internals() == LaterEvent(
+        0.0, "MAIL0", event, "ann", shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bridge.console.list_copies import ListCopies
 from bridge.console.render import show_browser
 from bridge.console.roles import Role
 from tests.console.browser_kit import NARROW, WIDE, overflows, window, wrong_for_readers
-from tests.console.console_kit import TENANT_A, TENANT_B, World, remember, world
+from tests.console.console_kit import TENANT_A, TENANT_B, World, patient_console, remember, world
 from tests.console.held_kit import CONTENT, held_ids, hold, holding, run
 from tests.console.test_console_quarantine import audited, ids_on, wait_for_jobs
 from tests.lists.lists_kit import Service, running_service
@@ -177,7 +177,10 @@ def test_a_campaign_is_blocked_and_deleted(desk: World, browser: Any, service: S
 
 def test_the_way_back_keeps_the_search(desk: World, browser: Any) -> None:
     """From a mail, and after an action on it; the link has what was typed and nothing else."""
-    with window(browser, desk.console, Role.RELEASER, viewport=WIDE) as page:
+    with (
+        patient_console(desk) as patient,
+        window(browser, patient, Role.RELEASER, viewport=WIDE) as page,
+    ):
         page.goto("/quarantine")
         page.get_by_label("Tag").fill("spam:bulk")
         page.get_by_role("button", name="Search").click()

@@ -15,7 +15,7 @@ from bridge.console.roles import Role
 from bridge.history.entry import Kind, Row
 from bridge.testing import answer, result, until
 from tests.console.browser_kit import EACH_LOOK, LOOKS, Windows, each_page, overflows, window, wrong_for_readers
-from tests.console.console_kit import TENANT_A, World, remember, world
+from tests.console.console_kit import TENANT_A, World, patient_console, remember, world
 from tests.console.held_kit import held_ids, hold, holding
 from tests.history.history_kit import mail
 from tests.lists.lists_kit import Service, running_service
@@ -134,7 +134,10 @@ def test_each_page_reads_well_and_fits(windows: Windows, name: str, look: str) -
 def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any, look: str) -> None:
     """Choose two, release them, take it back; delete one; open another, and come back."""
     directory = desk.console.directory
-    with window(browser, desk.console, Role.RELEASER, f"keys-{look}", **LOOKS[look]) as page:
+    with (
+        patient_console(desk) as patient,
+        window(browser, patient, Role.RELEASER, f"keys-{look}", **LOOKS[look]) as page,
+    ):
         page.goto("/quarantine?subject=offer")
         _tab_to(page, "input[form=bulk]")
         first = page.evaluate("document.activeElement.value")
@@ -150,6 +153,8 @@ def test_the_quarantine_with_the_keyboard_alone(desk: World, browser: Any, look:
         page.get_by_text("Undone: 2 mails were not released").wait_for()
         assert page.evaluate("document.activeElement.matches('input[form=bulk]')")  # not at the top of the page again
         assert not (directory / "state" / "quarantine" / f"{first}.releases").exists()
+    with window(browser, desk.console, Role.RELEASER, f"keys-{look}", **LOOKS[look]) as page:
+        page.goto("/quarantine?subject=offer")
         _tab_to(page, "input[form=bulk]")
         page.keyboard.press("ArrowDown")
         third = page.evaluate("document.activeElement.value")

@@ -23,6 +23,7 @@ from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.health_kit import bridge_with, dead_hop, says, silent_server, state, status
 from tests.daemon.process_kit import get, parts, scanbridge, start, until, write_config
 from tests.recipients.recipients_kit import next_hop
+from tests.rewriting import rewrite
 
 SECOND_TENANT = "0b8e0000-0000-4000-8000-000000000002"
 
@@ -355,13 +356,13 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
         config.write_text(text)
         bridge = start(config, port, admin)
         try:
-            config.write_text(text + "unknown_key: 1\n")
+            rewrite(config, text + "unknown_key: 1\n")
             bridge.signal(1)
             until(lambda: len(_lasting(state(bridge)["warnings"])) == 2, "the warnings")
             warnings = _lasting(state(bridge)["warnings"])
             assert warnings[0].startswith("the last reload failed, and the old configuration is still in use: ")
             assert warnings[1] == "list bad has no local copy: it is not enforced"
-            config.write_text(text)
+            rewrite(config, text)
             (copy,) = state(bridge)["lists"]
             (stale,) = _list({**copy, "entries": 5, "age_s": 2061, "problem": ""}, load(config))
             assert stale == "list bad is stale: its copy is 34 minutes old"

@@ -17,6 +17,7 @@ from bridge.testing import SmtpClient, until
 from tests.daemon.process_kit import Bridge, parts, running, scanbridge, start, write_config
 from tests.daemon.workers.workers_kit import clients_of_all, number
 from tests.postgresql import fresh_database
+from tests.rewriting import rewrite
 
 LIMIT = 40  # unlimited, two of them would accept all mail; limited each by itself, twice as much
 BLOCK = 5
@@ -165,7 +166,7 @@ def test_a_reload_changes_the_limit(tmp_path: Path, opened: Callable[..., SmtpCl
         client = opened(bridge)
         assert sum(accepts(client) for _ in range(10)) == 3
         config = tmp_path / "bridge.yml"
-        config.write_text(config.read_text().replace(f"{NAME}: 3", f"{NAME}: 5"))
+        rewrite(config, config.read_text().replace(f"{NAME}: 3", f"{NAME}: 5"))
         assert scanbridge("reload", "-c", config).returncode == 0
         assert 2 <= sum(accepts(client) for _ in range(10)) <= 4
         assert not (tmp_path / "state" / FILE).exists(), "one process needs no database"

@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from bridge.digests.people import People
 from bridge.digests.sending import Outbox, Progress, Run
 from bridge.digests.settings import DigestSettings
 from bridge.digests.signed_links import LinkKeys
+from bridge.mail.address import comparable_address
+from bridge.mail.envelope import Recipient
 from bridge.mail.message import Message, Spool
 from bridge.quarantine.quarantine import MailNotFound, Quarantine
 from bridge.quarantine.record import MailRecord
@@ -36,6 +39,7 @@ from bridge.runtime.endpoints import NextHop as Hop
 from bridge.testing import NextHop, free_port
 from tests.console.held_kit import CONTENT, hold, quarantine
 from tests.digests.digest_kit import Mail, parsed, text_of
+from tests.processor_time import fair_cpu_s
 
 PEOPLE = People(["a.example"])
 TOKENS = ReleaseTokens("k" * 64, "X-Scan-")
@@ -152,6 +156,19 @@ def test_a_digest_about_deleted_mail_does_not_ask_the_store_for_each(world: Worl
     found = gather([[item("NEWEST")], *pages, [item("HELD")]], store, keys, 10)
     assert [each.mail for each, _ in found.held] == ["NEWEST", "HELD"]
     assert len(asked) == 1 + MAX_GONE
+
+
+def test_a_mail_to_a_thousand_extensions_of_an_address_took_a_digest_seconds(world: World) -> None:
+    """Each item was compared with each recipient of its mail."""
+    world.hold("HELD", "jane@a.example")
+    recipients = [f"jane+\u00fc{number}@a.example" for number in range(1000)]
+    record = world.quarantine.read("HELD")
+    mail = replace(record, envelope=replace(record.envelope, recipients=tuple(map(Recipient, recipients))))
+    store: Any = SimpleNamespace(records=lambda ids: [mail])
+    pages = [[Item("HELD", comparable_address(each), 0.0) for each in recipients]]
+    keys, found = LinkKeys(world.directory / "keys"), []
+    assert fair_cpu_s(lambda: found.append(gather(pages, store, keys, 10))) < 1
+    assert (len(found[0].held), found[0].more) == (10, 990)
 
 
 def test_only_one_thread_reads_the_index_for_a_page(world: World) -> None:

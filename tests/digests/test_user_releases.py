@@ -91,6 +91,19 @@ async def test_one_person_took_all_releases(audit: Audit) -> None:
     assert {answer.status for answer in answers if isinstance(answer, Refused)} == {429}
 
 
+async def test_a_release_that_fails_is_tried_a_few_times(audit: Audit) -> None:
+    """Each attempt is an event in the mail's story."""
+    actions: Any = SimpleNamespace(release=lambda *_: ActionResult(is_done=False, text="452 full"))
+    call, mail = call_for(audit, actions), SimpleNamespace(id="MAIL1")
+    copy: Any = SimpleNamespace(mail=mail, missing=(JANE,), recipients=(JANE,), person=JANE, reason=None)
+    statuses = []
+    for _ in range(12):
+        with pytest.raises(Refused) as caught:
+            await copies.release(call, copy)
+        statuses.append(caught.value.status)
+    assert statuses == [503] * 10 + [429] * 2 and len(audit.find()) == 10
+
+
 async def test_an_action_that_is_cancelled_stays_started_in_the_audit_log(audit: Audit) -> None:
     """Its work may go on in a thread: nobody knows that it has failed."""
     call, begun = call_for(audit, SlowNextHop()), asyncio.Event()

@@ -74,7 +74,7 @@ async def test_who_had_a_link_kept_everybody_else_from_reading_mail() -> None:
 
     def read(recipient: str) -> asyncio.Task[bool]:
         call = Call(Request({"type": "http", "headers": []}), sources({}), pages, "127.0.0.1")
-        call.link_of = recipient
+        call.link_person = recipient
         return asyncio.create_task(call.read_mail(0, may_end.wait))
 
     try:

@@ -22,6 +22,7 @@ from tests.daemon.process_kit import MAIL, Bridge, get, parts, running, scanbrid
 from tests.events.events_kit import SECRET, Receiver, lines
 from tests.lists.lists_kit import running_service
 from tests.postgresql import fresh_database
+from tests.rewriting import rewrite
 
 FILE = {"name": "log", "type": "file", "path": "events.jsonl"}
 
@@ -204,7 +205,7 @@ def test_a_changed_list_is_an_event(tmp_path: Path) -> None:
 def change(config: Path, **sections: Any) -> None:
     text = config.read_text()
     start_of = text.index("events:")
-    config.write_text(text[:start_of] + yaml_file.dump(sections))
+    rewrite(config, text[:start_of] + yaml_file.dump(sections))
 
 
 def test_a_reload_changes_the_sinks(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.chain import until
 from tests.faults.tracing import end_tracer, is_traced, tracer_of
 from tests.faults.world import World, signal_all
 from tests.processes import children
+from tests.rewriting import rewrite
 
 _OTHERS = ("scanner killed", "next hop killed")  # not the bridge
 
@@ -158,10 +159,10 @@ class Troubles:
         with self._bridge_is_ours:
             bridge = self.world.bridge
             good = bridge.config.read_text()
-            bridge.config.write_text(good + "nonsense: true\n")
+            rewrite(bridge.config, good + "nonsense: true\n")
             bridge.reload()
             self._for(dice, 1.0)
-            bridge.config.write_text(good)
+            rewrite(bridge.config, good)
 
     # Its neighbours
 

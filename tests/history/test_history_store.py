@@ -10,7 +10,7 @@ import pytest
 
 from bridge.history.entry import LaterEvent
 from bridge.history.query import BY, By, HistoryQuery, Sum, Top
-from bridge.history.store import HistoryStore
+from bridge.history.store import MAX_LATER, HistoryStore
 from tests.history.history_kit import NOON, add, find, ids, mail
 
 
@@ -249,6 +249,13 @@ def test_what_happened_later_is_found_in_order(store: HistoryStore) -> None:
     store.note([first])
     assert store.later(["ID0001", "ID0002"]) == [first, second]
     assert store.later(["ID0001"]) == [first]
+
+
+def test_the_story_of_a_mail_has_its_last_events(store: HistoryStore) -> None:
+    """With a full mailbox, a user tried to release a mail again and again: the console took a minute for its story."""
+    events = [LaterEvent(float(number), "ID0001", "release failed", "user") for number in range(MAX_LATER + 50)]
+    store.note(events)
+    assert store.later(["ID0001", "ID0002"]) == events[50:]
 
 
 def test_old_entries_are_deleted_and_others_stay(store: HistoryStore) -> None:

@@ -105,11 +105,15 @@ def bridge_process(
 
     Without `is_program` it is forked from a process that has imported everything, which is faster. Its memory must not
     be measured: there is free space in its heap already, in which much could grow unnoticed.
+
+    Large mail is kept in `directory`, which is in memory where that is possible (`tests/conftest.py`). For a slow disk,
+    the bridge keeps up to 32 MiB that are not written yet; `tests/intake/test_wait_for_disk.py` has this limit.
     """
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
     background.run(scanner.start())
     background.run(next_hop.start())
     data = configuration(directory, scanner, next_hop, config, **listener)
+    data["spool"] = {"directory": str(directory), **data.get("spool", {})}
     (directory / "bridge.yml").write_text(yaml_file.dump(data))
     log = directory / "log"
 

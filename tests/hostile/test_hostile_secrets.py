@@ -26,6 +26,7 @@ from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
 from tests.processes import command_line, descendants
+from tests.rewriting import rewrite
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -110,7 +111,7 @@ class World:
 
     def write(self, **sections: dict[str, Any]) -> None:
         data = {**self.data, **{name: {**self.data[name], **more} for name, more in sections.items()}}
-        self.config.write_text(yaml_file.dump(data))
+        rewrite(self.config, yaml_file.dump(data))
 
     @property
     def log(self) -> str:

@@ -63,7 +63,7 @@ def test_a_line_without_an_end_is_not_read_whole():
     """It would take as much memory as the file."""
     with pytest.raises(InputError, match="x:2: the line is longer than 1,048,576 characters"):
         streamed(b"ok\n" + b"x" * (MAX_LINE + 1), Format.TEXT)
-    assert streamed(b"x" * (MAX_LINE - 1) + b"\n", Format.TEXT)
+    assert streamed(b"ok\n#" + b"x" * (MAX_LINE - 2) + b"\n", Format.TEXT) == {"ok": None}
     with pytest.raises(InputError, match="not UTF-8"):
         streamed(b"ok\n\xff\n", Format.TEXT)
 
@@ -80,6 +80,8 @@ def test_an_empty_file_is_an_empty_list(kind):
         (Format.TEXT, b"ok@x.org\n\xff\n", "x:2: not UTF-8 text"),
         (Format.TEXT, b"ok@x.org\n{oops\n", "x:2: not JSON"),
         (Format.TEXT, b'{"comment": "x"}', "x:1: an entry must be a string"),
+        (Format.TEXT, b"ok@x.org\n" + b"a" * 513, "x:2: the entry has more than 512 characters"),
+        (Format.TEXT, b"ok@x.org\na # " + b"a" * 2001, "x:2: the comment has more than 2000 characters"),
         (Format.CSV, b'entry\n"a@x.org\n', "x:2: not CSV"),
         (Format.CSV, b"comment,entry\nonly a comment\n", "x:2: the row has no entry"),
         (Format.CSV, b"entry,comment\n,lost\n", "x:2: the entry is empty"),

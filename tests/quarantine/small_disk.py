@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def small_disk(place: Path, size: int = 64 * 1024, inodes: int = 0) -> Iterator[
 
 
 def _run(*command: str) -> bool:
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    program = shutil.which(command[0])  # a minimal system has no `mount`
+    return program is not None and subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def files(place: Path) -> list[str]:

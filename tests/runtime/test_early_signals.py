@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
-from bridge.testing import free_port, until
+from bridge.runtime.early_signals import EarlySignals
+from bridge.testing import eventually, free_port, until
 from tests.daemon.process_kit import environment, get, parts, write_config
 
 ROOT = Path(__file__).parents[2]
+Run = Callable[[Coroutine[None, None, None]], None]
 CONSOLE, DIGESTS = ["console"], ["digest", "serve"]
 
 
@@ -53,6 +58,61 @@ def test_sighup_ended_the_processes_that_serve_pages(tmp_path: Path, words: list
         process.terminate()
         process.send_signal(signal.SIGHUP)
         assert process.wait(60) == 0, log.read_text()
+
+
+@pytest.fixture
+def early() -> Iterator[EarlySignals]:
+    before = signal.getsignal(signal.SIGHUP)
+    yield EarlySignals()
+    signal.signal(signal.SIGHUP, before)
+
+
+def hang_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_one_sighup_had_two_effects_if_the_event_loop_ran_but_had_no_handler(early: EarlySignals, run: Run) -> None:
+    """It was remembered, and uvloop's wake-up socket had it too: consoles logged it twice, services reloaded twice."""
+
+    async def main() -> None:
+        effects: list[str] = []
+        hang_up()
+        early.pass_to(lambda: effects.append("SIGHUP"), asyncio.get_running_loop())
+        assert len(effects) == 1
+        await asyncio.sleep(0.05)  # nothing follows: there is no event to wait for
+        assert len(effects) == 1
+        hang_up()
+        await eventually(lambda: len(effects) == 2, "the second one")
+
+    run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_sighup_as_the_process_stops_has_no_effect(early: EarlySignals, run: Run) -> None:
+    """Neither one that the event loop has not passed on yet nor one after it is closed."""
+    effects: list[str] = []
+
+    async def main() -> None:
+        early.pass_to(lambda: effects.append("SIGHUP"), asyncio.get_running_loop())
+        hang_up()
+        early.ignore()
+        hang_up()
+        await asyncio.sleep(0.05)
+
+    run(main())
+    hang_up()
+    assert effects == []
+
+
+def test_a_sighup_after_a_failed_start_is_harmless(early: EarlySignals) -> None:
+    """The event loop is closed, and the process reports why it could not start."""
+
+    async def main() -> None:
+        early.pass_to(lambda: None, asyncio.get_running_loop())
+
+    uvloop.run(main())
+    hang_up()
 
 
 READERS = ["bridge.daemon.http_api.searcher", "bridge.daemon.private_service", "bridge.lists.fetch"]

@@ -9,13 +9,14 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
 from bridge.runtime.host_addresses import NameLookup
-from bridge.testing import eventually
+from bridge.testing import DEADLINES_S, eventually
 
 SLOW = "slow.example"
 
@@ -106,11 +107,14 @@ async def test_the_last_address_has_the_rest_of_the_time_and_its_error_is_report
 
 async def test_a_silent_address_is_avoided_even_if_the_callers_time_ended_first(names: NameServer) -> None:
     """A slow lookup left less time than the address had, so each mail began with the same dead machine."""
-    lookup, tried = NameLookup(), list[str]()
-    connect = partial(silent_first, tried)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await lookup.connect("name.example", connect, 60.0, nothing)
+    for patience_s in DEADLINES_S:
+        lookup, tried = NameLookup(), list[str]()
+        connect = partial(silent_first, tried)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await lookup.connect("name.example", connect, 60.0, nothing)
+        if tried:
+            break
     assert await lookup.connect("name.example", connect, 60.0, nothing) == "2001:db8::1"
     assert tried == ["192.0.2.1", "2001:db8::1"]
 
@@ -159,9 +163,13 @@ async def test_of_two_connections_the_second_is_closed(names: NameServer) -> Non
 
 async def test_the_next_address_is_tried_within_a_short_time_limit(names: NameServer) -> None:
     """Each address had at least a second: with less than that in total, only the first was ever tried."""
-    tried = list[str]()
-    async with asyncio.timeout(0.95):
-        made = await NameLookup().connect("name.example", partial(silent_first, tried), 0.1, nothing)
+    made = ""
+    for _ in range(3):  # a busy machine may take that long once
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.95):
+                made = await NameLookup().connect("name.example", partial(silent_first, []), 0.1, nothing)
+        if made:
+            break
     assert made == "2001:db8::1"
 
 

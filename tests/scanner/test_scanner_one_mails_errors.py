@@ -18,6 +18,9 @@ pytestmark = pytest.mark.usefixtures("each_dialect")
 
 BAD = b"Subject: bad\r\n\r\nbad\r\n"
 LARGE = BAD + b"x" * 40 * 1024 * 1024
+# Before the deadline of a slow mail, the host is sent a test mail. On a busy machine it may not be answered in time;
+# then the test is made again with the longer one.
+SLOW_MAIL_DEADLINES_S = (0.5, 20.0)
 
 
 def fails_on_bad(ending: bytes | Callable[[Call], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
@@ -213,16 +216,19 @@ async def test_a_mail_that_failed_is_not_unreachable_because_the_next_host_is() 
 
 async def test_a_mail_that_is_slow_by_itself_is_known_as_such() -> None:
     """Mail that was sent after it was answered: other mail, or one of our own."""
-    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
-        slow = asyncio.create_task(submit(scanner, BAD, deadline_s=0.5))
-        await eventually(lambda: len(server.requests) == 1, "the slow mail")
-        await submit(scanner)
-        with pytest.raises(ScanTimeout) as beside_others:
-            await slow
-        assert not server.probes
-        with pytest.raises(ScanTimeout) as alone:
-            await submit(scanner, BAD, deadline_s=0.5)
-        assert len(server.probes) == 1
+    for deadline_s in SLOW_MAIL_DEADLINES_S:
+        async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
+            slow = asyncio.create_task(submit(scanner, BAD, deadline_s=deadline_s))
+            await eventually(lambda slow=slow: slow.done() or len(server.requests) == 1, "the slow mail")
+            await submit(scanner)
+            with pytest.raises(ScanTimeout) as beside_others:
+                await slow
+            probes_beside_others = len(server.probes)
+            with pytest.raises(ScanTimeout) as alone:
+                await submit(scanner, BAD, deadline_s=deadline_s)
+            if not probes_beside_others and beside_others.value.others_pass and alone.value.others_pass:
+                break
+    assert (probes_beside_others, len(server.probes)) == (0, 1)
     for caught in (beside_others, alone):
         assert (caught.value.is_slow, caught.value.others_pass) == (True, True)
 
@@ -238,11 +244,14 @@ async def test_a_slow_mail_on_a_quiet_host_was_taken_for_an_outage() -> None:
 
 async def test_many_slow_mails_at_once_cost_one_question() -> None:
     """A sender takes all slots with them, so no other mail is decided on."""
-    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
-        mails = (submit(scanner, BAD + b"%d" % number, deadline_s=0.6) for number in range(20))
-        outcomes = await asyncio.gather(*mails, return_exceptions=True)
-        assert all(isinstance(outcome, ScanTimeout) and outcome.others_pass for outcome in outcomes)
-        assert len(server.probes) == 1
+    for deadline_s in SLOW_MAIL_DEADLINES_S:
+        async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
+            mails = (submit(scanner, BAD + b"%d" % number, deadline_s=deadline_s) for number in range(20))
+            outcomes = await asyncio.gather(*mails, return_exceptions=True)
+        if all(isinstance(outcome, ScanTimeout) and outcome.others_pass for outcome in outcomes):
+            break
+    assert all(isinstance(outcome, ScanTimeout) and outcome.others_pass for outcome in outcomes)
+    assert len(server.probes) == 1
 
 
 async def test_a_slow_upload_was_taken_for_an_outage() -> None:
@@ -252,14 +261,17 @@ async def test_a_slow_upload_was_taken_for_an_outage() -> None:
         if int(call.request.fields.get("content-length", "0")) < 1_000_000:
             return False
         await call.reader.read(1000)
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
         call.reset()
         return True
 
-    async with faults(before=read_slowly) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanTimeout) as caught:
-            await submit(scanner, LARGE, memory_per_mail=0, deadline_s=0.6)
-        assert caught.value.is_slow and caught.value.others_pass
+    for deadline_s in SLOW_MAIL_DEADLINES_S:
+        async with faults(before=read_slowly) as server, scanner_of(server) as scanner:
+            with pytest.raises(ScanTimeout) as caught:
+                await submit(scanner, LARGE, memory_per_mail=0, deadline_s=deadline_s)
+        if caught.value.others_pass:
+            break
+    assert caught.value.is_slow and caught.value.others_pass
 
 
 async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself() -> None:
@@ -268,10 +280,13 @@ async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself(
     async def script(call: Call) -> None:
         await call.until_gone() if b"Subject: bad" in call.request.content else call.say(answer(500, b""))
 
-    async with faults(script) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanTimeout) as caught:
-            await submit(scanner, BAD, deadline_s=0.5)
-        assert not caught.value.is_slow
+    for deadline_s in SLOW_MAIL_DEADLINES_S:
+        async with faults(script) as server, scanner_of(server) as scanner:
+            with pytest.raises(ScanTimeout) as caught:
+                await submit(scanner, BAD, deadline_s=deadline_s)
+        if not caught.value.is_slow:
+            break
+    assert not caught.value.is_slow
 
 
 async def test_a_mail_was_blamed_while_a_test_mail_for_another_one_hung() -> None:

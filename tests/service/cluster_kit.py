@@ -189,30 +189,28 @@ class SlowRspamd:
 
 def in_queue(front: Running) -> tuple[int, int]:
     """Jobs in the stream, and messages in the object store; -1 before they exist."""
-
-    async def ask() -> tuple[int, int]:
-        queue = front.server._site._backend
-        session = await queue._link.wait(60)
-        names = queue._names
-        try:
-            streams = [await session.stream.stream_info(name) for name in (names.stream, f"OBJ_{names.bucket}")]
-        except NotFoundError:
-            return -1, -1
-        return streams[0].state.messages, streams[1].state.messages
-
-    return front.call(ask())
+    names = front.server._site._backend._names
+    jobs, mails = (_stream(front, name) for name in (names.stream, f"OBJ_{names.bucket}"))
+    return (-1, -1) if jobs is None or mails is None else (jobs.messages, mails.messages)
 
 
 def ever_queued(front: Running) -> int:
     """How many jobs were ever put into the stream; 0 before it exists."""
+    found = _stream(front, front.server._site._backend._names.stream)
+    return 0 if found is None else int(found.last_seq)
 
-    async def ask() -> int:
-        queue = front.server._site._backend
-        session = await queue._link.wait(60)
+
+def _stream(front: Running, name: str) -> Any:
+    """The server's account of a stream; None before it exists. Asks again when the answer does not come in time."""
+
+    async def ask() -> Any:
+        session = await front.server._site._backend._link.wait(60)
         try:
-            found = await session.stream.stream_info(queue._names.stream)
+            return (await session.stream.stream_info(name)).state
         except NotFoundError:
-            return 0
-        return int(found.state.last_seq)
+            return None
 
+    for _ in range(10):
+        with suppress(nats.errors.TimeoutError):
+            return front.call(ask())
     return front.call(ask())

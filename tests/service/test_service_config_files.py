@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 from bridge.errors import ConfigError
 from bridge.service.advice import advice
 from bridge.service.config_files import ABBY, GUARD, Loaded, closest, load
+from tests.rewriting import rewrite
 from tests.service.service_kit import DEADLINE_S, TOKEN, ServiceProcess, mail, until, wait_for
 
 # As the interface description says to write them, with values where it has placeholders.
@@ -122,7 +123,7 @@ def test_a_file_that_is_gone_or_empty_at_a_reload_changes_nothing(tmp_path, name
     file = directory / name
     text = file.read_text()
     with Started(directory) as service:
-        breaks = [(file.unlink, f"{name}: this file is missing now"), (lambda: file.write_text("# later\n"), str(name))]
+        breaks = [(file.unlink, f"{name}: this file is missing now"), (lambda: rewrite(file, "# later\n"), str(name))]
         for break_it, said in breaks:
             before = len(service.log())
             break_it()
@@ -132,7 +133,7 @@ def test_a_file_that_is_gone_or_empty_at_a_reload_changes_nothing(tmp_path, name
             assert service.submit(mail()).json["decision"] == "deliver"
             assert service.request("GET", "/readyz").status == 200
             assert service.status().json == {"messageQueueStatus": "GREEN"}
-        file.write_text(text)
+        rewrite(file, text)
         service.process.send_signal(signal.SIGHUP)
         until(lambda: "reload succeeded" in service.log(), "the reload", DEADLINE_S)
 

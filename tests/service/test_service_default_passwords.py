@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -10,10 +11,11 @@ from bridge.service.analysis.content import default_password
 from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from tests.service import encrypted_documents
 from tests.service.encrypted_documents import agile, standard, workbook
 from tests.service.service_kit import attached
 from tests.service.test_service_document_attacks import score, template
-from tests.service.test_service_documents import tags
+from tests.service.test_service_documents import ole, tags
 
 EXCEL, POWERPOINT, OTHER = "VelvetSweatshop", "/01Hannes Ruescher/01", "secret"
 DOCUMENT = template("https://a.example/t.dotm") + bytes(9000)
@@ -61,7 +63,7 @@ def test_damaged_descriptions_do_not_raise(cut: int) -> None:
     info = b"\4\0\2\0" + struct.pack("<II", 4, 36) + bytes(cut)
     assert default_password.package(info, bytes(40), Budget()) == b""
     xml = b"\4\0\4\0\x40\0\0\0" + b'<keyData keyBits="x"/><p:encryptedKey saltValue="a" hashAlgorithm="SHA9"/>' * 9
-    assert default_password.package(xml[:cut], bytes(40), Budget()) == b""
+    assert not default_password.package(xml[:cut], bytes(40), Budget())
     assert default_password.book(struct.pack("<HH", 0x2F, cut) + b"\1\0\2\0\2\0" + bytes(cut), Budget()) == b""
 
 
@@ -72,3 +74,58 @@ def test_the_size_of_a_key_was_the_senders(bits: str) -> None:
     for written in (b'keyBits="256"', b'keyBits="128"'):
         document = document.replace(written, b'keyBits="%b"' % bits.encode())
     assert bits.encode() in document and tags(document, "a.xlsx") == {"document:encrypted"}
+
+
+def described(change: Callable[[bytes], bytes], password: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """An encrypted document whose description is written in another way."""
+
+    def changed(streams: dict[str, bytes]) -> bytes:
+        info = streams["EncryptionInfo"]
+        return ole(streams | {"EncryptionInfo": info[:8] + change(info[8:])})
+
+    monkeypatch.setattr(encrypted_documents, "ole", changed)
+    return agile(DOCUMENT, password)
+
+
+OTHER_KEY = b'<keyEncryptor><c:encryptedKey encryptedKeyValue="AAAA" X509Certificate="AAAA" certVerifier="AAAA"/>'
+DESCRIPTIONS: dict[str, Callable[[bytes], bytes]] = {
+    "a line end after the name": lambda xml: xml.replace(b"encryptedKey ", b"encryptedKey\n"),
+    "a tab after the name": lambda xml: xml.replace(b"encryptedKey ", b"encryptedKey\t"),
+    "ten spaces before a value": lambda xml: xml.replace(b"spinCount=", b"spinCount" + b" " * 10 + b"="),
+    "single quotes": lambda xml: xml.replace(b'"', b"'"),
+    "a comment before it": lambda xml: b"<?xml version='1.0'?><!--encryptedKey -->" + xml,
+    "a comment behind it": lambda xml: xml.replace(b"</keyEncryptor>", b"</keyEncryptor><!-- spinCount='1' -->"),
+    "a reference": lambda xml: xml.replace(b'"1000"', b'"&#49;000"'),
+    "an entity": lambda xml: b'<!DOCTYPE a [<!ENTITY e "100">]>' + xml.replace(b'"1000"', b'"&e;0"'),
+    "UTF-16": lambda xml: xml.decode().encode("utf-16"),
+    "UTF-16, the other order": lambda xml: b"\xfe\xff" + xml.decode().encode("utf-16-be"),
+    "Shift_JIS": lambda xml: b"<?xml version='1.0' encoding='shift_jis'?>" + xml,
+    "a long prefix with a hyphen": lambda xml: xml.replace(b"<p:", b"<" + b"p-" * 50 + b":"),
+    "a key of a certificate first": lambda xml: xml.replace(
+        b"<keyEncryptor>", OTHER_KEY + b"</keyEncryptor><keyEncryptor>"
+    ),
+    "another description first": lambda xml: xml.replace(
+        b"<keyData ", b'<keyData keyBits="128" hashAlgorithm="SHA1" saltValue="AAAA"/><keyData '
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+def test_a_description_written_in_another_way_hid_the_document(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is XML, and was read with patterns: after one other white space, Excel opened what we called encrypted."""
+    assert "office:remote-template" in tags(described(DESCRIPTIONS[kind], EXCEL, monkeypatch), "a.xlsx")
+    assert tags(described(DESCRIPTIONS[kind], OTHER, monkeypatch), "a.xlsx") == {"document:encrypted"}
+
+
+def test_a_document_that_only_a_certificate_opens_is_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only(xml: bytes) -> bytes:
+        return xml[: xml.index(b"<keyEncryptor>")] + OTHER_KEY + b"</keyEncryptor></keyEncryptors></encryption>"
+
+    assert tags(described(only, EXCEL, monkeypatch), "a.xlsx") == {"document:encrypted"}
+
+
+@pytest.mark.parametrize(
+    "xml", [b"", b"<a/>", b'<!DOCTYPE a [<!ENTITY a "1"><!ENTITY b "&a;">]><keyData/>', b"\xff" * 9]
+)
+def test_a_description_that_cannot_be_read_is_not_a_password(xml: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tags(described(lambda _: xml, EXCEL, monkeypatch), "a.xlsx") == {"document:not-read"}

@@ -177,6 +177,91 @@ def test_macros_of_opendocument_were_not_seen() -> None:
     assert tags(opendocument(("content.xml", b"<a/>"), ("Basic/script-lc.xml", b"<library/>")), "a.odt") == set()
 
 
+SCRIPT, OFFICE = b"http://openoffice.org/2000/script", b"urn:oasis:names:tc:opendocument:xmlns:script:1.0"
+BASIC = b'Sub Main\nShell("calc.exe")\nEnd Sub'
+
+
+def basic(start: bytes = b"<s:module>", source: bytes = BASIC, end: bytes = b"</s:module>") -> bytes:
+    return start.replace(b"module", b'module xmlns:s="%b" s:name="M"' % SCRIPT, 1) + source + end
+
+
+def listener(element: bytes = b"s:event-listener", event: bytes = b's:event-name="dom:load"') -> bytes:
+    return b'<a xmlns:s="%b"><%b %b xlink:href="vnd.sun.star.script:S.M.Main"/></a>' % (OFFICE, element, event)
+
+
+BASIC_MODULES = {
+    "a prefix with a hyphen": basic(b"<a-b:module>", end=b"</a-b:module>"),
+    "a long prefix": basic(b"<" + b"p" * 30 + b":module>", end=b"</" + b"p" * 30 + b":module>"),
+    "a long attribute": basic(b'<s:module s:x="' + b"x" * 2100 + b'">'),
+    "a bracket in an attribute": basic(b'<s:module s:x=">">'),
+    "white space at the beginning": b" " * 9000 + basic(),
+    "an end in a CDATA section": basic(source=b"<![CDATA[' </]]>\n" + BASIC),
+    "an end in a comment": basic(source=b"x<!--</-->\n" + BASIC),
+    "an end in an instruction": basic(source=b"<?x </?>\n" + BASIC),
+    "a comment within a word": basic(source=BASIC.replace(b"Sh", b"Sh<!---->")),
+    "an element within a word": basic(source=BASIC.replace(b"Sh", b"Sh<a/>")),
+    "an element before a word": basic(source=b"Sub Main\nx<source-code>Shell(1)</source-code>"),
+    "an entity": b'<!DOCTYPE m [<!ENTITY s "Sh">]>' + basic(source=BASIC.replace(b"Sh", b"&s;")),
+    "UTF-16": basic().decode().encode("utf-16"),
+    "Shift_JIS": b"<?xml version='1.0' encoding='Shift_JIS'?>" + basic(b"<a-b:module>", end=b"</a-b:module>"),
+    "EUC-JP, and a comment": b"<?xml version='1.0' encoding='euc-jp'?>" + basic(source=b"<!--</-->" + BASIC),
+    "a mistake behind it": basic() + b"<",
+    "a mistake before it": b"<a></b>" + basic(b"<a-b:module>", end=b"</a-b:module>"),
+}
+LISTENERS = {
+    "a prefix with a hyphen": listener(b"a-b:event-listener"),
+    "a long prefix": listener(b"p" * 30 + b":event-listener"),
+    "a reference": listener(event=b's:event-name="dom&#58;load"'),
+    "another prefix of the event": listener(event=b's:event-name="d:load"'),
+    "many spaces": listener(event=b"s:event-name" + b" " * 50 + b"='dom:load'"),
+    "a long attribute": listener(event=b's:x="' + b"x" * 5000 + b'" s:event-name="dom:load"'),
+    "a bracket in an attribute": listener(event=b's:x=">" s:event-name="dom:load"'),
+    "a default": b'<!DOCTYPE a [<!ATTLIST s:event-listener s:event-name CDATA "dom:load">]>' + listener(event=b""),
+    "an entity": b'<!DOCTYPE a [<!ENTITY e "dom:load">]>' + listener(event=b's:event-name="&e;"'),
+    "a mistake before it": b"<a></b>" + listener(b"x-y:event-listener"),
+}
+
+
+@pytest.mark.parametrize("kind", BASIC_MODULES)
+def test_a_macro_of_opendocument_was_hidden_by_how_its_xml_is_written(kind: str) -> None:
+    """LibreOffice reads it with an XML parser. We read it with patterns, and delivered it."""
+    document = opendocument(("Basic/Standard/M.xml", BASIC_MODULES[kind]), ("content.xml", listener()))
+    assert {"mime:macro", "office:auto-macro", "office:macro-runs-program"} <= tags(document, "a.odt")
+
+
+@pytest.mark.parametrize("kind", LISTENERS)
+def test_a_listener_of_opendocument_was_hidden_by_how_its_xml_is_written(kind: str) -> None:
+    document = opendocument(("Basic/Standard/M.xml", basic()), ("content.xml", LISTENERS[kind]))
+    assert {"mime:macro", "office:auto-macro", "office:macro-runs-program"} <= tags(document, "a.odt")
+    flat = LISTENERS[kind].replace(b"<a ", b'<a xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" ')
+    assert "office:auto-macro" in tags(flat, "a.fodt")
+
+
+def test_a_macro_of_opendocument_in_entities_that_are_not_expanded_is_held() -> None:
+    declared = b'<!DOCTYPE m [<!ENTITY s "S"><!ENTITY t "&s;h">]>'
+    document = opendocument(("Basic/Standard/M.xml", declared + basic(source=BASIC.replace(b"Sh", b"&t;"))))
+    assert {"mime:macro", "document:not-read"} <= tags(document, "a.odt")
+    assert score(document, "a.odt") >= 8
+
+
+def test_ordinary_opendocument_has_no_tags() -> None:
+    content = (
+        b'<?xml version="1.0"?><!-- a --><a xmlns:s="%b"><s:event-listener s:event-name="dom:click"/></a>' % OFFICE
+    )
+    about = b'<!DOCTYPE m PUBLIC "-//OpenOffice.org//DTD Manifest 1.0//EN" "Manifest.dtd"><manifest:manifest/>'
+    empty = b'<!DOCTYPE s:module PUBLIC "a" "module.dtd"><s:module xmlns:s="%b" s:name="M"/>' % SCRIPT
+    parts = (("content.xml", content), ("META-INF/manifest.xml", about), ("Basic/Standard/M.xml", empty))
+    assert tags(opendocument(*parts), "a.odt") == set()
+    assert tags(opendocument(("content.xml", bytes(range(256)) * 9)), "a.odt") == set()
+
+
+def test_a_link_of_opendocument_in_an_entity_was_not_found() -> None:
+    content = b'<!DOCTYPE a [<!ENTITY e "//evil.example">]><text:a xlink:href="https:&e;/x">x</text:a>'
+    assert "host:evil.example" in tags(opendocument(("content.xml", content)), "a.odt")
+    content = b"<text:a xlink:href" + b" " * 50 + b"='https:&#47;/evil.example/x'>x</text:a>"
+    assert "host:evil.example" in tags(opendocument(("content.xml", content)), "a.odt")
+
+
 @pytest.mark.parametrize("charset", ["BOCU-1", "ibm-1214", "ibm-37_P100-1995,swaplfnl", "IBM-Thai", "x-IBM939A"])
 def test_links_in_charsets_of_icu_were_missed(charset: str) -> None:
     """Programs on Android know the charsets of ICU, under all of its names."""

@@ -18,6 +18,7 @@ from bridge.service.cluster import jetstream
 from bridge.service.cluster.queue import WANTED
 from bridge.service.cluster.wire import JobHead
 from tests.nats_kit import nats_cluster, nats_server
+from tests.rewriting import rewrite
 from tests.service.cluster_kit import SlowRspamd, Submitting, in_queue, worker
 from tests.service.service_kit import CONFIG, attached, mail, parameters_json, service, until, wait_for
 from tests.warm_commands import WarmProcess, warm_commands
@@ -198,7 +199,7 @@ def test_a_worker_that_reloads_finishes_its_mail_and_takes_more(nats, tmp_path, 
             (old,) = members.workers
             begun = [Submitting(front, mail()), Submitting(front, attached(b"x" * MIB))]
             wait_for(lambda: len(rspamd.mails) == 2)
-            (tmp_path / "service.yml").write_text(configuration([nats.url], analyzers=new.analyzers))
+            rewrite(tmp_path / "service.yml", configuration([nats.url], analyzers=new.analyzers))
             process.send_signal(signal.SIGHUP)
             wait_for(lambda: {sign.id for sign in members.workers} - {old.id})
             wait_for(lambda: old.id not in {sign.id for sign in members.workers})

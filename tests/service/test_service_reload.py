@@ -23,6 +23,7 @@ from bridge.cli import main, service_reload
 from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 from tests.requirements import need
+from tests.rewriting import rewrite
 from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
@@ -66,7 +67,7 @@ class Process(ServiceProcess):
     def hang_up(self, text: str, outcome: str = OK) -> str:
         """Write a configuration, send SIGHUP, and return what was logged until the outcome was."""
         before = len(self.log())
-        (self.directory / "service.yml").write_text(text)
+        rewrite(self.directory / "service.yml", text)
         self.process.send_signal(signal.SIGHUP)
         wait_for(lambda: outcome in self.log()[before:] or (outcome == OK and FAILED in self.log()[before:]))
         assert outcome in self.log()[before:], self.log()[before:]
@@ -286,8 +287,8 @@ def test_a_certificate_is_replaced_under_load(tmp_path):
     first, second, third = (authority.issue_cert("127.0.0.1", f"{n}.example.org") for n in "123")
 
     def install(certificate: trustme.LeafCert, key: trustme.LeafCert) -> None:
-        (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-        (tmp_path / "key.pem").write_bytes(key.private_key_pem.bytes())
+        rewrite(tmp_path / "cert.pem", b"".join(blob.bytes() for blob in certificate.cert_chain_pems).decode())
+        rewrite(tmp_path / "key.pem", key.private_key_pem.bytes().decode())
 
     def served() -> str:
         context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
@@ -400,11 +401,11 @@ def test_the_command_reloads_the_service_of_its_configuration(tmp_path: Path) ->
     for directory in (first, second):
         directory.mkdir()
     with Process(first, texts[0]) as one, Process(second, texts[1]) as other:
-        (second / "service.yml").write_text(texts[1].replace(f"token: {TOKEN}", f"token: [{TOKEN}, {NEW_TOKEN}]"))
+        rewrite(second / "service.yml", texts[1].replace(f"token: {TOKEN}", f"token: [{TOKEN}, {NEW_TOKEN}]"))
         done = ask_for_reload(other)
         assert (done.exit_code, done.stdout) == (0, "the new configuration is in use\n"), done.output
         assert OK in other.log() and OK not in one.log()
-        (second / "service.yml").write_text(texts[1] + "tls: {cert_file: nothing, key_file: nothing}\n")
+        rewrite(second / "service.yml", texts[1] + "tls: {cert_file: nothing, key_file: nothing}\n")
         assert ask_for_reload(other).exit_code == 1
 
 
@@ -412,10 +413,10 @@ def test_the_command_reports_why_nothing_was_reloaded(tmp_path: Path) -> None:
     """A file with mistakes, a failed reload, and no service at all each have their own message."""
     text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}")
     with Process(tmp_path, text) as service:
-        (tmp_path / "service.yml").write_text(f"{text}nonsense: 1\n")
+        rewrite(tmp_path / "service.yml", f"{text}nonsense: 1\n")
         assert ask_for_reload(service).exit_code == 78
         elsewhere = re.sub(r"(?m)^database: .*$", "database: sqlite:////proc/nothing/x.sqlite", text)
-        (tmp_path / "service.yml").write_text(elsewhere)
+        rewrite(tmp_path / "service.yml", elsewhere)
         done = ask_for_reload(service)
         assert done.exit_code == 1 and "reload failed, keeping the old configuration" in done.stderr, done.output
     done = ask_for_reload(service)

@@ -16,6 +16,7 @@ import pytest
 
 from bridge.testing import free_port
 from tests.daemon import process_kit
+from tests.rewriting import rewrite
 from tests.service.service_kit import DEADLINE_S, ServiceProcess, command, wait_for
 from tests.warm_commands import warm_commands
 
@@ -110,13 +111,13 @@ def test_no_mail_is_refused_while_a_token_is_replaced(tmp_path, ports):
     try:
         service.wait()
         with sending(tmp_path, ports) as sender:
-            (tmp_path / "service-token").write_text(f"{old}\n{new}")
+            rewrite(tmp_path / "service-token", f"{old}\n{new}")
             _reload(service, 1)
             sender.more()
-            (tmp_path / "api-token").write_text(new)
+            rewrite(tmp_path / "api-token", new)
             assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
             sender.more()
-            (tmp_path / "service-token").write_text(new)
+            rewrite(tmp_path / "service-token", new)
             _reload(service, 2)
             sender.more()
             scanbridge(tmp_path, "check", "-c", "bridge.yml")
@@ -130,10 +131,10 @@ def test_the_embedded_service_accepts_the_token_that_its_file_has_after_a_reload
     """A bridge with the embedded service has one token file for both."""
     with sending(tmp_path, ports, "embedded_service: true\n") as sender:
         for _ in range(2):
-            (tmp_path / "api-token").write_text(command(tmp_path, "token").stdout)
+            rewrite(tmp_path / "api-token", command(tmp_path, "token").stdout)
             assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
             sender.more()
-        (tmp_path / "api-token").write_text("\n")
+        rewrite(tmp_path / "api-token", "\n")
         done = [sys.executable, "-m", "bridge", "reload", "-c", "bridge.yml"]
         assert subprocess.run(done, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 1
         sender.more()

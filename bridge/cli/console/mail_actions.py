@@ -74,7 +74,7 @@ class ConsoleMailActions:
             found = [reporter.report(ReportKind(kind), mail, self._of(by).by) for mail in mails]
         finally:
             reporter.close()
-        return [Result(each.mail_id, each.text, each.is_done) for each in found]
+        return [Result(each.mail_id, each.text, each.is_done, brief=each.text.partition(": ")[0]) for each in found]
 
     def plan_listing(self, mails: Sequence[MailRecord], by: str, listing: Listing) -> ListPlan:
         job = self._job(mails, by, replace(listing, force=False))
@@ -84,7 +84,7 @@ class ConsoleMailActions:
             if each.danger:
                 plan.dangers[each.entry] = each.danger
             elif each.problem:
-                plan.problems.append(f"{each.mail.id}: {each.problem}")
+                plan.problems.append(Result(each.mail.id, each.problem, is_done=False, brief=each.brief))
             if each.entry and (each.entry, each.tenant or "") not in plan.entries:
                 plan.entries.append((each.entry, each.tenant or ""))
         return plan
@@ -139,8 +139,9 @@ def _brief(text: str, problem: BridgeError) -> str:
 
 def _listed(each: Addition, list_name: str) -> Result:
     if each.problem or not (each.added or each.is_there):
-        why = each.problem or "another entry is dangerous"
-        return Result(each.mail.id, f"not added to {list_name}: {why}", is_done=False)
+        other = "another entry is dangerous"
+        text, brief = (f"not added to {list_name}: {why or other}" for why in (each.problem, each.brief))
+        return Result(each.mail.id, text, is_done=False, brief=brief)
     scope = f" for the tenant {each.tenant}" if each.tenant else ""
     return Result(each.mail.id, f"{each.entry} {'was added to' if each.added else 'was already on'} {list_name}{scope}")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -21,6 +22,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import clean
 from bridge.lists.files import Format
 from bridge.lists.sync import with_rereads
+from bridge.runtime import output_file
 from bridge.runtime.counted import counted
 from bridge.runtime.visible_text import visible_lines
 
@@ -81,23 +83,19 @@ async def _stream(
 
 async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
     """Retries an interrupted download; replaces the file only when it is complete."""
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-
-    async def once() -> int:
-        with _create(unfinished) as target:
-            return await _stream(session, name, target.write, kind)
-
     try:
-        count = await with_rereads(once)
-        unfinished.replace(output)
+        unfinished = output_file.beside(output, 0o644)
+        try:
+            count = await with_rereads(functools.partial(_save_once, session, name, unfinished, kind))
+            unfinished.replace(output)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
     except OSError as exc:
         raise OutputError(f"{output}: cannot be written: {exc.strerror}") from exc
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
     return count
 
 
-def _create(path: Path) -> TextIO:
-    """With mode 0644, even if the umask allows more."""
-    return open(path, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, 0o644))
+async def _save_once(session: Session, name: str, unfinished: Path, kind: Format) -> int:
+    with output_file.emptied(unfinished) as target:
+        return await _stream(session, name, target.write, kind)

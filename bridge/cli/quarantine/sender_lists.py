@@ -140,13 +140,17 @@ class Addition:
     is_there: bool = False
     danger: str = ""  # why the entry needs --force
     problem: str = ""
+    brief: str = ""  # the same for people who must not learn which machines there are
     step: str = ""  # the next one, for the terminal only: the console must not show paths
     code: int = 0
 
     def fail(self, exc: BridgeError) -> None:
         from bridge.cli.lists.session import exit_code, hint
+        from bridge.lists.errors import EntryRefused, ListFull, ListNotFound, ListsError
 
         self.problem, self.code = str(exc), exit_code(exc)
+        is_about_mail = not isinstance(exc, ListsError) or isinstance(exc, EntryRefused | ListFull | ListNotFound)
+        self.brief = self.problem if is_about_mail else "the lists cannot be changed at the moment"
         self.step = hint(exc)
 
 
@@ -264,7 +268,8 @@ class Job:
         say("nothing was changed; add --force if this is intended", err=True)
         self.refusal = EXIT_UNCONFIRMED
         for each in self.due:
-            each.problem, each.code = "not added, because another entry is dangerous", EXIT_UNCONFIRMED
+            each.problem = each.brief = "not added, because another entry is dangerous"
+            each.code = EXIT_UNCONFIRMED
 
     def _show_dry_run(self) -> None:
         show_table([each.mail for each in self.additions])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from bridge.cli.replay.judgement import Judgement, Replay
 from bridge.errors import BridgeError
-from bridge.runtime import root_as_owner
+from bridge.runtime import output_file, root_as_owner
 
 
 class BadResult(BridgeError):
@@ -18,23 +16,7 @@ class BadResult(BridgeError):
 
 def write(path: Path, text: str) -> None:
     """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
-    with root_as_owner.as_operator():
-        _write(path, text)
-
-
-def _write(path: Path, text: str) -> None:
-    if path.exists() and not path.is_file():  # /dev/stdout
-        with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
-            file.write(text)
-        return
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
+    output_file.write(path, text)
 
 
 def dump(replay: Replay) -> str:

@@ -29,7 +29,7 @@ from bridge.lists.danger import Dangers
 from bridge.lists.files import Format
 
 MAX_FILE = 64 * 1024 * 1024  # bytes: more than a million entries
-_MAX_WHOLE = 2 * 1024 * 1024  # bytes of formats that are read at once: YAML takes fifty times its size in memory
+_MAX_WHOLE = 2 * 1024 * 1024  # bytes of formats that are read at once
 _WHOLE = (Format.YAML, Format.JSON)
 PER_PAGE = 100
 

@@ -127,7 +127,8 @@ def _for_tenant(mail: Mail) -> Mail:
     """For people of named tenants: without the machines, and the entries of lists that they may not see."""
     entries = (tuple(map(_entry_for_tenant, some)) for some in (mail.attempts, mail.others, mail.before))
     attempts, others, before = entries
-    return replace(mail, attempts=attempts, others=others, before=before)
+    later = tuple(event.without_internals() for event in mail.later)
+    return replace(mail, attempts=attempts, others=others, before=before, later=later)
 
 
 def _entry_for_tenant(entry: MailEntry) -> MailEntry:

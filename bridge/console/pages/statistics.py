@@ -82,7 +82,7 @@ async def export(call: Call) -> Response:
     else:
         most = 20 if kind == "svg" else _EXPORTED
         rows, rest = _top_lines(by, await call.run_among_few(call.queues.exports, call.history.top, by, query, most))
-    content = _as_file(kind, by, period, rows, rest)
+    content = await call.run(_as_file, kind, by, period, rows, rest)
     headers = {"Content-Disposition": f'attachment; filename="mails-by-{by}-{period}.{kind}"'}
     return Response(content, media_type=FORMATS[kind], headers=headers)
 

@@ -60,7 +60,7 @@ def story(store: HistoryStore, mail_id: str, tenants: Tenants, quarantine: Path 
         "id": mail_id,
         "mails": [_shown(entry, tenants) for entry in mails],
         "attempts": [_shown(entry, tenants) for entry in attempts],
-        "later": [event.to_dict() for event in store.later(ids)],
+        "later": [(each if tenants is None else each.without_internals()).to_dict() for each in store.later(ids)],
         "quarantine": None if quarantine is None else [held for each in ids for held in _held(quarantine, each)],
     }
     return _encoded(answer)

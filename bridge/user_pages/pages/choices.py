@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from starlette.responses import Response
 
 from bridge.console.checks import Refused
 from bridge.digests.schedule import SCHEDULES
 from bridge.errors import BridgeError
-from bridge.lists.personal_store import PersonalEntry
+from bridge.lists.personal_store import BadEntry, PersonalEntry
 from bridge.runtime.marked_text import N_
 from bridge.user_pages.call import Call
 
@@ -70,7 +71,11 @@ async def remove(call: Call) -> Response:
 def _entries(call: Call) -> list[PersonalEntry]:
     """Of all addresses of the person that mail was held for."""
     lists, person_of = call.sources.lists, call.sources.people.person_of
+    found: list[PersonalEntry] = []
     if lists is None:
-        return []
-    addresses = [each for each in call.sources.items.addresses_of(call.person) if person_of(each) == call.person]
-    return [entry for address in addresses for entry in lists.entries(address)]
+        return found
+    for address in call.sources.items.addresses_of(call.person):
+        if person_of(address) == call.person:
+            with suppress(BadEntry):  # a sender chose the part after the delimiter, and made it too long for a list
+                found += lists.entries(address)
+    return found

@@ -58,7 +58,7 @@ async def listed(call: Call) -> Response:
 async def shown(call: Call) -> Response:
     copy = await copies.of_person(call, call.path["id"])
     values = await details(call, copy)
-    await call.audit("saw own held mail", mail=copy.mail.id)
+    await call.audit_seen(copy.mail.id)
     return call.page("mail.html", **values)
 
 

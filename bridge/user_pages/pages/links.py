@@ -33,6 +33,11 @@ async def show(call: Call) -> Response:
 
 async def act(call: Call) -> Response:
     link = await _verified(call, is_use=True)
+    async with call.pages.requests.turn(call.link_person):
+        return await _act(call, link)
+
+
+async def _act(call: Call, link: Link) -> Response:
     if link.act is Act.ENTER:
         return await _enter(call, link)
     copy = await copies.of_link(call, link.mail, link.recipient)
@@ -46,7 +51,7 @@ async def act(call: Call) -> Response:
         case Act.HAM | Act.SPAM:
             notice = await copies.report(call, copy, str(link.act))
         case Act.VIEW:
-            await call.audit("saw own held mail", mail=link.mail, name=link.recipient)
+            await call.audit_seen(link.mail, link.recipient)
             return call.page("view.html", **await held.details(call, copy))
         case _:
             raise _not_working(call, is_expired=False)
@@ -65,8 +70,10 @@ async def unsubscribe(call: Call) -> Response:
     link = await _verified(call, is_use=True)
     if link.act is not Act.UNSUBSCRIBE:
         raise _not_working(call, is_expired=False)
-    async with call.audited("chose a schedule", detail="never, through the link in a digest", name=link.recipient):
-        await call.run(call.sources.items.choose, link.recipient, schedule="never")
+    stored = await call.run(call.sources.items.person, link.recipient)
+    if stored.schedule != "never":
+        async with call.audited("chose a schedule", detail="never, through the link in a digest", name=link.recipient):
+            await call.run(call.sources.items.choose, link.recipient, schedule="never")
     return call.page("unsubscribe.html", address=link.recipient, is_done=True)
 
 
@@ -88,8 +95,10 @@ def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:
 async def _verified(call: Call, *, is_use: bool) -> Link:
     try:
         link = await call.run(call.sources.maker.keys.verify, call.path["token"], time.time())
-        call.link_of, call.link_mail = link.recipient, link.mail
-        await _speak_their_language(call, link)
+        person = await call.run(call.sources.people.person_of, link.recipient)
+        call.link_of, call.link_person, call.link_mail = link.recipient, person or link.recipient, link.mail
+        if person is not None:  # what they chose; otherwise, what the browser asks for
+            await call.speak_language_of(person)
         return link
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
@@ -98,13 +107,6 @@ async def _verified(call: Call, *, is_use: bool) -> Link:
         if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
             await call.audit_stranger(action, detail=str(exc), name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None
-
-
-async def _speak_their_language(call: Call, link: Link) -> None:
-    """What the person chose; otherwise, what the browser asks for."""
-    person = await call.run(call.sources.people.person_of, link.recipient)
-    if person is not None:
-        await call.speak_language_of(person)
 
 
 def _not_working(call: Call, *, is_expired: bool) -> Refused:

@@ -37,13 +37,14 @@ from tests.daemon.process_kit import (
 )
 from tests.daemon.workers.workers_kit import clients_of_all, number, send, state, workers
 from tests.processes import is_running
+from tests.rewriting import rewrite
 
 
 def change(bridge: Bridge, **sections: Any) -> None:
     """Replace these sections in the file."""
     path = bridge.directory / "bridge.yml"
     data, _ = yaml_file.read(path, path.read_text())
-    path.write_text(yaml_file.dump({**data, **sections}))
+    rewrite(path, yaml_file.dump({**data, **sections}))
 
 
 def once_it_is_read(pipe: Path) -> int:
@@ -86,7 +87,7 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
         assert bridge.has_logged("it must contain the secret on one line")
         assert number(bridge, "scanbridge_config_reload_success") == 0
         assert workers(bridge) == pids and bridge.send().startswith("250 ")
-        (tmp_path / "token").write_text(token)
+        rewrite(tmp_path / "token", token)
         change(bridge, hostname="renamed.example")
         assert signalled(bridge)["ok"]
         assert number(bridge, "scanbridge_config_reload_success") == 1
@@ -128,7 +129,7 @@ def test_a_reload_with_a_refused_token_said_nothing(tmp_path: Path, count: int) 
         done = reload(bridge)
         assert (done.returncode, done.stderr) == (0, "")
         scanner.status = answer(401)
-        (tmp_path / "token").write_text("another-token-that-the-scanner-does-not-know\n")
+        rewrite(tmp_path / "token", "another-token-that-the-scanner-does-not-know\n")
         done = reload(bridge)
         assert done.returncode == 0 and "the new configuration is in use" in done.stdout
         assert f"WARNING: scanner {scanner.url}: the token was refused" in done.stderr, done.stderr
@@ -145,7 +146,7 @@ def test_a_change_that_needs_a_restart_is_refused(tmp_path: Path) -> None:
         assert not outcome["ok"]
         assert "state_directory: cannot be changed by a reload" in outcome["problem"]
         assert "log: cannot be changed by a reload" in outcome["problem"]
-        (tmp_path / "bridge.yml").write_text("listeners: 3\n")
+        rewrite(tmp_path / "bridge.yml", "listeners: 3\n")
         assert reload(bridge).returncode == 78
         bridge.signal(signal.SIGHUP)  # without the check of `scanbridge reload`
         until(lambda: "expected a list" in bridge.log, "a log line about the mistake")

@@ -9,13 +9,13 @@ nothing here raises but TooMuch.
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from bridge.mime.encodings import decode
+from bridge.service.analysis.content import office_xml
 from bridge.service.analysis.content.unpacking import Budget
 
 _Hash = Callable[..., "hashlib._Hash"]
@@ -25,7 +25,9 @@ _SPIN_WORK = 100  # for each round in which a password is hashed: about 1 us (3.
 _AES_WORK, _RC4_WORK = 2, 20  # for each byte
 _SPINS = 50_000  # of the older form; the newer one says how many
 _HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
-_ATTRIBUTE = re.compile(r"\b(\w{1,40})\s{0,9}=\s{0,9}[\"']([^\"']{0,1000})")
+_DATA, _KEY = "keyData", "encryptedKey"
+_DESCRIBED = frozenset({_DATA, _KEY})
+_ZIP = b"PK"  # the beginning of every such document
 _INPUT_KEY, _VALUE_KEY, _KEY_KEY = (
     bytes.fromhex(text) for text in ("fea7d2763b4b9e79", "d7aa0f6d3061344e", "146e0be7abacd0d6")
 )
@@ -38,8 +40,11 @@ _FILE_PASS, _BOUND_SHEET = 0x2F, 0x85
 _NOT_ENCRYPTED = frozenset({0x809, _FILE_PASS, 0xE1, 0x194, 0x195, 0x196, 0x138})  # BOF, InterfaceHdr and the like
 
 
-def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
-    """The document in the streams `EncryptionInfo` and `EncryptedPackage`; empty if it needs another password."""
+def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes | None:
+    """The document in the streams `EncryptionInfo` and `EncryptedPackage`.
+
+    Empty if it needs another password; None if the first stream, which says how it is encrypted, cannot be read.
+    """
     read = _agile if info[:4] == b"\4\0\4\0" else _standard if info[2:4] == b"\2\0" else None
     if read is None or len(encrypted) <= 8:
         return b""
@@ -47,7 +52,7 @@ def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
         decrypted = read(info, encrypted[8:], budget)
     except (ImportError, ValueError, struct.error, IndexError, KeyError):
         return b""
-    return decrypted[: int.from_bytes(encrypted[:8], "little")]
+    return decrypted and decrypted[: int.from_bytes(encrypted[:8], "little")]
 
 
 def _standard(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
@@ -70,25 +75,51 @@ def _padded_hash(hashed: bytes, byte: int) -> bytes:
     return _sha1(bytes(byte ^ other for other in hashed.ljust(64, b"\0"))).digest()
 
 
-def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes:
-    """The key is random, and is itself encrypted with the password. An XML document says how."""
-    text = info[8:].decode("utf-8", "replace")
-    about, _, own = text.partition("encryptedKey ")
-    data, key_data = dict(_ATTRIBUTE.findall(about)), dict(_ATTRIBUTE.findall(own))
-    new, salt = _hash(key_data["hashAlgorithm"]), _base64(key_data["saltValue"])
-    size = int(key_data["keyBits"]) // 8
+def _agile(info: bytes, encrypted: bytes, budget: Budget) -> bytes | None:
+    """The key is random, and is itself encrypted, once for each password or certificate. An XML document says how."""
+    budget.take_work(len(info) + office_xml.work_of_elements(info.decode("latin-1"), _DESCRIBED))
+    found, _ = office_xml.elements(info[8:], _DESCRIBED)
+    about = [element.attributes for element in found if element.name == _DATA]
+    keys = [element.attributes for element in found if element.name == _KEY]
+    for key in keys:
+        try:
+            secret = _secret(key, budget)
+        except (ValueError, KeyError):  # of a certificate, or not as Office writes it
+            continue
+        if secret:
+            return _first_document(encrypted, secret, about, budget)
+    return b"" if about and keys else None
+
+
+def _secret(about: dict[str, str], budget: Budget) -> bytes:
+    """The key of the document; empty if it needs another password."""
+    new, salt = _hash(about["hashAlgorithm"]), _base64(about["saltValue"])
+    size = int(about["keyBits"]) // 8
     if size not in (16, 24, 32):  # the sender's word, and the size of what is allocated
         raise ValueError("not an AES key")
     for password in _PASSWORDS:
-        hashed = _spun(new, salt, password, int(key_data["spinCount"]), budget)
+        hashed = _spun(new, salt, password, int(about["spinCount"]), budget)
         keys = [_fitted(new(hashed + block).digest(), size) for block in (_INPUT_KEY, _VALUE_KEY, _KEY_KEY)]
         names = ("encryptedVerifierHashInput", "encryptedVerifierHashValue", "encryptedKeyValue")
         given, value, secret = (
-            _decrypted(_base64(key_data[name]), key, salt) for name, key in zip(names, keys, strict=True)
+            _decrypted(_base64(about[name]), key, salt) for name, key in zip(names, keys, strict=True)
         )
-        if new(given[: int(key_data["saltSize"])]).digest() == value[: new().digest_size]:
-            return _segments(encrypted, secret[: int(data["keyBits"]) // 8], data, budget)
+        if new(given[: int(about["saltSize"])]).digest() == value[: new().digest_size]:
+            return secret
     return b""
+
+
+def _first_document(encrypted: bytes, secret: bytes, about: list[dict[str, str]], budget: Budget) -> bytes:
+    """Decrypted as one of the descriptions says; there should be one."""
+    plain = b""
+    for data in about:
+        try:
+            plain = _segments(encrypted, secret[: int(data["keyBits"]) // 8], data, budget)
+        except (ValueError, KeyError):
+            continue
+        if plain.startswith(_ZIP):
+            break
+    return plain
 
 
 def _segments(encrypted: bytes, key: bytes, about: dict[str, str], budget: Budget) -> bytes:

@@ -10,8 +10,10 @@ import re
 from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
+from bridge.service.analysis.content import office_xml
 from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO
-from bridge.service.analysis.content.pdf_files import ENCRYPTED
+from bridge.service.analysis.content.office_xml import Element
+from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.unpacking import Budget, Member
 from bridge.service.analysis.content.vba import tags_of_source
 
@@ -19,20 +21,21 @@ _PART = re.compile(r"(?:[^/]+/)?content\.xml|styles\.xml|META-INF/manifest\.xml|
 _SCRIPT = re.compile(r"Scripts/(?:python|beanshell|javascript|java)/.*[^/]")
 _NAMESPACE = b"urn:oasis:names:tc:opendocument"
 _START = 8192  # bytes in which an XML file declares its namespaces
-_HREF = re.compile(r"\bhref\s{0,9}=\s{0,9}(?:\"([^\"]*)\"|'([^']*)')")
-_MODULE = re.compile(r"<(?:\w{1,20}:)?module(?:\s[^<>]{0,2000})?>((?:[^<]|<(?!/))*+)")
-_LISTENER = re.compile(r"<(?:\w{1,20}:)?event-listener\s([^<>]{0,4000})")
-_BY_ITSELF = re.compile(
-    r"event-name\s{0,9}=\s{0,9}[\"'](?:dom|office):(?:load|unload|new|start-app|focus|mouseover|create)"
-)
+_MODULE, _LISTENER = "module", "event-listener"
+_READ = frozenset({_MODULE, _LISTENER})
+_DECLARES = "<!"  # a comment, a CDATA section, or declarations of what may be in any attribute
+_BY_ITSELF = re.compile(r"\s*+(?:[^\s:]*+:)?(?:load|unload|new|start-app|focus|mouseover|create)")
+# What a parser does not reach, because the document is damaged before:
+_HREF = re.compile(r"\bhref\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)')")
+_MODULE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?module(?:\s[^<>]*+)?>((?:[^<]|<(?!/))*+)")
+_LISTENER_TAG = re.compile(r"<(?:[^\s<>:/]++:)?event-listener\s([^<>]*+)")
+_EVENT = re.compile(r"event-name\s*+=\s*+(?:\"([^\"<>]*)|'([^'<>]*))")
 _BYTE_WORK = 10
 
 
 def is_odf(content: bytes, names: Collection[str]) -> bool:
     """A part of such a document, or a whole one in a single file."""
-    if any(map(_SCRIPT.fullmatch, names)):
-        return True
-    return _NAMESPACE in content[:_START] or (b"<" in content[:_START] and any(map(_PART.fullmatch, names)))
+    return any(_SCRIPT.fullmatch(name) or _PART.fullmatch(name) for name in names) or _NAMESPACE in content[:_START]
 
 
 def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -40,14 +43,33 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
     budget.take_work(_BYTE_WORK * len(content))
     tags = {MACRO} if any(map(_SCRIPT.fullmatch, names)) else set()
     text = content.replace(b"\0", b"").decode("utf-8", "replace")
-    links = tuple(dict.fromkeys(unescaped(first or second) for first, second in _HREF.findall(text)))
-    if any(map(_BY_ITSELF.search, _LISTENER.findall(text))):
+    links = dict.fromkeys(unescaped(first or second) for first, second in _HREF.findall(text))
+    found: list[Element] = []
+    if any(mark in text for mark in (*_READ, _DECLARES)):  # else there is nothing that only a parser finds
+        attribute = "href" if _DECLARES in text else ""
+        budget.take_work(office_xml.work_of_elements(text, (*_READ, attribute) if attribute else _READ))
+        found, is_whole = office_xml.elements(content, _READ, attribute)
+        if not is_whole:
+            found += _damaged(text)
+            if "<!ENTITY" in text:
+                tags.add(NOT_READ)
+    links |= dict.fromkeys(element.attributes.get("href", "") for element in found)
+    if any(_BY_ITSELF.match(element.attributes.get("event-name", "")) for element in found):
         tags.add(AUTO_MACRO)
     if "encryption-data" in text:
         tags.add(ENCRYPTED)
-    yield Member((), None, tags=tuple(tags), links=links)
-    for match in _MODULE.finditer(text):
-        source = unescaped(match[1]).encode("utf-8", "replace")
+    yield Member((), None, tags=tuple(tags), links=tuple(filter(None, links)))
+    for source in dict.fromkeys(element.text for element in found if element.name == _MODULE):
         if source.strip():
             budget.take_member()
-            yield Member(("macro.txt",), source, tags=tags_of_source(source))
+            raw = source.encode("utf-8", "replace")
+            budget.take_work(_BYTE_WORK * len(raw))
+            yield Member(("macro.txt",), raw, tags=tags_of_source(raw))
+
+
+def _damaged(text: str) -> Iterator[Element]:
+    for source in _MODULE_TAG.findall(text):
+        yield Element(_MODULE, {}, unescaped(source))
+    for attributes in _LISTENER_TAG.findall(text):
+        for first, second in _EVENT.findall(attributes):
+            yield Element(_LISTENER, {"event-name": unescaped(first or second)}, "")

@@ -24,6 +24,7 @@ from bridge.service.analysis.content import (
     office_xml,
     onenote_files,
     table_files,
+    vba,
 )
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
 from bridge.service.analysis.content.decompression import decode as decode_stream
@@ -34,7 +35,6 @@ from bridge.service.analysis.content.onenote_files import EMBEDDED
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.rtf_files import Embedded, is_rtf, rtf_fields, rtf_objects, rtf_templates
 from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
-from bridge.service.analysis.content.vba import sources, tags_of_source
 
 TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
 EQUATION, EXPLOIT = "office:equation", "office:exploit"
@@ -81,7 +81,8 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
     return (
         content.startswith((MAGIC, onenote_files.MAGIC))
         or is_rtf(content)
-        or any(_is_xml_part(name) or excel_files.is_binary_part(name) for name in names)
+        or any(map(_is_xml_part, names))
+        or excel_files.is_binary_part(content, names)
         or odf_files.is_odf(content, names)
         or active_mime.is_active_mime(content)
         or active_mime.has_web_archive(content, names)
@@ -105,7 +106,7 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, links=binary_links.links(content, budget))
     elif active_mime.is_active_mime(content):
         yield from active_mime.active_mime_members(content, budget)
-    elif any(map(excel_files.is_binary_part, names)):
+    elif excel_files.is_binary_part(content, names):
         tags = tuple(excel_files.tags_of_binary_part(content, tuple(names), budget))
         yield Member((), None, tags=tags, links=binary_links.links(content, budget))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
@@ -123,6 +124,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     classes: set[bytes] = set()
     names: set[str] = set()
     encrypted: dict[str, bytes] = {}
+    project = vba.Project(content, budget)
     for entry in entries(content, budget):
         name = entry.name.lower()
         names.add(name)
@@ -136,9 +138,11 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
             mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
         if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
             yield Member((), None, tags=tags)
-        yield from _of_macros(entry.content, budget)
+        for source, tags in project.sources(name, entry.content):
+            links = binary_links.links(source, budget)
+            yield Member(("macro.txt",) if source else (), source or None, tags=tags, links=links)
         yield from _of_stream(entry, name, budget)
-    found = [UNOPENED] if not names else []
+    found = [UNOPENED] if not names else [MACRO, NOT_READ] if project.is_unread else []
     if "encryptedpackage" in encrypted:
         yield _opened(encrypted.get("encryptioninfo", b""), encrypted["encryptedpackage"], budget)
     if _EQUATION_CLASS in classes:
@@ -151,8 +155,10 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
 def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
     """A document that is encrypted as a whole: opened as Office does it without a question, or the tag for it."""
     data = default_password.package(info, package, budget)
+    if not data:
+        return Member((), None, tags=(ENCRYPTED if data is not None else NOT_READ,))
     budget.take(len(data))
-    return Member(("",), data, is_disputed=True) if data else Member((), None, tags=(ENCRYPTED,))
+    return Member(("",), data, is_disputed=True)
 
 
 def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
@@ -243,11 +249,6 @@ def _is_file(content: bytes) -> bool:
     return bool(archives.kind_of(content) or file_types.family_of(content))
 
 
-def _of_macros(content: bytes, budget: Budget) -> Iterator[Member]:
-    for source in sources(content, budget):
-        yield Member(("macro.txt",), source, tags=tags_of_source(source), links=binary_links.links(source, budget))
-
-
 def package(content: bytes) -> Member:
     """A file that was put into a document as an object: its names, and its bytes.
 
@@ -279,7 +280,8 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     if office_xml.may_have_facts(content):
         budget.take_work(office_xml.work_of(text))
         found = office_xml.read(content)  # as far as it is XML
-    tags = set(excel_files.tags_of_text_part(text, names)) | set(excel_files.tags_of_names(found.defined))
+    sheet = excel_files.sheet(content, text, names, budget)
+    tags = set(excel_files.tags_of_text_part(text, sheet)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
     written = _found(_RELATION, ("Relationship",), text, budget)
     for relation in dict.fromkeys((*found.relations, *(_relation(match[1]) for match in written))):
@@ -300,7 +302,7 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     if found.has_entities:
         tags.add(NOT_READ)
     links |= dict.fromkeys((*found.addresses, *found.macros))
-    links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(text, names)))
+    links |= dict.fromkeys((fields, found.fields, *excel_files.addresses_in_formulas(sheet)))
     yield Member((), None, tags=tuple(filter(None, tags)), links=tuple(filter(None, links)))
     for encoded in found.data:
         data = decode(encoded.encode("latin-1", "replace"), "base64")[0]

@@ -3,23 +3,25 @@
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
 find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
 Entities that a document declares are expanded only in attributes: Office refuses them, and where LibreOffice does not,
-the document says that something was not read. Reading also stops if its declarations could make it several times as
-large. Linear; nothing here raises.
+the document says that something was not read. `elements` expands them in text, too. Reading also stops if what the
+document declares could make it several times as large. Linear; nothing here raises.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
 # The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
-_NAMES = b"(?=[FRbdfi])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|%b)" % (
+_NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
     b"bin(?:Data|aryData|ary-data)|ForeignData"
 )
 _ELEMENTS = tuple(re.compile(mark + _NAMES) for mark in (b"<", b":", b";"))  # with a prefix; after `&#60;` in an entity
+_SHEET_MARK = b"sheetData"  # a sheet of Excel, wherever it is: its formulas are read without a parser
 _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document in it
 _FIELDS = frozenset({"instrText", "delInstrText"})
 # Files in Base64: in Word and all of Office, in OpenDocument, in Visio, in forms of Acrobat.
@@ -41,7 +43,9 @@ _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
 _GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
+_ENCODING_ERRORS = (18, 19)  # XML_ERROR_UNKNOWN_ENCODING, XML_ERROR_INCORRECT_ENCODING
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
+_CHILD = "\0"  # where an element begins or ends within the text of another: no XML contains it
 
 
 class Relation(NamedTuple):
@@ -73,7 +77,7 @@ def is_likely(content: bytes) -> bool:
     if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
         return False
     text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
-    return _has_element(text)
+    return _SHEET_MARK in text or _has_element(text)
 
 
 def may_have_facts(content: bytes) -> bool:
@@ -96,10 +100,30 @@ def work_of(text: str) -> int:
     return _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, _OFTEN)) + _VALUE_WORK * values
 
 
+class Element(NamedTuple):
+    """One of those that were asked for. Its name and those of its attributes have no prefixes."""
+
+    name: str
+    attributes: dict[str, str]
+    text: str  # with that of all elements within; twice if there are any: they count as nothing, and as a space
+
+
+def elements(content: bytes, names: frozenset[str], attribute: str = "") -> tuple[list[Element], bool]:
+    """The elements of these names, and those with this attribute; and whether all of the document was read."""
+    reader = _ElementReader(names, attribute)
+    is_whole = reader.read(content)
+    return reader.found(), is_whole
+
+
+def work_of_elements(text: str, marks: Collection[str]) -> int:
+    """What it costs to find elements in a document of this text if each of them has one of these marks."""
+    added = _GROWTH * len(text) + _FREE if "<!ENTITY" in text or "<!ATTLIST" in text else 0
+    return added + 2 * _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, marks)) + 10 * text.count("=")
+
+
 def read(content: bytes) -> Facts:
     reader = _Reader()
-    if not reader.parse(content, None) and b"\0" in content:  # undeclared UTF-16
-        reader.parse(content.replace(b"\0", b""), "utf-8")
+    reader.read(content)
     reader.facts.fields = "\n".join(
         filter(None, (*reader.fields, *(text for code in reader.codes for text in code.texts())))
     )
@@ -122,22 +146,37 @@ class _Code:
 
 
 class _Reader:
+    expands = False  # entities in text
+
     def __init__(self) -> None:
         self.facts = Facts()
         self.fields: list[str] = []
         self.codes = [_Code()]  # of the fields that are open: they may contain each other
         self.defined: list[str] = []
         self._is_interface = False
+        self.has_unknown_encoding = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
-    def parse(self, content: bytes, encoding: str | None) -> bool:
+    def read(self, content: bytes) -> bool:
         """Whether all of it is XML."""
+        if self.parse(content, None):
+            return True
+        if b"\0" in content:  # undeclared UTF-16
+            return self.parse(content.replace(b"\0", b""), "utf-8")
+        if self.has_unknown_encoding:  # Office knows many that expat does not; in all of them, tags are ASCII
+            return self.parse(content.decode("latin_1").encode(), "utf-8")
+        return False
+
+    def parse(self, content: bytes, encoding: str | None) -> bool:
         parser = expat.ParserCreate(encoding)
         parser.buffer_text = True
         parser.StartElementHandler = self._begin
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._add
-        parser.DefaultHandler = self._refer  # which also means that no entity is expanded in text
+        if self.expands:
+            parser.DefaultHandlerExpand = self._refer
+        else:
+            parser.DefaultHandler = self._refer  # which also means that no entity is expanded in text
         declarations = _Declarations(content)
         parser.EntityDeclHandler = declarations.entity
         parser.AttlistDeclHandler = declarations.attribute
@@ -145,7 +184,11 @@ class _Reader:
         try:
             for at in range(start, len(content), _BLOCK):
                 parser.Parse(content[at : at + _BLOCK], at + _BLOCK >= len(content))
-        except (expat.ExpatError, ValueError, LookupError):
+        except (ValueError, LookupError):
+            self.has_unknown_encoding = True
+            return False
+        except expat.ExpatError as exc:
+            self.has_unknown_encoding = exc.code in _ENCODING_ERRORS
             return False
         except _TooLarge:
             self.facts.has_entities = True
@@ -213,6 +256,45 @@ class _Reader:
 def _local(attributes: dict[str, str], name: str) -> list[str]:
     """The values of an attribute, with any prefix."""
     return [value for key, value in attributes.items() if key.rpartition(":")[2] == name]
+
+
+class _ElementReader(_Reader):
+    expands = True
+
+    def __init__(self, names: frozenset[str], attribute: str) -> None:
+        super().__init__()
+        self._names, self._attribute = names, attribute
+        self._found: list[tuple[str, dict[str, str], list[str]]] = []
+        self._depth = 0  # within an element of these names; the text belongs to the outermost
+
+    def found(self) -> list[Element]:
+        return [Element(name, attributes, _both_ways("".join(text))) for name, attributes, text in self._found]
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        name = name.rpartition(":")[2]
+        is_named = name in self._names
+        if is_named or (self._attribute and any(self._attribute in key for key in attributes)):
+            plain = {key.rpartition(":")[2]: value for key, value in attributes.items()}
+            text: list[str] = []
+            self._found.append((name, plain, text))
+            if is_named and self._text is None:
+                self._text = text
+        if self._text is not None:
+            self._text.append(_CHILD if self._depth else "")
+            self._depth += 1
+
+    def _end(self, name: str) -> None:
+        if self._text is None:
+            return
+        self._depth -= 1
+        if self._depth:
+            self._text.append(_CHILD)
+        else:
+            self._text = None
+
+
+def _both_ways(text: str) -> str:
+    return text.replace(_CHILD, "") + "\n" + text.replace(_CHILD, " ") if _CHILD in text else text
 
 
 class _Declarations:

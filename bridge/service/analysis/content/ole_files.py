@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from bridge.service.analysis.content.unpacking import Budget
@@ -29,11 +29,11 @@ class Entry(NamedTuple):
     content: bytes
 
 
-def entries(content: bytes, budget: Budget) -> Iterator[Entry]:
-    """Everything in the directory; nothing if the header makes no sense."""
+def entries(content: bytes, budget: Budget, names: Collection[str] = ()) -> Iterator[Entry]:
+    """Everything in the directory, or what has one of these names, in lower case; nothing if the header is damaged."""
     if len(content) < 512 or content[30] not in (9, 12):
         return
-    yield from _File(content, budget).entries()
+    yield from _File(content, budget).entries(names)
 
 
 class _File:
@@ -47,7 +47,7 @@ class _File:
         self._small_table = _numbers(self._chain(small, self._table, len(content)))
         self._small = b""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, names: Collection[str]) -> Iterator[Entry]:
         directory = self._chain(self._directory, self._table, len(self._content))
         for at in range(0, len(directory) - _ENTRY + 1, _ENTRY):
             kind = directory[at + 66]
@@ -59,6 +59,8 @@ class _File:
             start, size = _number(directory, at + 116), _number(directory, at + 120)
             if at == 0:  # the root; other entries of its type are ignored
                 self._small = self._chain(start, self._table, len(self._content))
+            if names and name.lower() not in names:
+                continue
             content = self._stream(start, size) if kind == _STREAM else b""
             yield Entry(name, kind == _STREAM, directory[at + 80 : at + 96], content)
 

@@ -12,6 +12,7 @@ from bridge.mime.rare_charsets import DECODERS
 from bridge.mime.structure import Part
 
 WINDOW = 1024 * 1024  # bytes of text examined at a time
+_OVERLAP = 8192  # characters that two pieces share: a tag may contain ">" in quotes, and a link white space
 BEGINNING = 1024  # bytes in which a page declares its charset
 _BYTE_ORDER_MARKS = (
     (b"\xef\xbb\xbf", "utf_8"),
@@ -69,7 +70,10 @@ _NEXT_PIECE = re.compile(r'"?[ \t]?;[ \t]*charset\*0*[1-9][0-9]?\*?[ \t]?=[ \t]?
 
 
 def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
-    """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag."""
+    """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag.
+
+    The end of each piece is also the beginning of the next one.
+    """
     if end - start <= WINDOW or codec in DECODERS or content.find(b"<!ENTITY", start, end) >= 0:
         yield words.decoded(content[start:end], codec)  # short, or what comes first determines what the rest means
         return
@@ -81,4 +85,5 @@ def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
         text = rest + words.without_switches(text)
         yield text
         tag = text.rfind("<")
-        rest = text[tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1 :]
+        cut = tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1
+        rest = text[min(cut, max(0, len(text) - _OVERLAP)) :]

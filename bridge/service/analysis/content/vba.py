@@ -1,15 +1,17 @@
 """The source of VBA macros (MS-OVBA 2.4.1), wherever it is in a stream. Linear; nothing here raises but TooMuch.
 
-The directory of a project says where in a stream the source begins. It may be damaged on purpose, and each source
-begins with the same word, so that word is searched for instead.
+The directory of a project says where in a stream the source begins. It may be damaged on purpose, so what looks like a
+source is searched for as well. Before the source, a stream has the same macro compiled. Office of the same version runs
+that, and does not look at the source, which may have been replaced: names of programs in it count, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO, RUNS_PROGRAM
+from bridge.service.analysis.content.ole_files import entries
 from bridge.service.analysis.content.unpacking import Budget
 
 _AUTO = re.compile(
@@ -21,7 +23,16 @@ _PROGRAMS = re.compile(
     r"\bshell\b|wscript\.shell|shell\.application|urldownloadtofile|xmlhttp|winhttp|adodb\.stream|powershell|mshta"
     r"|rundll32|regsvr32|certutil|bitsadmin|winmgmts|virtualalloc|createthread|\bexecute4macro\b|\bexec\s{0,9}\("
 )
-_BEGINNING = re.compile(rb"\x01..\x00?Attribut", re.DOTALL)  # compressed or plain
+# Compressed, with eight characters that are not copies, or plain
+_BEGINNING = re.compile(rb"\x01.(?:[\xb0-\xbf]\x00|[\x30-\x3f])[\t\r\n\x20-\x7e]{8}", re.DOTALL)
+_BASIC = re.compile(rb"\battribut|\b(?:sub|function|property|declare|dim|const|option)\s", re.IGNORECASE)
+_DIRECTORY = "dir"
+_DIRECTORY_NAME = re.compile(rb"d\0i\0r\0\0\0", re.IGNORECASE)
+# Records of the directory: PROJECTVERSION, whose size is two less than it has; MODULESTREAMNAME in the charset of the
+# project and in UTF-16, and MODULEOFFSET
+_VERSION, _STREAM_NAME, _WIDE_STREAM_NAME, _OFFSET = 0x09, 0x1A, 0x32, 0x31
+_RECORD_WORK = 200
+_BYTE_WORK = 10
 _CHUNK = 4096
 _CHUNK_WORK = 20 * _CHUNK
 _MAX_SOURCE = 8 * 1024 * 1024  # bytes
@@ -35,11 +46,78 @@ def tags_of_source(source: bytes) -> tuple[str, ...]:
     return (MACRO, *by_itself, *runs)
 
 
-def sources(stream: bytes, budget: Budget) -> Iterator[bytes]:
+class Project:
+    """The macros of an OLE2 file, of which each stream is asked for once."""
+
+    def __init__(self, content: bytes, budget: Budget) -> None:
+        self._budget = budget
+        self._offsets: dict[str, set[int]] = {}  # of the sources, by the names of streams in lower case
+        self._unread: set[str] = set()
+        self._read: set[str] = set()
+        if _DIRECTORY_NAME.search(content):
+            for entry in entries(content, budget, (_DIRECTORY,)):
+                for name, offset in _modules(_decompressed(entry.content, 1, budget)[0], budget):
+                    self._offsets.setdefault(name, set()).add(offset)
+
+    def sources(self, name: str, stream: bytes) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+        """Each with what it does; and once, with no source, what is compiled but in none of them."""
+        known: set[str] = set()
+        offsets = self._offsets.get(name, set())
+        is_read = False
+        for source in sources(stream, self._budget, offsets):
+            is_read = True
+            known |= _programs(source)
+            yield source, tags_of_source(source)
+        if is_read:
+            self._budget.take_work(_BYTE_WORK * len(stream))
+            if _programs(stream) - known:
+                yield b"", (MACRO, RUNS_PROGRAM)
+        if offsets:
+            (self._read if is_read else self._unread).add(name)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether there is a stream that should contain a source, and has none. Other streams may have its name."""
+        return bool(self._unread - self._read)
+
+
+def _modules(directory: bytes, budget: Budget) -> Iterator[tuple[str, int]]:
+    names: tuple[str, ...] = ()
     at = 0
-    while match := _BEGINNING.search(stream, at):
-        source, at = _decompressed(stream, match.start() + 1, budget)
-        yield source
+    while at + 6 <= len(directory):
+        budget.take_work(_RECORD_WORK)
+        kind = int.from_bytes(directory[at : at + 2], "little")
+        size = 6 if kind == _VERSION else int.from_bytes(directory[at + 2 : at + 6], "little")
+        data = directory[at + 6 : at + 6 + min(size, 1024)]
+        if kind == _STREAM_NAME:
+            names = (data.decode("latin-1").lower(),)
+        elif kind == _WIDE_STREAM_NAME:
+            names += (data.decode("utf-16-le", "replace").lower(),)
+        elif kind == _OFFSET:
+            yield from ((name, int.from_bytes(data[:4], "little")) for name in names)
+            names = ()
+        at += 6 + size
+
+
+def sources(stream: bytes, budget: Budget, offsets: Collection[int] = ()) -> Iterator[bytes]:
+    """Those at the places that the directory names, and whatever else looks like one."""
+    budget.take_work(_RECORD_WORK * len(offsets))
+    for offset in offsets:
+        if source := _source(stream, offset, budget):
+            yield source
+    for match in _BEGINNING.finditer(stream):
+        if match.start() not in offsets:
+            source = _source(stream, match.start(), budget)
+            if _BASIC.search(source):
+                yield source
+
+
+def _source(stream: bytes, at: int, budget: Budget) -> bytes:
+    return _decompressed(stream, at + 1, budget)[0] if stream[at : at + 1] == b"\x01" else b""
+
+
+def _programs(text: bytes) -> set[str]:
+    return set(_PROGRAMS.findall(text.decode("latin-1").lower()))
 
 
 def _decompressed(data: bytes, at: int, budget: Budget) -> tuple[bytes, int]:
