@@ -399,3 +399,24 @@ def test_a_user_interface_of_ones_own_has_no_tag(macro: str) -> None:
 def test_the_connections_of_a_workbook_were_not_looked_at(connection: str) -> None:
     part = f'<connections><connection id="1" refreshOnLoad="1">{connection}</connection></connections>'
     assert tags(zipped(("xl/connections.xml", part.encode())), "a.xlsx") == {"host:evil.example"}
+
+
+COSTLY_ADDRESSES = {
+    "values of a user interface": ("a.xml", b"<customUI>" + b"<b onA='' onB='' onC='' onD=''/>" * 800_000),
+    "macros of a user interface": ("a.xml", b"<customUI>" + b"<b onA='//a' onB='/' onC='/' onD='/'/>" * 700_000),
+    "escapes in a link": (
+        "a.rels",
+        b"<a><Relationship Type='/hyperlink' TargetMode='External' Target='" + b"%20" * 9_000_000 + b"'/>",
+    ),
+    "prefixes of a link": (
+        "a.rels",
+        b"<a><Relationship Type='/attachedTemplate' TargetMode='External' Target='" + b"url:" * 6_700_000 + b"'/>",
+    ),
+    "links in fields": ("word/document.xml", b"<x><w:instrText>" + b"HYPERLINK c " * 2_000_000 + b"</w:instrText>"),
+}
+
+
+@pytest.mark.parametrize("kind", COSTLY_ADDRESSES)
+def test_many_addresses_take_little_time(kind: str) -> None:
+    content = zipped(("a.zip", zipped(COSTLY_ADDRESSES[kind])))
+    assert fair_cpu_s(lambda: tags(content, "a.zip")) < 4, "one second on a quiet machine"

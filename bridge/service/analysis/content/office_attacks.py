@@ -104,8 +104,10 @@ def starts_program(target: str) -> bool:
     )
 
 
-def fields_start_program(fields: str) -> bool:
-    return any(starts_program(match[1] or match[2]) for match in _HYPERLINK.finditer(fields))
+def hyperlinks(fields: str) -> Iterator[str]:
+    """The targets of links that are fields."""
+    for match in _HYPERLINK.finditer(fields):
+        yield match[1] or match[2]
 
 
 def tag_of_field(fields: str) -> str:

@@ -53,9 +53,10 @@ _TEXT_WORK, _MARK_WORK = 8, 100  # for each byte of such a document, and each be
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 # In all patterns for XML, nothing goes beyond the next `<`, so that nothing is looked at twice.
 _RELATION = re.compile(r"<(?:[^\s<>/:]*+:)?Relationship\s([^<>]*+)")
-_RELATION_WORK = 600  # for each, in each way in which it is read
+_RELATION_WORK = 1200  # for each
+_ADDRESS_WORK = 2500  # for each that is read
 _TAG_WORK = 50  # for each tag, each time a pattern is searched for
-_FIELD_WORK = 30  # for each character in a field
+_FIELD_WORK = 30  # for each character in a field or an address
 _PROGID = re.compile(r"progid\s*+=\s*+[\"']equation\.[23]")
 _FIELD = re.compile(
     r"<(?:[^\s<>/:]*+:)?(?:instrText(?:\s[^<>]*+)?>([^<]*+)|fldSimple\s([^<>]*+)"
@@ -284,8 +285,8 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags = set(excel_files.tags_of_text_part(text, sheet)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
     written = _found(_RELATION, ("Relationship",), text, budget)
-    for relation in (*found.relations, *(_relation(match[1]) for match in written)):
-        budget.take_work(_RELATION_WORK)
+    for relation in dict.fromkeys((*found.relations, *(_relation(match[1]) for match in written))):
+        budget.take_work(_RELATION_WORK + _FIELD_WORK * len(relation.target))
         tags.update(_tags_of_relation(relation))
         if relation.is_external:
             links[relation.target] = None
@@ -298,7 +299,7 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags.update(office_attacks.tag_of_sheet_link(*link) for link in found.dde_links)
     if _PROGID.search(text.lower()):
         tags.add(EQUATION)
-    tags.update(_tags_of_actions(found, fields))
+    tags.update(_tags_of_actions(found, fields, budget))
     if found.has_entities:
         tags.add(NOT_READ)
     links |= dict.fromkeys((*found.addresses, *found.macros))
@@ -311,13 +312,17 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
         yield Member(("",), data, is_disputed=True)
 
 
-def _tags_of_actions(found: office_xml.Facts, fields: str) -> Iterator[str]:
+def _tags_of_actions(found: office_xml.Facts, fields: str, budget: Budget) -> Iterator[str]:
     if any(action.strip().lower().startswith(_RUN) for action in found.actions):
         yield office_attacks.LAUNCH
-    if any(map(office_attacks.fields_start_program, (fields, found.fields))):
-        yield office_attacks.LAUNCH
-    if any(map(office_attacks.is_remote, found.macros)):
-        yield TEMPLATE  # which has the macro
+    for target in dict.fromkeys(link for text in (fields, found.fields) for link in office_attacks.hyperlinks(text)):
+        budget.take_work(_ADDRESS_WORK)
+        if office_attacks.starts_program(target):
+            yield office_attacks.LAUNCH
+    for macro in found.macros:
+        budget.take_work(_ADDRESS_WORK + _FIELD_WORK * len(macro))
+        if office_attacks.is_remote(macro):
+            yield TEMPLATE  # which has the macro
 
 
 def _found(pattern: re.Pattern[str], marks: tuple[str, ...], text: str, budget: Budget) -> Iterator[re.Match[str]]:

@@ -38,6 +38,7 @@ _READ = (
 _OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", "hlink", "webPr", "dbPr")
 _TAG_WORK = 50  # for each tag, and
 _READ_WORK = 250  # for each that is read
+_VALUE_WORK = 80  # for each value in a user interface
 _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
 _BLOCK = 1024 * 1024
@@ -95,7 +96,8 @@ def _has_element(text: bytes) -> bool:
 
 def work_of(text: str) -> int:
     """What it costs to read a document of this text."""
-    return _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, _OFTEN))
+    values = text.count("=") if _USER_INTERFACE in text else 0  # all are looked at
+    return _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, _OFTEN)) + _VALUE_WORK * values
 
 
 class Element(NamedTuple):
@@ -151,8 +153,8 @@ class _Reader:
         self.fields: list[str] = []
         self.codes = [_Code()]  # of the fields that are open: they may contain each other
         self.defined: list[str] = []
-        self.has_unknown_encoding = False
         self._is_interface = False
+        self.has_unknown_encoding = False
         self._text: list[str] | None = None  # of the element that is open, if it matters
 
     def read(self, content: bytes) -> bool:
@@ -196,7 +198,8 @@ class _Reader:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         name = name.rpartition(":")[2]
         if self._is_interface:
-            self.facts.macros += [value for key, value in attributes.items() if key.startswith(_CALLS)]
+            called = (value for key, value in attributes.items() if key.startswith(_CALLS))
+            self.facts.macros += [value for value in called if "/" in value or "\\" in value]
         if name not in _READ:  # nearly all
             return
         if name == "Relationship":
