@@ -13,7 +13,7 @@ from bridge.console import audit as audit_log
 from bridge.console.checks import Refused
 from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
-from bridge.digests.requests import ALLOW, REFUSED, RELEASE, WAITING, Notice, Request
+from bridge.digests.requests import ALLOW, GRANTED, REFUSED, RELEASE, WAITING, Notice, Request
 from bridge.digests.settings import TenantSettings
 from bridge.digests.why_held import Reason, reason_of, words_for
 from bridge.errors import BridgeError
@@ -180,6 +180,8 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
         async with call.audited(action, mail=copy.mail.id, name=copy.person):
             for recipient in copy.recipients:
                 await call.run(change, recipient, sender, f"user {copy.person}")
+    except Refused:
+        raise
     except PersonalListFull as exc:
         text = call.speak("Your list is full. Remove an entry from it first.")
         raise Refused(409, call.speak("Not done"), text) from exc
@@ -211,6 +213,8 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
         try:
             async with call.audited(f"reported as {kind}", mail=copy.mail.id, name=copy.person):
                 await call.send_report(call.sources.feedback, kind, copy.mail, copy.person)
+        except Refused:
+            raise
         except BridgeError as exc:
             log.warning("user pages: feedback on %s failed: %s", copy.mail.id, exc)
             text = call.speak("This cannot be done at the moment. Try again later.")
@@ -257,7 +261,7 @@ async def _check_waits(call: Call, copy: Copy, kind: str) -> None:
     """Raises Refused if this was refused before, or if too many requests of the person are waiting."""
     asked = await call.run(call.sources.requests.of, copy.person, [copy.mail.id])
     states = {request.state for (of_kind, _, _), request in asked.items() if of_kind == kind}
-    if WAITING in states:
+    if states & {WAITING, GRANTED}:
         return
     if REFUSED in states:
         raise Refused(409, call.speak("Not done"), call.speak("Your organisation does not let you do this."))

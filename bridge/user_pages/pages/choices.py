@@ -61,6 +61,8 @@ async def remove(call: Call) -> Response:
     try:
         async with call.audited("removed an entry", detail=f"{kind} {sender}"[:200]):
             await call.run(call.sources.lists.remove, recipient, kind, sender)
+    except Refused:
+        raise
     except BridgeError as exc:
         log.warning("user pages: a list entry cannot be removed: %s", exc)
         text = call.speak("This cannot be done at the moment. Try again later.")

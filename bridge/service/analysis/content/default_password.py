@@ -22,6 +22,7 @@ _Hash = Callable[..., "hashlib._Hash"]
 _md5, _sha1 = (partial(hashlib.new, name, usedforsecurity=False) for name in ("md5", "sha1"))
 _PASSWORDS = ("VelvetSweatshop", "/01Hannes Ruescher/01")
 _SPIN_WORK = 100  # for each round in which a password is hashed: about 1 us (3.11)
+_KEY_WORK = 25_000  # for each key and password: two hashes, eight Base64 texts, six short decryptions
 _AES_WORK, _RC4_WORK = 2, 20  # for each byte
 _SPINS = 50_000  # of the older form; the newer one says how many
 _HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
@@ -98,6 +99,7 @@ def _secret(about: dict[str, str], budget: Budget) -> bytes:
     if size not in (16, 24, 32):  # the sender's word, and the size of what is allocated
         raise ValueError("not an AES key")
     for password in _PASSWORDS:
+        budget.take_work(_KEY_WORK)
         hashed = _spun(new, salt, password, int(about["spinCount"]), budget)
         keys = [_fitted(new(hashed + block).digest(), size) for block in (_INPUT_KEY, _VALUE_KEY, _KEY_KEY)]
         names = ("encryptedVerifierHashInput", "encryptedVerifierHashValue", "encryptedKeyValue")
@@ -113,6 +115,7 @@ def _first_document(encrypted: bytes, secret: bytes, about: list[dict[str, str]]
     """Decrypted as one of the descriptions says; there should be one."""
     plain = b""
     for data in about:
+        budget.take_work(_KEY_WORK)
         try:
             plain = _segments(encrypted, secret[: int(data["keyBits"]) // 8], data, budget)
         except (ValueError, KeyError):

@@ -18,7 +18,7 @@ from bridge.service.analysis.content.pdf_files import ENCRYPTED
 from bridge.service.analysis.content.unpacking import Budget
 
 AUTO_MACRO, RUNS_PROGRAM, MACRO = "office:auto-macro", "office:macro-runs-program", "mime:macro"
-_RECORD_WORK = 64
+_RECORD_WORK, _PART_RECORD_WORK = 64, 300  # of an old workbook, and of a part of a new one
 _BOF, _BOUND_SHEET, _NAME, _FILE_PASS, _SUP_BOOK = 0x809, 0x85, 0x18, 0x2F, 0x1AE
 _FORMULAS = (0x06, 0x221, 0x4BC)  # Formula, Array, ShrFmla
 _MACRO_SHEET = b"\x40\0"
@@ -87,7 +87,7 @@ def _calls_in_records(sheet: bytes, budget: Budget) -> bool:
     """Whether a formula calls what only macros can call. Other sheets contain the same bytes as text and numbers."""
     at = 0
     while at < len(sheet):
-        budget.take_work(_RECORD_WORK)
+        budget.take_work(_PART_RECORD_WORK)
         kind, at = _number(sheet, at, 2)
         size, at = _number(sheet, at, 4)
         before = _BEFORE_FORMULA.get(kind)
@@ -190,8 +190,8 @@ def tags_of_names(defined: str) -> Iterator[str]:
 def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
     """Records of an old workbook: sheets of macros, a name that runs one, what they call, links, a password."""
     is_macro = is_auto = writes = False
-    at = 0
-    while at + 4 <= len(book):
+    at, end = 0, len(book.rstrip(b"\0"))  # zeros fill the last sector; an empty record within is only passed over
+    while at + 4 <= len(book) and at < end:
         budget.take_work(_RECORD_WORK)
         kind, size = int.from_bytes(book[at : at + 2], "little"), int.from_bytes(book[at + 2 : at + 4], "little")
         start, at = at + 4, at + 4 + size
@@ -213,8 +213,6 @@ def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
         elif kind == _FILE_PASS:
             yield ENCRYPTED
             return
-        elif kind == 0 and size == 0:
-            break
     if is_auto and writes:
         yield RUNS_PROGRAM
 

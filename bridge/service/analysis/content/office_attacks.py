@@ -34,10 +34,12 @@ _STARTING = frozenset(
 )
 _COMMAND = re.compile(
     r"(?:^|[\\/])(?:cmd|powershell|pwsh|mshta|wscript|cscript|rundll32|regsvr32|certutil|bitsadmin|msiexec|wmic"
-    r"|schtasks|explorer|control|forfiles|conhost|msbuild|installutil)(?:\.exe(?![\w.])|\s++[/-])"
+    r"|schtasks|forfiles|conhost|msbuild|installutil)(?:\.exe(?![\w.])|\s++[/-][a-z])"
+    r"|(?:^|[\\/])(?:explorer|control)\.exe(?![\w.])"  # without `.exe`, these are ordinary words
 )
 _PROGRAM_FILE = re.compile(
-    r"\.(?:exe|com|bat|cmd|hta|vbs|vbe|js|jse|wsf|ps1|scr|dll|lnk|cpl|msi|url|iso|vhd|search-ms)(?:[?#\s]|$)"
+    r"\.(?:exe|com|bat|cmd|hta|vbs|vbe|js|jse|wsf|ps1|scr|dll|cpl|msi|iso|vhd|search-ms)(?:[?#\s]|$)"
+    r"|^(?=.*?(?:@|davwwwroot)).*\.(?:lnk|url)(?:[?#\s]|$)"  # over the web; links on a file server of one's own are usual
 )
 _HYPERLINK = re.compile(r"\bHYPERLINK\s++(?:\"([^\"\n]*+)|([^\s\"]++))", re.IGNORECASE)
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`

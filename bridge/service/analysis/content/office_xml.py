@@ -38,6 +38,7 @@ _READ = (
 _OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", "hlink", "webPr", "dbPr")
 _TAG_WORK = 50  # for each tag, and
 _READ_WORK = 250  # for each that is read
+_ELEMENT_WORK = 1000  # for each that is returned as a whole
 _VALUE_WORK = 80  # for each value in a user interface
 _START = 4096  # bytes in which the first element begins; before it are comments
 _BLANK = b" \t\r\n\0"
@@ -118,7 +119,9 @@ def elements(content: bytes, names: frozenset[str], attribute: str = "") -> tupl
 def work_of_elements(text: str, marks: Collection[str]) -> int:
     """What it costs to find elements in a document of this text if each of them has one of these marks."""
     added = _GROWTH * len(text) + _FREE if "<!ENTITY" in text or "<!ATTLIST" in text else 0
-    return added + 2 * _TAG_WORK * text.count("<") + _READ_WORK * sum(map(text.count, marks)) + 10 * text.count("=")
+    tags = text.count("<")
+    read = tags if "<!ATTLIST" in text else sum(map(text.count, marks))  # any element may get an attribute
+    return added + 2 * _TAG_WORK * tags + _ELEMENT_WORK * read + 10 * text.count("=")
 
 
 def read(content: bytes) -> Facts:

@@ -30,6 +30,7 @@ _WINDOW = 64  # bytes before it; more if it is full
 _MOST_DIGITS = 10  # of the number of an object
 # Only letters and digits: another escaped character must not become a delimiter.
 _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
+_MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
 _TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 150, 30, 200
 
 
@@ -84,6 +85,8 @@ class Reader:
             at, kind = token.end(), token.lastgroup
             if kind == "open":
                 stack.append([])
+                if len(stack) > _MAX_DEPTH:
+                    return None, at
                 continue
             if kind == "close":
                 if len(stack) == 1:

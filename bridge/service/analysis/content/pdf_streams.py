@@ -33,6 +33,7 @@ _COMMENT = re.compile(rb"%[^\r\n]*")
 # Not all viewers need a line end. What precedes it is only looked at: the word may occur in it once more.
 _KEYWORD = re.compile(rb"stream[ \t\0]*+(?=((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?))")
 _OBJECT = re.compile(rb"(?<!\d)(\d++)[\s\0]++\d++" + SPACE + rb"obj")
+_OBJECT_WORD = re.compile(rb"obj(?<![a-zA-Z]obj)(?![a-zA-Z])")  # comments may be between it and its numbers
 _DESCRIBED = 1024  # bytes before the word in which such a description begins
 _NEAR = 200  # bytes before the word in which a description ends
 _FILTERS = frozenset(
@@ -50,6 +51,7 @@ _PIECE = 5 * 8192  # digits, in groups of five
 _SLOW = 60  # work for each byte that Python itself decodes
 _GUESSING, _GUESSED = (1, 3, 4), 300  # rows of a predictor that looks at the bytes before, and their work for each byte
 _ROW_WORK = 100
+_PARAMETER_WORK = 1000  # for each dictionary of parameters
 _TIFF_PREDICTOR, _PNG_PREDICTORS = 2, 10  # and those above
 _ZLIB = tuple(bytes((0x78, level)) for level in (0x01, 0x5E, 0x9C, 0xDA))
 _LINE_ENDS = re.compile(rb"[\r\n]*")
@@ -102,9 +104,7 @@ def outside(content: bytes, found: list[Stream]) -> bytes:
     for stream in found:
         if stream.start < at:
             continue
-        body_has_objects = content.find(b"obj", stream.start, stream.end) >= 0 and _OBJECT.search(
-            content, stream.start, stream.end
-        )
+        body_has_objects = _OBJECT_WORD.search(content, stream.start, stream.end)
         pieces.append(content[at : stream.end if body_has_objects else stream.start])
         at = stream.end
     return plain(b"\n".join((*pieces, content[at:])))
@@ -179,16 +179,17 @@ class Decoder:
     def _encodings(self, dictionary: Dictionary) -> Iterator[_Encoding]:
         """Each that some reader may take: a key, or an object to which it refers, may be there more than once."""
         values = [value for key in _FILTER_KEYS for value in dictionary.get(key, []) if _may_be_filter(value)]
-        parameters = [
-            value for key in _PARAMETER_KEYS for found in dictionary.get(key, []) for value in self._of(found)
-        ]
-        for value in values or [None]:
+        given = [found for key in _PARAMETER_KEYS for found in dictionary.get(key, [])]
+        is_clear = len(values) <= _MAX_VALUES and len(given) <= _MAX_VALUES
+        parameters = [value for found in _some(given) for value in self._of(found)]
+        for value in _some(values) or [None]:
             for one in self._of(value) or [b""]:  # refers to an object that is not there
-                names = [name for item in (one if isinstance(one, list) else [one]) for name in self._names(item)]
+                items = one[: _MAX_FILTERS + 1] if isinstance(one, list) else [one]
+                names = [name for item in items for name in self._names(item)]
                 filters = [name for name in names if isinstance(name, bytes)]
                 known = tuple(name for name in filters if name in _FILTERS)[:_MAX_FILTERS]
                 numbers = tuple(self._numbers(parameters, place) for place in range(len(known)))
-                yield _Encoding(known, numbers, len(known) == len(filters))
+                yield _Encoding(known, numbers, is_clear and len(known) == len(filters))
 
     def _names(self, item: Value) -> list[Value]:
         """Of a filter in an array; with an empty name, which is not known, if it is not clear."""
@@ -211,8 +212,9 @@ class Decoder:
         for several in parameters:
             own = several[place : place + 1] if isinstance(several, list) else [several]
             for found in (found for one in own for found in self._of(one) if isinstance(found, dict)):
+                self._budget.take_work(_PARAMETER_WORK)
                 for key in _PARAMETERS:
-                    read = (number for one in found.get(key, []) for number in self._of(one))
+                    read = (number for one in _some(found.get(key, [])) for number in self._of(one))
                     numbers.update((key, number) for number in read if isinstance(number, int))
         return numbers
 
@@ -269,6 +271,11 @@ class Decoder:
             above = _row(row_kind, data[at + mark : at + mark + width].ljust(width, b"\0"), above, distance)
             out.append(above)
         return b"".join(out)
+
+
+def _some(values: list[Value]) -> list[Value]:
+    """The first and the last, if there are many: readers take one of these."""
+    return values if len(values) <= _MAX_VALUES else [*values[: _MAX_VALUES // 2], *values[-_MAX_VALUES // 2 :]]
 
 
 def _may_be_filter(value: Value) -> bool:

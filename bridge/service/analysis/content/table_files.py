@@ -14,11 +14,15 @@ import string
 from bisect import bisect
 from collections.abc import Collection, Iterator
 
+from bridge.mime.references import unescaped
 from bridge.service.analysis.content import file_types
 from bridge.service.analysis.content.office_attacks import tag_of_sheet_link
 from bridge.service.analysis.content.unpacking import Budget
 
 _TABLES = frozenset({"csv", "tsv", "tab"})
+_SHEETS = frozenset({"xls", "xlt", "xlm", "xla", "xlw", "dif", "slk"})  # Excel opens text and pages of these names, too
+_SHEET_XML = b"urn:schemas-microsoft-com:office:spreadsheet"
+_START = 4096  # bytes in which a document declares what it is
 _BYTE_WORK = 20
 _MARK_WORK = 200  # for each line, quote and sign
 _QUERY_WORK = 4000
@@ -32,12 +36,23 @@ _SEPARATOR = re.compile(r"[^!-~]*+\"?sep=([^\w\s|!'\"=])", re.IGNORECASE)  # the
 
 def is_table(content: bytes, names: Collection[str]) -> bool:
     """Whether it is a table that may have such a query: most have none, which is found out at once."""
-    return b"|" in content and b"!" in content and file_types.has_extension(names, _TABLES)
+    if b"|" not in content or b"!" not in content:
+        return False
+    return file_types.has_extension(names, _TABLES) or _is_sheet(content, names)
+
+
+def _is_sheet(content: bytes, names: Collection[str]) -> bool:
+    """A table with the name of a workbook, as text or as a page; or one in XML."""
+    start = content[:_START]
+    is_text = b"\0\0" not in start and not start.startswith(b"PK")
+    return is_text and (file_types.has_extension(names, _SHEETS) or _SHEET_XML in start)
 
 
 def tags_of_table(content: bytes, budget: Budget) -> Iterator[str]:
     budget.take_work(_BYTE_WORK * len(content) + _MARK_WORK * content.count(b"|"))
     text = content.replace(b"\0", b"").decode("latin-1")  # UTF-16 as well
+    if "<" in text[:_START]:
+        text = unescaped(text.replace(">", "\n").replace("<", "\n<"))
     if separator := _SEPARATOR.match(text):
         text = text.replace(separator[1], "\t")
     queries = []

@@ -86,4 +86,10 @@ def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
         yield text
         tag = text.rfind("<")
         cut = tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1
-        rest = text[min(cut, max(0, len(text) - _OVERLAP)) :]
+        rest = text[min(cut, _start_before(text, max(0, len(text) - _OVERLAP))) :]
+
+
+def _start_before(text: str, at: int) -> int:
+    """Where a word or a tag begins, at most as far before this place as two pieces share."""
+    low = max(0, at - _OVERLAP)
+    return max(text.rfind("<", low, at), *(text.rfind(space, low, at) + 1 for space in " \n\t")) or at

@@ -21,10 +21,11 @@ _AUTO = re.compile(
 )
 _PROGRAMS = re.compile(
     r"\bshell\b|wscript\.shell|shell\.application|urldownloadtofile|xmlhttp|winhttp|adodb\.stream|powershell|mshta"
-    r"|rundll32|regsvr32|certutil|bitsadmin|winmgmts|virtualalloc|createthread|\bexecute4macro\b|\bexec\s{0,9}\("
+    r"|rundll32|regsvr32|certutil|bitsadmin|winmgmts|virtualalloc|createthread|executeexcel4macro|\bexec\s*+\("
+    r"|shellexecute|\bwinexec\b|\bcreateprocess|swbemlocator|schedule\.service|getobject\s*+\(\s*+\"new:"
 )
-# Compressed, with eight characters that are not copies, or plain
-_BEGINNING = re.compile(rb"\x01.(?:[\xb0-\xbf]\x00|[\x30-\x3f])[\t\r\n\x20-\x7e]{8}", re.DOTALL)
+# Compressed, with eight characters that are not copies; or plain, with its first word: text of a document is like that
+_BEGINNING = re.compile(rb"\x01.(?:[\xb0-\xbf]\x00[\t\r\n\x20-\x7e]{8}|[\x30-\x3f](?i:attribut))", re.DOTALL)
 _BASIC = re.compile(rb"\battribut|\b(?:sub|function|property|declare|dim|const|option)\s", re.IGNORECASE)
 _DIRECTORY = "dir"
 _DIRECTORY_NAME = re.compile(rb"d\0i\0r\0\0\0", re.IGNORECASE)
