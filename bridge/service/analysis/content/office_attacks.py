@@ -39,7 +39,7 @@ _COMMAND = re.compile(
 )
 _PROGRAM_FILE = re.compile(
     r"\.(?:exe|com|bat|cmd|hta|vbs|vbe|js|jse|wsf|ps1|scr|dll|cpl|msi|iso|vhd|search-ms)(?:[?#\s]|$)"
-    r"|^(?=.*?(?:@|davwwwroot)).*\.(?:lnk|url)(?:[?#\s]|$)"  # over the web; links on a file server of one's own are usual
+    r"|^(?=.*?(?:@|davwwwroot)).*\.(?:lnk|url)(?:[?#\s]|$)"  # over the web: file servers have some
 )
 _HYPERLINK = re.compile(r"\bHYPERLINK\s++(?:\"([^\"\n]*+)|([^\s\"]++))", re.IGNORECASE)
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
