@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections import Counter
+from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
 
@@ -57,10 +58,14 @@ _FORMATTING_TAG = re.compile(
 )  # fmt: skip
 # An end tag within one of these does not close an element around it, or is text.
 _CELLS = _WITH_CONTENT | _words("td th caption marquee table tr tbody thead tfoot button")
+_BLOCKS = _words(
+    "address article aside blockquote center dd details dir div dl dt fieldset figcaption figure footer form h1 h2 h3 "
+    "h4 h5 h6 header hgroup li main menu nav ol p pre section summary ul"
+)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _NAME = re.compile(r"(/?)([a-z][a-z0-9]*)")
 _PLAIN_TAG = re.compile(  # up to its ">", in which no quote could be read differently; possessive (`++`)
-    r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`]++))?+)?+)*+"""
+    r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`]++))?)?)*"""
 )
 _SEPARATOR = re.compile(r"""[\s/]+|["']""")  # what may precede an attribute
 _OPEN_VALUE = {sign: re.compile(rf"=\s*+{sign}[^{sign}]*+\Z") for sign in "\"'"}
@@ -117,40 +122,60 @@ def depth(html: str) -> int:
     return nesting(html)[0]
 
 
+@dataclass(slots=True)
+class _Cell:
+    """What is open in a cell of a table, or in another element that end tags do not leave."""
+
+    name: str
+    begins: int  # the depth
+    open: Counter[str] = field(default_factory=Counter)
+    order: list[str] = field(default_factory=list)
+    gone: Counter[str] = field(default_factory=Counter)  # of those in order, but not the innermost
+
+    def closes(self, name: str) -> bool:
+        """An end tag. Within an element that is innermost, only that of a block closes one around it."""
+        if not self.open[name] or (self.order[-1] != name and name not in _BLOCKS):
+            return False
+        self.open[name] -= 1
+        self.gone[name] += 1
+        while self.order and self.gone[self.order[-1]]:
+            self.gone[self.order.pop()] -= 1
+        return True
+
+
 def nesting(html: str) -> tuple[int, int]:
     """Upper bounds: how deep the tags are nested, at most, and the sum of the depths at all tags.
 
     An end tag closes an element of the same name that was opened in the same cell, or nothing; after a tag that readers
     could end elsewhere, it closes nothing. The end of a cell closes everything in it.
     """
-    cells: list[tuple[str, Counter[str], int]] = [("", Counter(), 0)]  # name, open elements, depth where it begins
+    cells = [_Cell("", 0)]
     named: Counter[str] = Counter()  # the open cells
     now = most = total = 0
     is_certain = True
     for piece in html.lower().split("<")[1:]:
         tag, was_certain, is_certain = _NAME.match(piece), is_certain, _is_certain(piece)
-        if tag is None:
+        if tag is None or tag[2] in _EMPTY:
             continue
         total += now
         end, name = tag.groups()
-        if name in _EMPTY:
-            continue
         if not end:
             if name in _CELLS:
-                cells.append((name, Counter(), now))
+                cells.append(_Cell(name, now))
                 named[name] += 1
             else:
-                cells[-1][1][name] += 1
+                cells[-1].open[name] += 1
+                cells[-1].order.append(name)
             now += 1
             most = max(most, now)
         elif was_certain and name in _CELLS:
             while named[name]:
-                closed, _, now = cells.pop()
-                named[closed] -= 1
-                if closed == name:
+                closed = cells.pop()
+                now = closed.begins
+                named[closed.name] -= 1
+                if closed.name == name:
                     break
-        elif was_certain and cells[-1][1][name]:
-            cells[-1][1][name] -= 1
+        elif was_certain and cells[-1].closes(name):
             now -= 1
     return most, total
 

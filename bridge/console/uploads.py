@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _KEPT_S = 3600.0
 _MAX = 8
 _ROWS = 500
-_MAX_YAML_VALUES = 100_000  # 100 MB; the console has 512
+_MAX_YAML_VALUES = 250_000  # 125 MB; the console has 512
 MAX_DANGERS = 1000  # that are kept of one file
 MAX_REFUSED = 1000  # by the service: each costs a request
 

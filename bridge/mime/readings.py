@@ -67,7 +67,8 @@ _UNKNOWN, _UNKNOWN_QUOTED = (
 )
 _LOOKS_ENCODED = re.compile(rb"\n(?:[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)")
 # The type of a message whose content is elsewhere, with spaces, quotes and comments where some programs allow them.
-_BETWEEN = rb"""(?:[\s\0"']|\([^()]{0,200}\))*+"""
+# Not `(...)*+`: in Python 3.11.2, that also takes what the last alternative has read before it failed.
+_BETWEEN = rb"""[\s\0"']*+(?:\([^()]{0,200}+\)[\s\0"']*+)*"""
 _ELSEWHERE = re.compile(
     rb"content-type%b:%bmessage%b/%b(partial|external-body)" % (_BETWEEN, _BETWEEN, _BETWEEN, _BETWEEN), re.IGNORECASE
 )

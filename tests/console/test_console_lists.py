@@ -291,8 +291,8 @@ def test_a_large_file_must_be_of_a_kind_that_is_read_line_by_line(empty: Listed,
 
 
 def test_a_small_file_of_many_values_took_the_consoles_memory(empty: Listed) -> None:
-    """Each value of a YAML file takes 1 KB, however short it is."""
-    _, page = uploaded(empty.admin, "many.yml", b"[" + b"{a}," * 60_000 + b"]", list="large", tenant="all")
+    """Each value of a YAML file takes 0.5 KB, however short it is."""
+    _, page = uploaded(empty.admin, "many.yml", b"[" + b"{a}," * 90_000 + b"]", list="large", tenant="all")
     assert 'class="problem"' in page.text and "too many values" in page.text
 
 

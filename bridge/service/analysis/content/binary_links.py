@@ -10,7 +10,7 @@ import re
 
 from bridge.service.analysis.content.unpacking import Budget
 
-_BYTE_WORK, _MARK_WORK, _MATCH_WORK = 4, 20, 1000
+_BYTE_WORK, _MARK_WORK, _MATCH_WORK = 4, 20, 250
 # All in lower case. Each pattern begins with literal characters, which `re` searches for fast. To the end: a long user
 # may precede the host.
 _LINKS = tuple(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.content import office_attacks, office_xml
+from bridge.service.analysis.content import office_xml, table_files
 from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO
 from bridge.service.analysis.content.office_xml import Element
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
@@ -21,14 +21,15 @@ _PART = re.compile(r"(?:[^/]+/)?content\.xml|styles\.xml|META-INF/manifest\.xml|
 _SCRIPT = re.compile(r"Scripts/(?:python|beanshell|javascript|java)/.*[^/]")
 _NAMESPACE = b"urn:oasis:names:tc:opendocument"
 _START = 8192  # bytes in which an XML file declares its namespaces
-_MODULE, _LISTENER, _SOURCE = "module", "event-listener", "dde-source"
-_READ = frozenset({_MODULE, _LISTENER, _SOURCE})
-_QUERY = re.compile(r"\bDDE\s*+\(\s*+\"([^\"]*+)\"\s*+[;,]\s*+\"([^\"]*+)\"")
+_MODULE, _LISTENER = "module", "event-listener"
+_QUERIES = frozenset({"dde-source", "dde-connection-decl"})  # cells and fields that ask a program (DDE)
+_READ = frozenset({_MODULE, _LISTENER}) | _QUERIES
+_FORMULA = re.compile(r"\bformula\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)')")
 _DECLARES = "<!"  # a comment, a CDATA section, or declarations of what may be in any attribute
 _BY_ITSELF = re.compile(r"\s*+(?:[^\s:]*+:)?(?:load|unload|new|start-app|focus|mouseover|create)")
 # What a parser does not reach, because the document is damaged before:
 _HREF = re.compile(r"\bhref\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)')")
-_MODULE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?module(?:\s[^<>]*+)?>((?:[^<]|<(?!/))*+)")
+_MODULE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?module(?:\s[^<>]*+)?>([^<]*+(?:<(?!/)[^<]*+)*)")
 _LISTENER_TAG = re.compile(r"<(?:[^\s<>:/]++:)?event-listener\s([^<>]*+)")
 _EVENT = re.compile(r"event-name\s*+=\s*+(?:\"([^\"<>]*)|'([^'<>]*))")
 _BYTE_WORK = 10
@@ -57,11 +58,14 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
     links |= dict.fromkeys(element.attributes.get("href", "") for element in found)
     if any(_BY_ITSELF.match(element.attributes.get("event-name", "")) for element in found):
         tags.add(AUTO_MACRO)
-    sources = [element.attributes for element in found if element.name == _SOURCE]
-    queries = [(each.get("dde-application", ""), each.get("dde-topic", "")) for each in sources]
-    if "DDE" in text:
-        queries += _QUERY.findall(unescaped(text))
-    tags.update(office_attacks.tag_of_sheet_link(*query) for query in queries)
+    for element in found:
+        if element.name in _QUERIES:
+            asked = element.attributes
+            tags.add(table_files.tag_of_query(asked.get("dde-application", ""), asked.get("dde-topic", "")))
+    formulas = "\n".join(unescaped(first or second) for first, second in _FORMULA.findall(text))
+    budget.take_work(_BYTE_WORK * len(formulas))
+    tags.update(table_files.tags_of_calls(formulas, budget))
+    links |= {line: None for line in formulas.split("\n") if "//" in line}
     if "encryption-data" in text:
         tags.add(ENCRYPTED)
     yield Member((), None, tags=tuple(tags), links=tuple(filter(None, links)))

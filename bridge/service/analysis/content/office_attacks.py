@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from bridge.service.analysis.content import link_address
 from bridge.service.analysis.content.link_address import host_of
+from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.detection.domains import is_internal
 
 DDE, DDE_LINK, LAUNCH = "office:dde", "office:dde-link", "office:launch"
@@ -39,8 +40,9 @@ _COMMAND = re.compile(
 )
 _PROGRAM_FILE = re.compile(
     r"\.(?:exe|com|bat|cmd|hta|vbs|vbe|js|jse|wsf|ps1|scr|dll|cpl|msi|iso|vhd|search-ms)(?:[?#\s]|$)"
-    r"|^(?=.*?(?:@|davwwwroot)).*\.(?:lnk|url)(?:[?#\s]|$)"  # over the web: file servers have some
 )
+_SHORTCUT = re.compile(r"\.(?:lnk|url)(?:[?#\s]|$)")  # usual on a file server of one's own; not over the web
+_OVER_WEB = ("@", "davwwwroot")
 _HYPERLINK = re.compile(r"\bHYPERLINK\s++(?:\"([^\"\n]*+)|([^\s\"]++))", re.IGNORECASE)
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
     r"^[^\w\n]*+DDE(?:AUTO)?(?![A-Za-z0-9])\s*+(?:\"([^\"\n]*+)\"|([^\s\"]++))?([^\n]*+)",
@@ -58,6 +60,7 @@ _PROGRAM = re.compile(
 _EQUATION = re.compile(rb"\x1c\0.{26}[\x02\x03]", re.DOTALL)
 _ASSOCIATED = re.compile(rb"\xff\xff\x12\0\0\0")
 _LONGEST_PATH = 4096  # bytes
+_PATH_WORK, _PATH_BYTE_WORK = 2000, 40  # for each, and for each of its bytes: it is read as an address
 _LONG_FONT = re.compile(rb"\x08[^\0]{42}")  # a name of a font longer than any: CVE-2017-11882 and CVE-2018-0802
 
 
@@ -100,10 +103,13 @@ def starts_program(target: str) -> bool:
         return True
     if scheme and scheme[1] != "file":
         return False
+    if _COMMAND.search(text):
+        return True
     address = link_address.read(text)
-    return _COMMAND.search(text) is not None or (
-        address is not None and _PROGRAM_FILE.search(address.rest) is not None and is_remote(text)
-    )
+    if address is None or not is_remote(text):
+        return False
+    is_web = any(mark in text for mark in _OVER_WEB) or host_of(address.host)[:1].isdigit()
+    return bool(_PROGRAM_FILE.search(address.rest) or (is_web and _SHORTCUT.search(address.rest)))
 
 
 def hyperlinks(fields: str) -> Iterator[str]:
@@ -131,13 +137,15 @@ def tag_of_sheet_link(service: str, topic: str) -> str:
     return DDE_LINK
 
 
-def associated(table: bytes) -> Iterator[str]:
+def associated(table: bytes, budget: Budget) -> Iterator[str]:
     """The template in the table of an old Word document: the second of 18 strings (MS-DOC 2.9.273, SttbfAssoc)."""
     for match in _ASSOCIATED.finditer(table):
         at = match.end()
         at += 2 + 2 * int.from_bytes(table[at : at + 2], "little")
         size = 2 * int.from_bytes(table[at : at + 2], "little")
-        yield table[at + 2 : at + 2 + min(size, _LONGEST_PATH)].decode("utf-16-le", "replace").rstrip("\0")
+        path = table[at + 2 : at + 2 + min(size, _LONGEST_PATH)]
+        budget.take_work(_PATH_WORK + _PATH_BYTE_WORK * len(path))
+        yield path.decode("utf-16-le", "replace").rstrip("\0")
 
 
 def is_formula(native: bytes) -> bool:

@@ -67,6 +67,8 @@ _FIELD_MARKS = ("instrText", "fldSimple")
 _RUN = "ppaction://program"
 _SHEET_LINK = re.compile(r"<(?:[^\s<>/:]*+:)?ddeLink\s([^<>]*+)")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
+_SLIDE_WORK = 128  # for each mark of an object, and
+_SHORT_WORK = 16  # for each byte of a stream that is short in real documents
 _OBJECT_WORK = 1024
 _RTF_WORK = 100  # for each byte of compressed text
 _BOOKS = frozenset({"workbook", "book"})
@@ -115,7 +117,7 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
     if odf_files.is_odf(content, names):
         yield from odf_files.odf_members(content, names, budget)
     if table_files.is_table(content, names):
-        yield Member((), None, tags=tuple(table_files.tags_of_table(content, budget)))
+        yield Member((), None, tags=tuple(table_files.tags_of_file(content, names, budget)))
     if active_mime.has_web_archive(content, names):
         yield from active_mime.web_archive_members(content, budget)
 
@@ -135,6 +137,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
         elif name in _BOOKS:
             entry = entry._replace(content=default_password.book(entry.content, budget) or entry.content)
         if name.startswith(_MAIL_NAME):
+            budget.take_work(_SHORT_WORK * len(entry.content))
             codec = "latin-1" if name.endswith(_EIGHT_BIT) else "utf-16-le"
             mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
         if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
@@ -164,6 +167,7 @@ def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
 
 def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
     if name == "equation native":
+        budget.take_work(_SHORT_WORK * len(content))
         yield EQUATION
         if not office_attacks.is_formula(content):
             yield EXPLOIT
@@ -175,8 +179,9 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
         if _has_password(content):
             yield ENCRYPTED
         yield from _tags_of_text(content, budget)
-    elif name in ("0table", "1table") and any(map(office_attacks.is_remote, office_attacks.associated(content))):
-        yield TEMPLATE
+    elif name in ("0table", "1table"):
+        if any(map(office_attacks.is_remote, office_attacks.associated(content, budget))):
+            yield TEMPLATE
     elif name == "\x01ole" and any(map(office_attacks.is_remote, _monikers(content, budget))):
         yield EXPLOIT  # an object that is loaded and run (CVE-2017-0199)
 
@@ -235,6 +240,7 @@ def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
     """Objects and macros in a presentation: OLE2 files, most often compressed."""
     yield Member((), None, links=binary_links.links(stream, budget))
     for match in _SLIDE_OBJECT.finditer(stream):
+        budget.take_work(_SLIDE_WORK)
         at = match.end() + 4
         if not stream.startswith(MAGIC, at) and not is_zlib(stream[at + 4 : at + 6]):
             continue

@@ -17,6 +17,7 @@ from bridge.service.analysis.content.unpacking import Budget
 MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENTRY = 128  # bytes
 _ENTRY_WORK = 1024
+_BYTE_WORK = 2  # of a stream, which is searched several times: several entries may have the same one
 _STORAGE, _STREAM, _ROOT = 1, 2, 5
 _LAST = 0xFFFFFFFA  # sectors from here on are none
 _IN_HEADER = 109  # numbers of sectors of the table
@@ -65,7 +66,7 @@ class _File:
             yield Entry(name, kind == _STREAM, directory[at + 80 : at + 96], content)
 
     def _stream(self, start: int, size: int) -> bytes:
-        self._budget.take_work(min(size, len(self._content)))  # a chain may lead nowhere
+        self._budget.take_work(_BYTE_WORK * min(size, len(self._content)))  # a chain may lead nowhere
         if size < self._cutoff:
             pieces, left = [], min(size, len(self._content))
             while start < len(self._small_table) and left > 0:

@@ -1,4 +1,4 @@
-"""Tables as text (CSV): cells that a spreadsheet program takes for formulas, and that start a program.
+"""Tables as text (CSV, HTML, XML): cells that a spreadsheet program takes for formulas, and that start a program.
 
 `=cmd|'/C calc'!A0` asks the program `cmd` for data (DDE). Such a cell begins with a sign, and the query may be
 anywhere in its formula. Only these queries are found: other formulas are harmless until someone opens a link.
@@ -16,14 +16,22 @@ from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis.content import file_types
-from bridge.service.analysis.content.office_attacks import tag_of_sheet_link
+from bridge.service.analysis.content.office_attacks import DDE, DDE_LINK, tag_of_sheet_link
 from bridge.service.analysis.content.unpacking import Budget
 
 _TABLES = frozenset({"csv", "tsv", "tab"})
-_SHEETS = frozenset({"xls", "xlt", "xlm", "xla", "xlw", "dif", "slk"})  # Excel opens text and pages of these names, too
-_SHEET_XML = b"urn:schemas-microsoft-com:office:spreadsheet"
-_START = 4096  # bytes in which a document declares what it is
-_BYTE_WORK = 20
+# Names of other files that Excel opens as a table if they are text. Most are none: only what starts a program counts.
+_MARKUP = frozenset({"xls", "xlt", "xla", "xlsx", "htm", "html", "mht", "mhtml", "xml"})
+_XML, _SPREADSHEET = frozenset({"xml"}), b"office:spreadsheet"  # the namespace of a table in XML
+_OTHERS = _MARKUP | {"txt", "prn", "dif", "slk"}
+_BINARY = (b"\xd0\xcf\x11\xe0", b"PK\x03\x04", b"%PDF", b"{\\rtf")
+_BAR = re.compile(rb"\||&(?:#0*+124|#x0*+7c|vert|verbar)", re.IGNORECASE)  # also as a reference
+_CELL = re.compile(r"</?(?:[^\s<>:/]++:)?(?:td|th|tr|table|p|div|br|cell|data|row)\b[^<>]*+>", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*+>")
+_CALL = re.compile(r"\bDDE\s*+\(\s*+\"{1,2}+([^\"]++)\"{1,2}+\s*+[;,]\s*+\"{1,2}+([^\"]*+)", re.IGNORECASE)
+_OWN_PROGRAM = "soffice"  # LibreOffice asks itself for cells of another document
+_TAG_WORK, _REFERENCE_WORK = 16, 64
+_SEARCH_WORK, _BYTE_WORK, _BAR_WORK = 4, 20, 40
 _MARK_WORK = 200  # for each line, quote and sign
 _QUERY_WORK = 4000
 _TOPIC = re.compile(r"\|\s*+(?:'((?:[^']|'')*+)'|\"\"([^\"]*+)\"\"|([^\s!'\"|]++))\s*+!")
@@ -36,29 +44,63 @@ _SEPARATOR = re.compile(r"[^!-~]*+\"?sep=([^\w\s|!'\"=])", re.IGNORECASE)  # the
 
 def is_table(content: bytes, names: Collection[str]) -> bool:
     """Whether it is a table that may have such a query: most have none, which is found out at once."""
-    if b"|" not in content or b"!" not in content:
+    if b"|" in content and b"!" in content and file_types.has_extension(names, _TABLES):
+        return True
+    return _is_other(content, names)
+
+
+def _is_other(content: bytes, names: Collection[str]) -> bool:
+    if not file_types.has_extension(names, _OTHERS) or content.startswith(_BINARY):
         return False
-    return file_types.has_extension(names, _TABLES) or _is_sheet(content, names)
+    if file_types.has_extension(names, _MARKUP):
+        text = content.replace(b"\0", b"") if b"\0" in content else content
+        if file_types.has_extension(names, _XML) and _SPREADSHEET not in text:
+            return False
+        if b"&" in text:
+            return _BAR.search(text) is not None
+    return b"|" in content and b"!" in content
 
 
-def _is_sheet(content: bytes, names: Collection[str]) -> bool:
-    """A table with the name of a workbook, as text or as a page; or one in XML."""
-    start = content[:_START]
-    is_text = b"\0\0" not in start and not start.startswith(b"PK")
-    return is_text and (file_types.has_extension(names, _SHEETS) or _SHEET_XML in start)
+def tags_of_file(content: bytes, names: Collection[str], budget: Budget) -> Iterator[str]:
+    """The tags of a file for which `is_table` is true."""
+    if file_types.has_extension(names, _TABLES):
+        yield from tags_of_table(content, budget)
+    if not _is_other(content, names):
+        return
+    budget.take_work(3 * len(content) + _TAG_WORK * content.count(b"<") + _REFERENCE_WORK * content.count(b"&"))
+    text = content.replace(b"\0", b"").decode("latin-1")
+    forms = {text}
+    if "<" in text:  # in attributes, and in text
+        forms |= {unescaped(text), unescaped(_TAG.sub("", _CELL.sub("\n", text)))}
+    yield from {tag for form in forms for tag in _tags_of_text(form, budget)} & {DDE}
+
+
+def tags_of_calls(formulas: str, budget: Budget) -> Iterator[str]:
+    """`DDE("program";"topic";"item")`, the function of LibreOffice."""
+    for call in _CALL.finditer(formulas):
+        budget.take_work(_QUERY_WORK)
+        yield tag_of_query(call[1], call[2])
+
+
+def tag_of_query(service: str, topic: str) -> str:
+    """The tag for a cell or a field of LibreOffice that asks a program."""
+    return DDE_LINK if service.strip().lower() == _OWN_PROGRAM else tag_of_sheet_link(service, topic)
 
 
 def tags_of_table(content: bytes, budget: Budget) -> Iterator[str]:
-    budget.take_work(_BYTE_WORK * len(content) + _MARK_WORK * content.count(b"|"))
-    text = content.replace(b"\0", b"").decode("latin-1")  # UTF-16 as well
-    if "<" in text[:_START]:
-        text = unescaped(text.replace(">", "\n").replace("<", "\n<"))
+    yield from _tags_of_text(content.replace(b"\0", b"").decode("latin-1"), budget)  # UTF-16 as well
+
+
+def _tags_of_text(text: str, budget: Budget) -> Iterator[str]:
+    budget.take_work(_SEARCH_WORK * len(text) + _BAR_WORK * text.count("|"))
     if separator := _SEPARATOR.match(text):
         text = text.replace(separator[1], "\t")
     queries = []
     for query in _TOPIC.finditer(text):
         budget.take_work(_QUERY_WORK)
         queries.append(query)
+    if queries:  # nearly never
+        budget.take_work(_BYTE_WORK * len(text))
     asked: set[tuple[str, str]] = set()
     end = 0
     for query, is_formula in zip(
