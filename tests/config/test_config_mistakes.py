@@ -80,7 +80,7 @@ nonsense: 1
         (SMALL + "log: &a {level: *a}\n", "bridge.yml:9: log.level: an alias must not contain itself"),
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
-        ), "bridge.yml:1: too many values, counting each use of an alias"),
+        ), "bridge.yml:1: too many values; each use of an alias counts"),
         (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: expected a number from 1 to 64"),
         (SMALL + "workers: 65\n", "bridge.yml:9: workers: expected a number from 1 to 64, or `auto`"),
     ],
