@@ -62,10 +62,11 @@ _BLOCKS = _words(
     "address article aside blockquote center dd details dir div dl dt fieldset figcaption figure footer form h1 h2 h3 "
     "h4 h5 h6 header hgroup li main menu nav ol p pre section summary ul"
 )
+_WITHOUT_END = _words("li p dd dt option")
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _NAME = re.compile(r"(/?)([a-z][a-z0-9]*)")
 _PLAIN_TAG = re.compile(  # up to its ">", in which no quote could be read differently; possessive (`++`)
-    r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`]++))?)?)*"""
+    r"""/?[a-z][^\s"'<>=/]*+(?:[\s/]++(?:[^\s"'<>=/]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"'<>=`][^\s"'<>`]*+))?)?)*"""
 )
 _SEPARATOR = re.compile(r"""[\s/]+|["']""")  # what may precede an attribute
 _OPEN_VALUE = {sign: re.compile(rf"=\s*+{sign}[^{sign}]*+\Z") for sign in "\"'"}
@@ -132,6 +133,14 @@ class _Cell:
     order: list[str] = field(default_factory=list)
     gone: Counter[str] = field(default_factory=Counter)  # of those in order, but not the innermost
 
+    def begin(self, name: str) -> bool:
+        """A start tag; whether it also closes an element of the same name, whose end tag may be left out."""
+        is_next = name in _WITHOUT_END and self.order[-1:] == [name]
+        if not is_next:
+            self.open[name] += 1
+            self.order.append(name)
+        return is_next
+
     def closes(self, name: str) -> bool:
         """An end tag. Within an element that is innermost, only that of a block closes one around it."""
         if not self.open[name] or (self.order[-1] != name and name not in _BLOCKS):
@@ -164,8 +173,7 @@ def nesting(html: str) -> tuple[int, int]:
                 cells.append(_Cell(name, now))
                 named[name] += 1
             else:
-                cells[-1].open[name] += 1
-                cells[-1].order.append(name)
+                now -= cells[-1].begin(name)
             now += 1
             most = max(most, now)
         elif was_certain and name in _CELLS:

@@ -89,7 +89,7 @@ class People:
         if address in aliases:
             return aliases[address]
         local, _, domain = address.rpartition("@")
-        if self._delimiter and self._delimiter in local[1:]:
+        if self._delimiter and self._delimiter in local[1:] and not local.startswith('"'):  # the quotes end behind it
             return f"{local[0]}{local[1:].partition(self._delimiter)[0]}@{domain}"
         owner = aliases.get(f"@{domain}")
         if owner is None:

@@ -10,12 +10,16 @@ from typing import TextIO
 
 from bridge.runtime import root_as_owner
 
+_OWN = {"/dev/stdout": 1, "/dev/stderr": 2}
+
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Complete or not at all; a link at this place is replaced, not followed. Raises OSError."""
     with root_as_owner.as_operator():
         if _is_stream(path):
-            with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
+            own = _OWN.get(str(path))  # opened again, a file would be written from its beginning
+            fd = os.open(path, os.O_WRONLY) if own is None else os.dup(own)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(text)
             return
         unfinished = beside(path, mode)

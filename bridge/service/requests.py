@@ -18,6 +18,7 @@ from starlette.types import Scope
 from bridge.api.json_answer import unique_keys
 
 MAX_CONTAINERS = 2000  # 500 entries are 502
+MAX_QUOTES, MAX_COMMAS = 200_000, 100_000  # 500 entries have 4,000 and 1,500; escaped quotes do not count
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # to the end if it has none
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -49,11 +50,15 @@ def decode_json(raw: bytes) -> Any:
     """Raises ValueError, RecursionError.
 
     A byte order mark, which some libraries write, is skipped. A name that occurs twice in an object is an error:
-    parsers differ in which of the two they use. So are thousands of objects and lists, which no request needs:
-    the millions that fit into one would stop the event loop for seconds.
+    parsers differ in which of the two they use. So are thousands of objects, lists and other values, which no request
+    needs: the millions that fit into one would stop the event loop for seconds.
     """
-    if _brackets(raw) > MAX_CONTAINERS and _brackets(_STRING.sub(b"", raw)) > MAX_CONTAINERS:
-        raise ValueError("too many objects and lists")
+    if raw.count(b'"') - raw.count(b'\\"') > MAX_QUOTES:
+        raise ValueError("too many values")
+    if _brackets(raw) > MAX_CONTAINERS or raw.count(b",") > MAX_COMMAS:
+        without_strings = _STRING.sub(b"", raw)
+        if _brackets(without_strings) > MAX_CONTAINERS or without_strings.count(b",") > MAX_COMMAS:
+            raise ValueError("too many values")
     return _JSON.decode(raw.decode("utf-8-sig"))
 
 

@@ -161,6 +161,11 @@ def test_deep_html_took_half_a_minute(piece: str) -> None:
     assert "<pre>" in shown_within(5, piece * 20_000)
 
 
+@pytest.mark.parametrize("piece", ["<a href=https://x.example/?a=b>x</a> ", "<li>x", "<p>x", "<p><b>x</b>", "<br>x"])
+def test_long_ordinary_pages_are_not_shown_as_text(piece: str) -> None:
+    assert "<pre>" not in document(piece * 4000)
+
+
 @pytest.mark.parametrize("piece", ["</p>", "<p>x</p>", "<li></li>", "</br>"])
 def test_many_tags_within_deep_ones_took_seconds(piece: str) -> None:
     """Each looks through all elements that are open, so such a mail is shown as text."""

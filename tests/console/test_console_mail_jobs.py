@@ -128,7 +128,7 @@ def test_people_of_a_tenant_saw_where_the_lists_are(problem: BridgeError, shown:
     [
         ("reported as spam", "rspamd cannot be reached at 10.0.0.5", ""),
         ("release failed", "to jane@a.example: 10.0.0.5:25: timed out", "to jane@a.example"),
-        ("released", "to jane@a.example: 250 Ok", "to jane@a.example: 250 Ok"),
+        ("released", "to jane@a.example: 250 Ok: queued on mx1.internal", "to jane@a.example"),
         ("digest sent", "to jane@a.example", "to jane@a.example"),
     ],
 )

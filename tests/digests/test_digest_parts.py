@@ -151,6 +151,14 @@ def test_without_a_delimiter_an_extension_is_another_mailbox() -> None:
     assert People(["a.example"]).person_of("jane+shop@a.example") == "jane+shop@a.example"
 
 
+def test_an_extension_in_quotes_was_cut_within_them(tmp_path: Path) -> None:
+    """The digest was sent to an address whose quotes do not end."""
+    file = tmp_path / "aliases"
+    file.write_text("")
+    address = '"jane+a b"@a.example'
+    assert People(["a.example"], [], file, "+").person_of(address) == address
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -38,7 +38,7 @@ _TOPIC = re.compile(r"\|\s*+(?:'((?:[^']|'')*+)'|\"\"([^\"]*+)\"\"|([^\s!'\"|]++
 _OF_SERVICE = string.ascii_letters + string.digits + "_.\\:"
 _BESIDE_SERVICE = string.whitespace + "'\xa0"
 _FORMULA = re.compile(r"(?:^|[,;\t\"'\r\n])[^!-~\t\r\n]*+[=+@-]")  # a byte order mark may precede it, or any space
-_QUOTES = re.compile(r"(\"++)([^!-~]*+[=+@-])?")
+_QUOTES = re.compile(r"(\"++)([^!-~\r\n]*+[=+@-])?")
 _SEPARATOR = re.compile(r"[^!-~]*+\"?sep=([^\w\s|!'\"=])", re.IGNORECASE)  # the first line may name one
 
 

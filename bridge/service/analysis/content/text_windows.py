@@ -92,4 +92,7 @@ def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
 def _start_before(text: str, at: int) -> int:
     """Where a word or a tag begins, at most as far before this place as two pieces share."""
     low = max(0, at - _OVERLAP)
-    return max(text.rfind("<", low, at), *(text.rfind(space, low, at) + 1 for space in " \n\t")) or at
+    tag = text.rfind("<", low, at)
+    if tag > text.rfind(">", low, at):
+        return tag
+    return max(text.rfind(space, low, at) + 1 for space in " \n\t") or at
