@@ -137,11 +137,16 @@ class PersonalLists:
             query = update(_entries).where(mine, _entries.c.sender == (sender if is_listed else normal_sender(sender)))
             return connection.execute(query.values(kind="", at=time.time(), seq=_next(connection))).rowcount > 0
 
-    def entries(self, recipient: str | None = None) -> list[PersonalEntry]:
-        """Of one recipient, or of everybody; newest first. Raises BadEntry, PersonalListsFailed."""
+    def entries(self, recipient: str | None = None, by: str | None = None) -> list[PersonalEntry]:
+        """Of one recipient, or of everybody; made by anyone, or by one; newest first.
+
+        Raises BadEntry, PersonalListsFailed.
+        """
         query = select(_entries).where(_entries.c.kind != "")
         if recipient is not None:
             query = query.where(_entries.c.recipient == normal_recipient(recipient))
+        if by is not None:
+            query = query.where(_entries.c.by == by[:_MAX_BY])
         if not self.exists():
             return []
         with self._tables.reading() as connection:

@@ -14,6 +14,7 @@ import pytest
 from bridge.console.checks import Refused
 from bridge.console.queues import PersonTurns
 from bridge.digests.database import FILE, DigestStore
+from bridge.digests.items import Items
 from bridge.digests.requests import RELEASE, Requests
 from bridge.digests.signed_links import Act, Link, LinkKeys
 from bridge.runtime.database import Database
@@ -132,3 +133,18 @@ def test_a_request_that_was_not_stored_was_said_to_be_received(tmp_path: Path, s
                 for number in range(200):
                     assert requests.ask(RELEASE, f"M{number}", "jane@a.example", "jane@a.example", "")
         assert person.post("/mail/HELD1/release").status == (409 if state else 429)
+
+
+def test_an_entry_for_an_address_without_held_mail_could_not_be_removed(tmp_path: Path) -> None:
+    """It stayed in effect."""
+    with users(tmp_path, PLUS, personal_lists={"allow_by": "users"}) as world:
+        with holding(tmp_path) as put:
+            put("HELD1", "jane+shop@a.example")
+        person, other = signed_in(world, "jane@a.example"), signed_in(world, "jim@a.example")
+        until(lambda: "HELD1" in person.get("/").text, "the mail on her page")
+        assert person.post("/mail/HELD1/block").status == 303
+        assert person.post("/mail/HELD1/delete").status == 303
+        with closing(DigestStore(Database.file(tmp_path / "state" / FILE))) as store:
+            Items(store, "").forget(time.time() + 1)
+        assert "jane+shop@a.example" in person.get("/choices").text
+        assert "jane+shop@a.example" not in other.get("/choices").text

@@ -71,13 +71,12 @@ async def remove(call: Call) -> Response:
 
 
 def _entries(call: Call) -> list[PersonalEntry]:
-    """Of all addresses of the person that mail was held for."""
+    """Of all addresses of the person that mail was held for; and those that the person made, after the mail is gone."""
     lists, person_of = call.sources.lists, call.sources.people.person_of
-    found: list[PersonalEntry] = []
     if lists is None:
-        return found
+        return []
+    found = lists.entries(by=f"user {call.person}")
     for address in call.sources.items.addresses_of(call.person):
-        if person_of(address) == call.person:
-            with suppress(BadEntry):  # a sender chose the part after the delimiter, and made it too long for a list
-                found += lists.entries(address)
-    return found
+        with suppress(BadEntry):  # a sender chose the part after the delimiter, and made it too long for a list
+            found += lists.entries(address)
+    return [entry for entry in dict.fromkeys(found) if person_of(entry.recipient) == call.person]
