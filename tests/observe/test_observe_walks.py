@@ -119,7 +119,7 @@ def test_late_scans_give_their_slots_back_when_the_service_is_restarted(tmp_path
         await restarted.wait()
         writer.transport.abort()
 
-    assert "scan's connection is lost" in section("ScanbridgeLateDecisionsPileUp")
+    assert "connections of these scans are lost" in section("ScanbridgeLateDecisionsPileUp")
     with running_bridge(tmp_path, {"admission": LIMIT}, deadline="1s") as bridge:
         bridge.scanner.reply = hang
         for subject in ("one", "two"):

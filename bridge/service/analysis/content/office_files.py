@@ -377,14 +377,14 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     tags = [office_attacks.tag_of_field(rtf.fields)]
     if any(map(office_attacks.is_remote, rtf.templates)):
         tags.append(TEMPLATE)
-    links = (*rtf.templates, rtf.fields, *binary_links.links(content, budget))
-    yield Member((), None, tags=tuple(filter(None, tags)), links=links)
+    yield Member((), None, tags=tuple(filter(None, tags)), links=(*rtf.templates, rtf.fields))
     for found in chain.from_iterable(map(embedded, rtf.objects)):
         budget.take_member()
         budget.take(len(found.content))
         yield from _of_object(found)
     if rtf.limit:
         raise rtf.limit
+    yield Member((), None, links=binary_links.links(content, budget))
 
 
 def _of_object(found: Embedded) -> Iterator[Member]:

@@ -31,7 +31,7 @@ _MOST_DIGITS = 10  # of the number of an object
 # Only letters and digits: another escaped character must not become a delimiter.
 _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
 _MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
-_TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 150, 30, 200
+_TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 300, 80, 200
 
 
 class Reference(NamedTuple):
@@ -80,8 +80,7 @@ class Reader:
     def value(self, at: int) -> tuple[Value, int]:
         """The object at a place, and where it ends. Without its end, it is what there is."""
         stack: list[list[Value]] = [[]]
-        while token := _TOKEN.match(self._text, self.skip(at)):
-            self._budget.take_work(_TOKEN_WORK + token.end() - token.start())
+        while token := self._token(at):
             at, kind = token.end(), token.lastgroup
             if kind == "open":
                 stack.append([])
@@ -108,6 +107,13 @@ class Reader:
             items = stack.pop()
             stack[-1].append(_dictionary(items))
         return (stack[0][0] if stack[0] else None), at
+
+    def _token(self, at: int) -> re.Match[bytes] | None:
+        """The next one; charged with what precedes it."""
+        start = _SKIPPED.match(self._text, at).end()  # type: ignore[union-attr]  # (it matches nothing, too)
+        token = _TOKEN.match(self._text, start)
+        self._budget.take_work(_TOKEN_WORK + (token.end() if token else start) - at)
+        return token
 
     def _may_be_reference(self, at: int, count: int) -> bool:
         """Whether the next token belongs to the numbers before it."""
