@@ -31,7 +31,7 @@ _MOST_DIGITS = 10  # of the number of an object
 # Only letters and digits: another escaped character must not become a delimiter.
 _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
 _MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
-_TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 300, 80, 200
+_TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 450, 80, 200
 
 
 class Reference(NamedTuple):
