@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from bridge.service.analysis.content import rtf_destinations
+from bridge.service.analysis.content.rtf_destinations import _TOKEN_WORK
 from bridge.service.analysis.content.rtf_files import embedded, read_rtf
 from bridge.service.analysis.content.unpacking import Budget
 from tests.processor_time import fair_cpu_s, is_linear
@@ -201,10 +201,10 @@ def test_no_syntax_takes_quadratic_time(begin: bytes) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("begin", [b"", b"{\\fldinst ", b"{\\objdata "])
 def test_all_syntax_is_charged(begin: bytes, unit: bytes) -> None:
-    """About two seconds for all of the budget, on a quiet machine."""
-    budget = Budget(work=rtf_destinations._TOKEN_WORK * 100_000)
+    """About two seconds for all of the budget, on a quiet machine; this is a ninth of it."""
     content = b"{\\rtf1 " + begin + unit * 400_000 + b"{\\template x}"
-    assert fair_cpu_s(lambda: read_rtf(content, budget)) < 1
+    quickest = min(fair_cpu_s(lambda: read_rtf(content, Budget(work=_TOKEN_WORK * 100_000))) for _ in range(2))
+    assert quickest < 1
 
 
 def test_what_was_found_before_a_limit_counts() -> None:
