@@ -62,7 +62,7 @@ _BLOCKS = _words(
     "address article aside blockquote center dd details dir div dl dt fieldset figcaption figure footer form h1 h2 h3 "
     "h4 h5 h6 header hgroup li main menu nav ol p pre section summary ul"
 )
-_WITHOUT_END = _words("li p dd dt option")
+_WITHOUT_END = _words("li p dd dt option")  # the next one of the same name ends it
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _NAME = re.compile(r"(/?)([a-z][a-z0-9]*)")
 _PLAIN_TAG = re.compile(  # up to its ">", in which no quote could be read differently; possessive (`++`)
@@ -120,6 +120,7 @@ def sanitised(html: str) -> str:
 
 
 def depth(html: str) -> int:
+    """How deep the tags are nested, at most."""
     return nesting(html)[0]
 
 
@@ -142,7 +143,7 @@ class _Cell:
         return is_next
 
     def closes(self, name: str) -> bool:
-        """An end tag. Within an element that is innermost, only that of a block closes one around it."""
+        """An end tag; whether it closes an element. If that is not the innermost one, it must be a block."""
         if not self.open[name] or (self.order[-1] != name and name not in _BLOCKS):
             return False
         self.open[name] -= 1

@@ -288,8 +288,8 @@ class Items:
         """The person deleted these copies; returns all recipients whose copies are deleted by now."""
         row = and_(_i.place == self._place, _i.mail == mail)
         with self._store.writing(_LOCK) as connection:
-            for recipient in recipients:
-                connection.execute(update(database.items).where(row, _i.recipient == recipient).values(hidden=1))
+            theirs = _i.recipient.in_(recipients)
+            connection.execute(update(database.items).where(row, theirs).values(hidden=1))
             hidden = connection.execute(select(_i.recipient).where(row, _i.hidden == 1))
             return [str(each.recipient) for each in hidden]
 

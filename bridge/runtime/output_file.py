@@ -53,5 +53,5 @@ def beside(path: Path, mode: int) -> Path:
 
 def emptied(path: Path) -> TextIO:
     """Opened for writing from its beginning, and not through a link. Raises OSError."""
-    opener = lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)  # noqa: E731
-    return open(path, "w", encoding="utf-8", newline="", opener=opener)
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    return os.fdopen(fd, "w", encoding="utf-8", newline="")

@@ -6,7 +6,7 @@ are in that file, or in `service.yml` of the directory.
 
 The original has more keys than the description of its interfaces shows. An operator must not have to find out
 which of them to delete, so those that we do not know are named in a warning and dropped. However, a key that
-resembles one of ours is a mistake: a misspelled limit or token must not be ignored.
+resembles one of ours is refused, because a misspelled limit or token must not be ignored.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_root_still_writes_where_the_operator_says(place: Path) -> None:
 
 
 def test_root_overwrote_its_own_file_through_a_link_at_the_place_of_a_chart(place: Path, victim: Path) -> None:
-    """The operator names a file in a directory of another user, who has planted a link there: it is replaced."""
+    """Another user has planted a link in their own directory, where the operator wants the chart: it is replaced."""
     state, before = state_of_nobody(place), victim.read_bytes()
     chart = state / "week.svg"
     chart.symlink_to(victim)

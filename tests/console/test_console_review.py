@@ -194,6 +194,7 @@ def test_the_way_back_keeps_the_search(desk: World, browser: Any) -> None:
         page.wait_for_url("**/quarantine?tag=spam%3Abulk")
         page.get_by_role("button", name="Undo").click()
         page.get_by_text("Undone: 1 mail was not reported as not spam.").wait_for()
+        assert page.get_by_label("Tag").input_value() == "spam:bulk"
 
 
 def test_a_mail_is_one_line_of_the_table(desk: World, browser: Any) -> None:

@@ -113,6 +113,7 @@ def test_a_sighup_after_a_failed_start_is_harmless(early: EarlySignals) -> None:
 
     uvloop.run(main())
     hang_up()
+    assert early.seen  # remembered; there is no event loop to pass it on to
 
 
 READERS = ["bridge.daemon.http_api.searcher", "bridge.daemon.private_service", "bridge.lists.fetch"]

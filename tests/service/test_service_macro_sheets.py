@@ -153,6 +153,8 @@ def test_binary_sheets_without_macros_have_no_tags() -> None:
 @pytest.mark.parametrize("name", ["xl/worksheets/s.bin", "m/s.bin"])
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_damaged_binary_sheets_do_not_raise(name: str, cut: int) -> None:
-    sheet = binary(*FORMULAS.values())
-    for damaged in (sheet[:-cut], sheet[:cut], sheet[:30] + b"\xff" * cut + CALL, sheet[:3] + CALL * cut):
-        tags(zipped((name, damaged)), "a.xlsb")
+    """What comes before the damage is found."""
+    sheet, found = binary(*FORMULAS.values()), {"office:macro-runs-program"}
+    assert tags(zipped((name, sheet[:-cut])), "a.xlsb") == found
+    for damaged in (sheet[:cut], sheet[:30] + b"\xff" * cut + CALL, sheet[:3] + CALL * cut):
+        assert tags(zipped((name, damaged)), "a.xlsb") <= found

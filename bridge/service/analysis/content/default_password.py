@@ -44,7 +44,7 @@ _NOT_ENCRYPTED = frozenset({0x809, _FILE_PASS, 0xE1, 0x194, 0x195, 0x196, 0x138}
 def package(info: bytes, encrypted: bytes, budget: Budget) -> bytes | None:
     """The document in the streams `EncryptionInfo` and `EncryptedPackage`.
 
-    Empty if it needs another password; None if the first stream, which says how it is encrypted, cannot be read.
+    Empty if it needs another password; None if the description of the encryption, in the first stream, cannot be read.
     """
     read = _agile if info[:4] == b"\4\0\4\0" else _standard if info[2:4] == b"\2\0" else None
     if read is None or len(encrypted) <= 8:

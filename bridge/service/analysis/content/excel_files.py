@@ -1,8 +1,8 @@
 """Workbooks of Excel: macros of Excel 4, which are formulas in special sheets, and cells that query other programs.
 
 Reads the records of old workbooks (MS-XLS) and binary ones (MS-XLSB), and sheets in XML. The names of parts are free:
-sheets are known by how they begin. What a macro assembles from characters is not seen; that it writes formulas when the
-workbook is opened, is.
+sheets are known by how they begin. We do not see what a macro assembles from characters, but we do see
+that it writes formulas when the workbook is opened.
 """
 
 from __future__ import annotations
@@ -49,18 +49,9 @@ _JOINT = re.compile(r'"\s*+&\s*+"')
 _BEFORE_FORMULA = {9: 18, 10: 11, 11: 11, 426: 17, 427: 16}
 _FORMULA_OF_TEXT = 8  # BrtFmlaString
 # Bytes that follow the first one of a token (MS-XLSB 2.5.97); of 0x20 and above, there are three classes of each.
-_TOKENS = dict.fromkeys(range(0x03, 0x17), 0) | {
-    0x01: 4,
-    0x1C: 1,
-    0x1D: 1,
-    0x1E: 2,
-    0x1F: 8,
-    0x20: 14,
-    0x21: 2,
-    0x22: 3,
-}
-_TOKENS |= {0x23: 4, 0x24: 6, 0x25: 12, 0x26: 6, 0x27: 6, 0x28: 6, 0x29: 2, 0x2A: 6, 0x2B: 12, 0x2C: 6, 0x2D: 12}
-_TOKENS |= {0x39: 6, 0x3A: 8, 0x3B: 14, 0x3C: 8, 0x3D: 14}
+_TOKENS = dict.fromkeys(range(0x03, 0x17), 0) | {0x01: 4, 0x1C: 1, 0x1D: 1, 0x1E: 2, 0x1F: 8, 0x20: 14, 0x21: 2}
+_TOKENS |= {0x22: 3, 0x23: 4, 0x24: 6, 0x25: 12, 0x26: 6, 0x27: 6, 0x28: 6, 0x29: 2, 0x2A: 6, 0x2B: 12, 0x2C: 6}
+_TOKENS |= {0x2D: 12, 0x39: 6, 0x3A: 8, 0x3B: 14, 0x3C: 8, 0x3D: 14}
 _CALL, _CALL_MANY = 0x21, 0x22  # PtgFunc, PtgFuncVar
 _EXTENDED_TOKENS = {b"\x19": 13, b"\x1d": 5}
 _TOKEN_WORK = 60  # for each byte

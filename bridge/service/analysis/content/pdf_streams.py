@@ -2,7 +2,7 @@
 
 Viewers repair what is wrong with a document, each in its own way. So nothing here relies on one fact alone: each word
 `stream` may begin one, what describes it may be anywhere before it, and compressed data itself says where it ends. If
-it has a dictionary that can be read (`pdf_objects`), that says how it is encoded; otherwise, we look for words.
+its dictionary can be read (`pdf_objects`), the encoding is taken from there; otherwise, we look for words.
 Finding them takes time that is linear in the size of the file; decoding is charged.
 """
 

@@ -1,6 +1,6 @@
 """RTF: objects embedded in hexadecimal, and templates and fields that load something. Linear; raises nothing.
 
-How it is written is read by `rtf_destinations`, in every way in which programs may read it.
+`rtf_destinations` reads the syntax, in every way in which programs may read it.
 """
 
 from __future__ import annotations
