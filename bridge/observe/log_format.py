@@ -58,13 +58,17 @@ class _Traceback(str):
 
 
 class VisibleFormatter(logging.Formatter):
-    """Lines without quotes, for the scanning service on its own: a message is one line of visible text."""
+    """Lines without quotes, for processes that handle no mail: a message is one line of visible text."""
+
+    def __init__(self, form: str, redaction: Redaction = FULL) -> None:
+        super().__init__(form)
+        self._redaction = redaction
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
-        return visible(super().formatMessage(record))
+        return visible(self._redaction.text(super().formatMessage(record)))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return visible_lines(super().formatException(ei))
+        return visible_lines(self._redaction.text(super().formatException(ei)))
 
 
 class KeyValueFormatter(logging.Formatter):

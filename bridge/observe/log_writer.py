@@ -50,7 +50,7 @@ def set_up_without_thread(format_: str, level: str, redaction: Redaction = FULL,
     _install(DirectWriter(timestamp and format_ != "json"), format_, level, redaction)
 
 
-def set_up_plain_log(*, is_throttled: bool = False) -> None:
+def set_up_plain_log(redaction: Redaction = FULL, *, is_throttled: bool = False) -> None:
     """Plain lines, for the processes that handle no mail: the service and the console.
 
     `is_throttled`: strangers can cause lines, and no line is about one mail.
@@ -58,7 +58,7 @@ def set_up_plain_log(*, is_throttled: bool = False) -> None:
     handler = DirectWriter()  # a log that blocks must not stop them, either: mail waits for the service
     if is_throttled:
         handler.addFilter(LogThrottle())
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     log_format.quiet_libraries()
 

@@ -376,6 +376,19 @@ def test_who_blocked_an_odd_sender_blocked_a_whole_domain(pages: Users, number: 
         assert sender not in browser.get("/choices").text
 
 
+def test_the_log_had_the_address_of_a_user_who_released_a_mail(tmp_path: Path) -> None:
+    """Although `log.addresses` is `hashed`: it did not apply to the line about the release."""
+    with users(tmp_path, {"users": {"spam": "release"}}, log={"addresses": "hashed"}) as world:
+        hold(world.directory, "MINE", "jane@a.example")
+        jane = signed_in(world, "jane@a.example")
+        until(lambda: "MINE" in jane.get("/").text, "the mail")
+        assert jane.post("/mail/MINE/release").status == 303
+        until(lambda: '"action": "released"' in world.served.log, "the line about the release")
+        assert "jane" not in world.served.log and "@a.example" not in world.served.log
+        actions = (world.directory / "state" / "quarantine" / "actions.log").read_text()
+        assert '"by": "user jane@a.example"' in actions
+
+
 def test_a_report_from_the_digest_and_from_the_page(pages: Users) -> None:
     hold(pages.directory, "REPORT1", "report@a.example")
     ham = links(pages.send_digests("--now")["report@a.example"])[2]

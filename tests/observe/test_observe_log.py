@@ -18,6 +18,7 @@ import pytest
 from bridge.filter.headers import message_id, subject
 from bridge.observe import log_format, log_throttle, log_writer
 from bridge.observe.log_throttle import LogThrottle
+from bridge.observe.redaction import Redaction
 from bridge.testing import SmtpClient, free_port
 from tests.daemon.process_kit import running, until
 from tests.observe.observe_kit import certificate
@@ -184,6 +185,17 @@ def test_the_service_alone_logs_visible_text() -> None:
     shown = formatter.format(record)
     assert shown.startswith("INFO a?]0;x???INFO forged??\nTraceback")
     assert shown.endswith("ValueError: ?[2J??") and all(line.isprintable() for line in shown.split("\n"))
+
+
+def test_plain_lines_and_their_tracebacks_show_no_more_of_an_address_than_the_log_may() -> None:
+    formatter = log_format.VisibleFormatter("%(levelname)s %(message)s", Redaction("domain"))
+    try:
+        raise ValueError("joe@b.example")
+    except ValueError:
+        error = sys.exc_info()
+    shown = formatter.format(logging.LogRecord("x", logging.INFO, "", 0, "by %s", ("jane@a.example",), error))
+    assert shown.startswith("INFO by *@a.example\n") and shown.endswith("ValueError: *@b.example")
+    assert "jane" not in shown and "joe" not in shown
 
 
 @pytest.mark.parametrize(

@@ -156,10 +156,10 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     from bridge.observe.log_writer import set_up_plain_log
     from bridge.runtime.build import log_start
 
-    set_up_plain_log(is_throttled=True)
+    sources = wiring.sources(conf, path)
+    set_up_plain_log(sources.redaction, is_throttled=True)
     log_start("scanbridge console")
     show_stack_on_abort()
-    sources = wiring.sources(conf, path)
     address = conf.console.address
 
     def on_ready(server: HttpServer) -> None:

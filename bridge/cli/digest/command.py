@@ -109,17 +109,17 @@ def serve(path: Path | None) -> None:
 
     import uvloop
 
+    from bridge.daemon import history_place
     from bridge.daemon.sockets import Sockets
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_writer import set_up_plain_log
     from bridge.runtime.build import log_start
     from bridge.user_pages import process
 
-    set_up_plain_log(is_throttled=True)
-    log_start("scanbridge digest")
-    show_stack_on_abort()
-
     with _open(path) as opened:
+        set_up_plain_log(history_place.redaction(opened.conf, opened.state), is_throttled=True)
+        log_start("scanbridge digest")
+        show_stack_on_abort()
         page = opened.conf.digests.page
         sources = opened.sources(path)
 
