@@ -216,3 +216,10 @@ def test_a_stop_asks_systemd_for_the_configured_drain_time(tmp_path: Path) -> No
             assert bridge.wait() == 0
         finally:
             bridge.end()
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "systemd").glob("*.service")), ids=lambda unit: unit.name)
+def test_temporary_files_counted_towards_the_memory_of_a_unit(unit: Path) -> None:
+    """Where `/tmp` is in memory. `PrivateTmp` makes `/var/tmp` private, too."""
+    lines = unit.read_text().splitlines()
+    assert "Environment=TMPDIR=/var/tmp" in lines and "PrivateTmp=yes" in lines
