@@ -302,6 +302,6 @@ def test_an_archive_behind_a_picture_was_not_noticed(mark: bytes, name: str) -> 
     assert "mime:unopened-archive" in tags(picture + mark + b"damaged" * 9, name)
 
 
-@pytest.mark.parametrize("extension", ["terminal", "inetloc", "fileloc", "saver", "wsb", "xpi", "oxt"])
+@pytest.mark.parametrize("extension", ["terminal", "inetloc", "vncloc", "saver", "wsb", "xpi", "oxt", "a3x", "odc"])
 def test_more_extensions_run_programs(extension: str) -> None:
     assert "mime:executable" in tags(b"\x01\x02\xff binary", f"a.{extension}")
