@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.service.store import Store
 
 DEFAULT = Path("service.yml")
-CONFIG_HELP = "Configuration of the service: its file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
+CONFIG_HELP = "Configuration of the service: a file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
 own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=CONFIG_HELP)
 
 

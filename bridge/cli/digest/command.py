@@ -82,7 +82,9 @@ def preview(
 )
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
-    """Send the digests that are due. After an interruption, run it again: no one gets the same digest twice."""
+    """Send the digests that are due. After an interruption, run the command again: no one gets the same
+    digest twice.
+    """
     import asyncio
 
     import uvloop

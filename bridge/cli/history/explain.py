@@ -45,11 +45,11 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
 
     WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
     bridge, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address. A
-    search for an address covers the mail since yesterday, unless --since is given. The options narrow the search, or
-    replace WHAT.
+    search for an address covers the mail since yesterday, unless --since is given. The options narrow the search; they
+    can also be used without WHAT.
 
-    Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
-    recorded.
+    Exit code 0: found. 3: not found; the output then shows what was recorded in the period searched, and what is
+    never recorded.
     """
     from bridge.cli.history.search import ask
     from bridge.cli.history.session import EXIT_NOT_FOUND, HistorySession
