@@ -147,7 +147,7 @@ def token(name: str) -> None:
     say(secrets.token_hex(32))
     entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
     say(
-        f"for the service, put this token into abby.staticApiTokens: {entry}, or into the token_file of such an entry",
+        f"for the service, add the token to abby.staticApiTokens: {entry}; or write it to a file, and use token_file",
         err=True,
     )
 

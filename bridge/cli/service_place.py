@@ -53,7 +53,8 @@ def _database(path: Path | None) -> str:
         state = directories.state_directory(None, config_file.DEMO)
         if not state.exists():
             say(
-                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run --demo`",
+                "service.yml was not found, and there is no embedded service yet: use -c FILE, or start "
+                "`scanbridge run --demo`",
                 err=True,
             )
             sys.exit(EXIT_CONFIG)

@@ -116,7 +116,7 @@ def _consequence(actions: set[Action]) -> str:
 def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
     for host in hosts:
         if host["problem"]:
-            yield f"{_reason(host)}; the other scanner hosts get its mail"
+            yield f"{_reason(host)}; its mail goes to the other scanner hosts"
         elif host.get("status_problem"):
             yield f"scanner {host['url']} does not report its status: {host['status_problem']}"
 
@@ -143,7 +143,7 @@ def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]
             which = _which_mail(conf, domains, len(groups))
             problems.append(f"NOT DELIVERING: {', '.join(reasons)}; {which} is being deferred")
         else:
-            warnings += [f"{reason}; the other next hops get its mail" for reason in reasons]
+            warnings += [f"{reason}; its mail goes to the other next hops" for reason in reasons]
     has_others = not all(listener.hands_on for listener in conf.listeners)
     return problems, len(problems) == len(groups) and not has_others
 

@@ -155,7 +155,7 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words of the subject; `invo*` matches all words that start with `invo`.", _WORDS, _subject),
+    "subject": Parameter("Words in the subject; `invo*` matches all words that start with `invo`.", _WORDS, _subject),
     "tag": Parameter("A tag of the scanner; `*` is a wildcard.", _TEXT, _text),
     "action": Parameter("The action taken.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(

@@ -321,7 +321,7 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     assert done.returncode == 3
     for expected in (
         "No mail was found for nobody@sender.example between ",
-        "For that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "For that time, it contains 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
         "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
         "To the domain sender.example during that time: 0 mails.",
@@ -341,7 +341,7 @@ def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     made = f"{int((place.now - 60) * 1000):X}ABCD0001"
     done = place.run("explain", made)
     assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
-    assert "For that time, it has 1 mail" in done.stdout
+    assert "For that time, it contains 1 mail" in done.stdout
 
 
 def test_a_mail_in_quarantine_was_said_never_to_have_been_seen(place: Place) -> None:

@@ -168,7 +168,7 @@ def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
             found = state(bridge)
             assert found["problems"] == [] and found["ready"]
             (warning,) = (warning for warning in found["warnings"] if warning.startswith(own))
-            assert warning.endswith("; the other scanner hosts get its mail")
+            assert warning.endswith("; its mail goes to the other scanner hosts")
 
 
 @pytest.mark.parametrize("code", [401, 403])
@@ -181,7 +181,7 @@ def test_one_of_two_scanners_that_refuses_the_token_gets_no_mail(tmp_path: Path,
         bridge_with(tmp_path, good, more_scanners=[bad]) as bridge,
     ):
         until(lambda: bridge.send() and state(bridge)["warnings"], "the warning")
-        assert state(bridge)["warnings"][0].endswith("; the other scanner hosts get its mail")
+        assert state(bridge)["warnings"][0].endswith("; its mail goes to the other scanner hosts")
         for _ in range(10):
             assert bridge.send().startswith("250 ")
 

@@ -180,7 +180,7 @@ def _person(opened: Digesting, address: str) -> str:
     person = opened.people.person_of(comparable_address(address))
     if person is None:
         raise click.ClickException(
-            f"{address} gets no digest: it is not in digests.domains, or it is in digests.exclude"
+            f"no digest is sent to {address}: its domain is not in digests.domains, or it is in digests.exclude"
         )
     return person
 

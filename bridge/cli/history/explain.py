@@ -238,7 +238,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
 def _numbers(absence: Absence) -> str:
     from bridge.cli.history.absence import in_words
 
-    when = "For that time, it has" if absence.since else "It has"
+    when = "For that time, it contains" if absence.since else "It contains"
     if absence.by_action is None:
         return f"{when} more mails than could be counted in time."
     total = sum(absence.by_action.values())
