@@ -259,7 +259,7 @@ def _seconds(value: float) -> str:
 def _embedded() -> str:
     return (
         "## The embedded default\n\n"
-        "This runs without a configuration file, and with `scanbridge run --demo`.\n"
+        "This configuration is used if there is no configuration file, and with `scanbridge run --demo`.\n"
         "`STATE` is `$STATE_DIRECTORY`, or `$XDG_STATE_HOME/scanbridge-demo`, or `~/.local/state/scanbridge-demo`,\n"
         f"whichever is set first.\n\n```yaml\n{EMBEDDED.format(state='STATE')}```\n"
     )
