@@ -159,7 +159,7 @@ def _groups(conf: Config) -> dict[tuple[str, ...], list[str]]:
 
 def _which_mail(conf: Config, domains: list[str], groups: int) -> str:
     if domains:
-        more = f" and {len(domains) - _NAMED} more domains" if len(domains) > _NAMED else ""
+        more = f" and {counted(len(domains) - _NAMED, 'more domain')}" if len(domains) > _NAMED else ""
         return f"mail for {', '.join(domains[:_NAMED])}{more}"
     if groups > 1:
         return "mail for all domains without a route"

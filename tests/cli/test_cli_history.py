@@ -326,7 +326,7 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
         "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
         "To the domain sender.example during that time: 0 mails.",
         "From the client 192.0.2.7 during that time: 43 mails",
-        "40 refusals from that time were recorded without their senders",
+        "40 refusals from that time were recorded without the sender",
         "the daemon does not answer",
         "mail with another envelope sender",
         "mail that another machine handled",

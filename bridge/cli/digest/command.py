@@ -192,10 +192,12 @@ def _say_read(count: int) -> None:
 
 def _say_progress(progress: Progress) -> None:
     """A line a second is enough for a log as well."""
+    from bridge.runtime.counted import counted
+
     if progress.is_over or progress.looked_at:
         end = "done" if progress.is_over else "sending"
         say(
-            f"{end}: {progress.sent:,} sent, {progress.mails:,} mails listed, {progress.failed:,} failed, "
+            f"{end}: {progress.sent:,} sent, {counted(progress.mails, 'mail')} listed, {progress.failed:,} failed, "
             f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people checked",
             err=True,
         )

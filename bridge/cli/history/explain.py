@@ -207,6 +207,7 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
     from bridge.cli.history.absence import in_words
     from bridge.history.query import OUR_ID_LENGTH, is_like_our_id, made_at
+    from bridge.runtime.counted import counted
 
     made = made_at(question.what)
     if made is not None:
@@ -225,8 +226,9 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
         yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        refusals = f"{absence.nameless:,} refusals from that time"
-        yield f"{refusals} were recorded without their senders and counted per client."
+        refusals = counted(absence.nameless, "refusal")
+        verb = "was" if absence.nameless == 1 else "were"
+        yield f"{refusals} from that time {verb} recorded without the sender and counted per client."
     if absence.lost is None:
         yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:

@@ -316,7 +316,7 @@ class Job:
         if len(self.additions) > 1:
             failed = len({(each.tenant, each.entry or each.mail.id) for each in self.additions if each.problem})
             added = sum(each.added for each in self.additions)
-            rest = f"; {failed:,} not added, see above" if failed else ""
+            rest = f"; {failed:,} not added (see above)" if failed else ""
             say(
                 f"{_entries(added)} from {counted(len(self.additions), 'mail')} added to {self.list_name}{rest}",
                 err=True,

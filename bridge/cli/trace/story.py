@@ -22,6 +22,7 @@ from bridge.filter.policy import Case
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain, domain_of
 from bridge.mail.header_fields import fields_with_prefix
+from bridge.runtime.counted import counted
 from bridge.runtime.units import show_duration, show_size
 
 _DONE = {
@@ -145,8 +146,8 @@ def _size(setup: Setup) -> Step:
     ambiguity = "refuses" if setup.listener.refuse_ambiguous_mime else "does not refuse"
     text = (
         f"The mail is {len(content):,} bytes long (limits.max_message_size: {show_size(limits.max_message_size)}); its "
-        f"header section is {len(head):,} bytes long and has {received} Received fields (limits.max_received: "
-        f"{limits.max_received}). The listener {ambiguity} mail with an ambiguous MIME structure."
+        f"header section is {len(head):,} bytes long and has {counted(received, 'Received field')} "
+        f"(limits.max_received: {limits.max_received}). The listener {ambiguity} mail with an ambiguous MIME structure."
     )
     facts = {"size": len(content), "header_size": len(head), "received_fields": received}
     return Step("limits", text, {**facts, "refuses_ambiguous": setup.listener.refuse_ambiguous_mime})
