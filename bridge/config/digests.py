@@ -145,7 +145,8 @@ class Digests(Section):
     )
     exclude: list[str] = Field(
         [],
-        description="Addresses and `@domains` that get no digest, such as mailing lists, shared mailboxes and robots.",
+        description="Addresses and `@domains` to which no digests are sent, such as mailing lists, shared mailboxes "
+        "and robots.",
     )
     aliases_file: str | None = Field(
         None,

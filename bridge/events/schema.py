@@ -112,7 +112,7 @@ RELEASED: dict[str, Schema] = {
     "reply": _text("The next hop's reply."),
 }
 REPORTED: dict[str, Schema] = {
-    "id": _text("Our id for the mail, as in its other events; a digest of its content if we do not know it."),
+    "id": _text("Our id for the mail, as in its other events; a hash of its content if we do not know the mail."),
     "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),

@@ -477,7 +477,7 @@ def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
             return f"{gone} in the quarantine: {why}."
         case "not_here":
             return (
-                "Not in the quarantine of this machine: it is in that of another machine, or was deleted there. "
+                "Not in this machine's quarantine: it is in another machine's quarantine, or was deleted there. "
                 "Run this command on the machine that received the mail."
             )
     return f"{there}, which could not be read: {kept.problem}."

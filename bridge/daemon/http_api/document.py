@@ -28,7 +28,7 @@ def document() -> Json:
         "info": {
             "title": "scanbridge: what happened to mail",
             "version": "1.0.0",
-            "summary": "Search the history of mail and count it.",
+            "summary": "Search the history of mail, and count mails.",
             "description": "Read-only, at the admin address of a running daemon (`admin.address`).",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -208,7 +208,7 @@ def _mail_fields() -> Json:
         "scanner": {**_TEXT, "description": f"The URL of the last scanner host that was used. {_NOT_FOR_TENANTS}"},
         "queue_id": {**_TEXT, "description": "The queue id of the mail server in front of the bridge."},
         "next_id": {**_TEXT, "description": "The queue id of the next hop."},
-        "attempt": {**_TEXT, "description": "The same for all attempts to send this mail, if it was deferred."},
+        "attempt": {**_TEXT, "description": "An id that all attempts to send this mail share, if it was deferred."},
         "wait_ms": milliseconds,
         "scan_ms": milliseconds,
         "relay_ms": milliseconds,
@@ -227,7 +227,7 @@ def _mail_fields() -> Json:
         "entries": {
             "type": "object",
             "additionalProperties": _TEXT,
-            "description": f"By list: the entry that the scanner found, if it has named it. {_NOT_FOR_TENANTS}",
+            "description": f"For each list: the entry that the scanner found, if it named one. {_NOT_FOR_TENANTS}",
         },
         "limit": {**_TEXT, "description": "The limit that was reached."},
         "mails": {**_NUMBER, "description": "How many refusals share this entry, if there are several."},
