@@ -110,7 +110,7 @@ def _consequence(actions: set[Action]) -> str:
     words = [word for action, word in _WORDS.items() if action in actions]
     if len(words) == 1:
         return f"all mail is being {words[0]}"
-    return f"mail is being {' or '.join(words)}, depending on listener and tenant"
+    return f"mail is being {' or '.join(words)}, depending on the listener and the tenant"
 
 
 def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -187,7 +187,7 @@ STATS: dict[str, Parameter] = {
     "by": Parameter("What to count by. Required.", {"enum": list(BY)}, _one_of(BY)),
     **FILTERS,
     "limit": Parameter(
-        "Maximum number of sums: the largest ones; for hours and days, the latest ones (by default 1000).",
+        "Maximum number of sums. The largest are returned; for hours and days, the latest (1000 by default).",
         _COUNT,
         _limit,
     ),

@@ -470,7 +470,7 @@ def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
             )
         case "released":
             released = "A copy was released" if is_copy else "Released"
-            return f"{released} to {have or 'its recipients'}; the quarantine still has it{end}."
+            return f"{released} to {have or 'its recipients'}; it is still in the quarantine{end}."
         case "gone":
             gone = "The copy is no longer" if is_copy else "No longer"
             why = "it was deleted" if is_deleted else "it was deleted, or its retention period has ended"

@@ -316,7 +316,7 @@ def _next_step(exc: Exception) -> str:
         case UnicodeDecodeError():
             return "save it as UTF-8"
         case PermissionError():
-            return "run this as a user who may read it, or as root"
+            return "run this command as a user who may read it, or as root"
         case _:
             return CHECK_PATH
 

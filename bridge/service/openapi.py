@@ -318,7 +318,7 @@ def _scanning_schemas() -> Json:
         "type": "array",
         "maxItems": MAX_LIST_MATCHES,
         "items": _object(["listName", "entry"], {"listName": _TEXT, "entry": _TEXT}),
-        "description": "The lists that have an entry about this mail, with the entry; absent if there are none. "
+        "description": "The lists with an entry that matches this mail, and that entry; absent if there are none. "
         "Personal lists are left out. An extension: other services do not have it.",
     }
     score = _object(["name", "score"], {"name": _TEXT, "score": {"type": "number"}})

@@ -256,7 +256,7 @@ def test_a_history_that_cannot_be_read_is_not_an_empty_one() -> None:
             path.chmod(0o755)
         for command in (["history"], ["explain", "a@b.example"], ["stats"]):
             done = scanbridge(*command, "-c", place.file, user="nobody", group="nogroup", extra_groups=[])
-            assert done.returncode == 75 and "run this as root or as the daemon's user" in done.stderr
+            assert done.returncode == 75 and "run this command as root or as the daemon's user" in done.stderr
 
 
 # explain

@@ -153,7 +153,7 @@ def test_the_words_follow_the_policy(tmp_path: Path, policy: dict[str, str], wor
 def test_a_policy_of_a_tenant_is_part_of_the_words(tmp_path: Path) -> None:
     tenants = [{"uid": SECOND_TENANT, "recipient_domains": ["b.example"], "policy": {"unavailable": "relay"}}]
     with bridge_with(tmp_path, dead_url(), tenants=tenants) as bridge:
-        words = "mail is being deferred or delivered unscanned, depending on listener and tenant"
+        words = "mail is being deferred or delivered unscanned, depending on the listener and the tenant"
         until(says(bridge, "NOT SCANNING: ", words), "the problem")
         code, lines = status(bridge)
         assert code == 1 and lines[0].endswith(f"; {words}")

@@ -249,7 +249,7 @@ def test_quarantined_then_released(world: World, front: str) -> None:
     world.destination.arrived(f"{marker(sender)}@")
     told = world.explain(sender, "later released")
     assert "It was released from the quarantine by " in told and "to b@example.net: 250 2.0.0 Ok: queued as" in told
-    assert "Where it is now      Released to <b@example.net>; the quarantine still has it until" in told
+    assert "Where it is now      Released to <b@example.net>; it is still in the quarantine until" in told
 
 
 @fronts
