@@ -146,8 +146,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "The bridge's id for the mail or the session, a queue id of the mail server in front of or behind the bridge, "
-        "a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
+        "The bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge or "
+        "behind it, a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),

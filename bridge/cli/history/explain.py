@@ -43,10 +43,10 @@ _TIME_WIDTH = len("2026-11-16 10:30:01")
 def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
     """Explain what happened to a mail.
 
-    WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
-    bridge, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address. A
-    search for an address covers the mail since yesterday, unless --since is given. The options narrow the search; they
-    can also be used without WHAT.
+    WHAT is the bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge
+    or behind it, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address.
+    A search for an address covers the mail since yesterday, unless --since is given. The options narrow the search;
+    they can also be used without WHAT.
 
     Exit code 0: found. 3: not found; the output then shows what was recorded in the period searched, and what is
     never recorded.

@@ -103,8 +103,8 @@ def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: boo
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Update LIST to match FILE, or many lists to match the files in DIRECTORY.
 
-    In DIRECTORY, the file blocked-senders.txt is for the deployment's list blocked-senders, and
-    TENANT/blocked-senders.txt is for the list of that name that belongs to TENANT. After an interruption, run the
+    In DIRECTORY, blocked-senders.txt is the file for the deployment's list blocked-senders, and
+    TENANT/blocked-senders.txt is the file for the list blocked-senders of that tenant. After an interruption, run the
     command again to continue.
     """
     from bridge.cli.lists import sync
@@ -128,9 +128,9 @@ def refresh(path: Path | None, as_json: bool) -> None:
 
 @lists.group(cls=Group)
 def personal() -> None:
-    """Show and change personal lists: the senders that a recipient blocks, or always wants mail from.
+    """Show and change personal lists: the senders whose mail a recipient blocks or always wants.
 
-    They are stored by this bridge, not in the service's lists; the daemon applies changes within seconds.
+    Personal lists are stored by this bridge, not by the service; the daemon applies changes within seconds.
     """
 
 
