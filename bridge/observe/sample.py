@@ -213,7 +213,5 @@ def _warnings(before: Sample, now: Sample) -> list[str]:
     for labels, end in now.values.get("scanbridge_tls_certificate_expiry_time_seconds", {}).items():
         if (left := end - time.time()) < _WEEKS_S:
             name = dict(labels).get("name", "")
-            found.append(
-                f"the certificate of {name} " + (f"expires in {spoken(left)}" if left > 0 else "has expired")
-            )
+            found.append(f"the certificate of {name} " + (f"expires in {spoken(left)}" if left > 0 else "has expired"))
     return found
