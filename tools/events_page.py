@@ -27,7 +27,7 @@ An event contains neither the content nor the subject of a mail, and names at mo
 **At least once**: after a failure, an event may be sent again with the same `id`.
 **In order for each mail**: events about the same mail, list or scanner host arrive in the order in which they \
 happened, unless one of them became a [dead letter](../operate/events.md#dead-letters).
-Events about different mails may arrive in another order.
+Events about different mails may arrive in a different order.
 
 """
 OCSF = f"""\

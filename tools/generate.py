@@ -238,7 +238,7 @@ def _actions() -> str:
 def _profiles() -> str:
     lines = [
         "## Profiles\n",
-        "A profile describes the mail server in front: how long it waits, and which outcomes differ for it.",
+        "A profile describes the mail server in front of the bridge: how long it waits, and which outcomes differ.",
         "With `direct`, there is none: programs and mail servers connect and send their own mail, so the scanner gets",
         "their address and HELO ([the client's address](../operate/client-address.md)).\n",
         "| profile | protocol | the mail server waits | our deadline | outcomes |",
@@ -259,7 +259,7 @@ def _seconds(value: float) -> str:
 def _embedded() -> str:
     return (
         "## The embedded default\n\n"
-        "This runs without a configuration file, and with `scanbridge run --demo`.\n"
+        "This configuration is used if there is no configuration file, and with `scanbridge run --demo`.\n"
         "`STATE` is `$STATE_DIRECTORY`, or `$XDG_STATE_HOME/scanbridge-demo`, or `~/.local/state/scanbridge-demo`,\n"
         f"whichever is set first.\n\n```yaml\n{EMBEDDED.format(state='STATE')}```\n"
     )

@@ -26,15 +26,15 @@ SCRIPTS = {"bash": "scanbridge.bash", "zsh": "_scanbridge", "fish": "scanbridge.
 DATE = "<date>"
 
 FILES = [
-    ("/etc/scanbridge/bridge.yml", "The configuration of the bridge, where it was installed from a package."),
+    ("/etc/scanbridge/bridge.yml", "The configuration of the bridge, if it was installed from a package."),
     ("/etc/scanbridge/service.yml", "The configuration of the scanning service."),
     ("/var/lib/scanbridge", "The quarantine and the state of the bridge."),
 ]
 ABOUT = """\
 scanbridge receives each mail from a mail server over SMTP, LMTP or milter, submits it with its envelope to an HTTP
 scanning service, and translates the decision for the mail server: relay, reject, discard, quarantine, or "try again
-later". It answers 250 only when the next server has said 250, when the mail is in the quarantine on disk, or when the
-decision was to drop it.
+later". It answers 250 only after the next server has answered 250, after the mail has been stored on disk in the
+quarantine, or if the decision was to drop the mail.
 """
 
 

@@ -56,7 +56,7 @@ def schema() -> None:
 @config_option
 @click.argument("address")
 def address(path: Path | None, address: str) -> None:
-    """Print a mail address as the log shows it (see `log.addresses`), so that you can search for it."""
+    """Print a mail address as the log shows it (see `log.addresses`), so that you can search the log for it."""
     from bridge.cli.state import state_directory
     from bridge.daemon import history_place
 

@@ -43,7 +43,7 @@ def events() -> None:
 def status(path: Path | None, as_json: bool) -> None:
     """Show how many events are waiting for each sink, and any problems.
 
-    Exit code 0: every sink accepts its events. 1: one does not, or has dead letters.
+    Exit code 0: every sink accepts its events. 1: at least one does not, or has dead letters.
     """
     conf, outbox = _open(path)
     found = {state.name: state for state in _run(outbox, outbox.states)}

@@ -37,8 +37,8 @@ def reload(path: Path | None, timeout_s: float) -> None:
     """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if the new configuration is in use.
 
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if the daemon
-    cannot be signalled, or if it keeps its old configuration; the reason is printed. If, with the new configuration,
-    the scanner refuses the token or cannot be reached, a warning is printed, and the exit code is still 0.
+    cannot be signalled, or if it keeps its old configuration; the reason is printed. If the scanner
+    refuses the token in the new configuration, or cannot be reached, a warning is printed; the exit code is still 0.
     """
     from bridge.cli import state
     from bridge.cli.hang_up import NotOurs, hang_up

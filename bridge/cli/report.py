@@ -36,10 +36,10 @@ _KIND = click.Choice(["spam", "ham"])
 def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as_json: bool) -> None:
     """Report mail as spam, or as ham (not spam).
 
-    FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration determines what
-    happens to them: rspamd learns from them (feedback.rspamd), the included scanning service learns from them
-    (feedback.scanner), they are sent to an address (feedback.report_to), or several of these. If the same person
-    reports a mail twice, it counts only once. Exit code 1 if any file could not be reported.
+    FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration determines where
+    they go: to rspamd (feedback.rspamd) or the included scanning service (feedback.scanner), which learn from them, to
+    an address (feedback.report_to), or to several of these. If the same person reports a mail twice, it counts only
+    once. Exit code 1 if any file could not be reported.
     """
     from bridge.cli.quarantine.session import Session
     from bridge.cli.reporting import MAX_REPORTED, Reporter

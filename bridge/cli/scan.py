@@ -33,7 +33,7 @@ from bridge.errors import ConfigError
     callback=ip_address,
     help="IP address of the host that sent the mail, for SPF and lists of networks. Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host. Default: unknown.")
+@click.option("--helo", metavar="NAME", help="HELO or EHLO name of the host that sent the mail. Default: unknown.")
 @click.option("--tenant", type=Tenant(), metavar="UUID", help="Tenant (tenantUid). Default: scanner.tenant_uid.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def scan(

@@ -128,9 +128,9 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
     """Reload the configuration of the running service (SIGHUP). Exit code 0 only if the new configuration is in use.
 
-    The service is the one that listens at the address in the file. The file is checked first: exit code 78 if it has
-    errors. Exit code 1 if no service answers within 5 seconds (no signal is sent in that case), if the service
-    cannot be signalled, if it keeps its old configuration, or if there is no result in time.
+    The command signals the service that listens at the address in the file. The file is checked first: exit code 78
+    if it has errors. Exit code 1 if no service answers within 5 seconds (no signal is sent in that case), if the
+    service cannot be signalled, if it keeps its old configuration, or if there is no result in time.
     """
     from bridge.cli import service_reload
 
@@ -147,7 +147,7 @@ def token(name: str) -> None:
     say(secrets.token_hex(32))
     entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
     say(
-        f"for the service, put this token into abby.staticApiTokens: {entry}, or into the token_file of such an entry",
+        f"for the service, add the token to abby.staticApiTokens: {entry}; or write it to a file, and use token_file",
         err=True,
     )
 

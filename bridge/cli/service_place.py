@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.service.store import Store
 
 DEFAULT = Path("service.yml")
-CONFIG_HELP = "Configuration of the service: its file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
+CONFIG_HELP = "Configuration of the service: a file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
 own_config = click.option("-c", "--config", "own", type=click.Path(path_type=Path), help=CONFIG_HELP)
 
 
@@ -53,7 +53,8 @@ def _database(path: Path | None) -> str:
         state = directories.state_directory(None, config_file.DEMO)
         if not state.exists():
             say(
-                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run --demo`",
+                "service.yml was not found, and there is no embedded service yet: use -c FILE, or start "
+                "`scanbridge run --demo`",
                 err=True,
             )
             sys.exit(EXIT_CONFIG)

@@ -119,7 +119,9 @@ class Digests(Section):
         "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose a different one.",
     )
     at: str = Field(
-        "07:00", pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="Time of day of daily and weekly digests."
+        "07:00",
+        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$",
+        description="Time of day at which daily and weekly digests are sent.",
     )
     weekday: Weekday = Field("monday", description="Day on which weekly digests are sent.")
     time_zone: Annotated[str, AfterValidator(_zone)] = Field(
@@ -145,7 +147,8 @@ class Digests(Section):
     )
     exclude: list[str] = Field(
         [],
-        description="Addresses and `@domains` that get no digest, such as mailing lists, shared mailboxes and robots.",
+        description="Addresses and `@domains` to which no digests are sent, such as mailing lists, shared mailboxes "
+        "and robots.",
     )
     aliases_file: str | None = Field(
         None,

@@ -84,8 +84,8 @@ class Listener(Section):
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
         description="ESMTP extensions that are neither announced nor accepted. Meant for those that the next hop "
-        "lacks: the mail server in front then converts the mail (8BITMIME), reports its delivery (DSN) or refuses it "
-        "(SMTPUTF8) itself.",
+        "lacks: the mail server in front of us then converts the mail (8BITMIME), reports its delivery (DSN) or "
+        "refuses it (SMTPUTF8) itself.",
     )
     unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of the unix socket.")
     unix_owner: str | None = Field(

@@ -87,7 +87,7 @@ class Lists(Section):
     )
     kinds: dict[str, ListKind] = Field(
         {},
-        description="Kind of the entries of each list (`sender`, `domain` or `network`), by list name. Needed if the "
+        description="Kind of entries in each list (`sender`, `domain` or `network`), by list name. Needed if the "
         "category of the list at the service is none of these.",
     )
     block_list: ListName = Field(

@@ -80,7 +80,7 @@ class Tenant(Section):
     recipient_domains: list[DomainField] = Field(
         min_length=1,
         description="Mail to recipients in these domains, without their subdomains, belongs to the tenant. A domain "
-        "may be written in any spelling: with capitals, a final dot, in Unicode or as `xn--`.",
+        "may be written in any spelling: with capitals, with a final dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(

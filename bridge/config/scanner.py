@@ -126,7 +126,7 @@ class Scanner(Section):
         "mail",
         description="What counts towards the service's limit of 50 MiB. `mail`: the mail alone, as in the included "
         "service. `request`: the whole body of the request, with the envelope and the form around the mail; a mail "
-        "that would exceed it is refused with 552 and not sent.",
+        "for which the request would exceed the limit is refused with 552 and not sent.",
     )
     allow_changes: list[Literal["add_headers", "remove_headers", "subject", "reply_text"]] | None = Field(
         None,

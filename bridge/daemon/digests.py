@@ -74,7 +74,7 @@ class DigestNumbers:
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("digests: metric counts cannot be read: %s", problem)
+            log.warning("digests: the counts for the metrics cannot be read: %s", problem)
         self._problem = problem
 
     def _sent(self) -> Rows:

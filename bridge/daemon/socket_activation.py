@@ -35,7 +35,7 @@ class ActivatedSockets:
         if address.systemd and not found:
             name = address.systemd
             raise ConfigError(
-                f"systemd:{name}: systemd passed no socket of that name; set FileDescriptorName={name} in its unit"
+                f"systemd:{name}: systemd passed no socket with this name; set FileDescriptorName={name} in the unit"
             )
         self._used.update(found)
         return [self._sockets[index][1].dup() for index in found]

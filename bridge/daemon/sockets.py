@@ -57,7 +57,8 @@ class Sockets:
         """Call it once all listeners are open."""
         for address in self._activated.idle():
             log.warning(
-                "systemd listens on %s, but no listener in the configuration does: clients there get no answer",
+                "systemd listens on %s, but no listener in the configuration does: clients that connect there get "
+                "no answer",
                 address,
             )
 

@@ -110,13 +110,13 @@ def _consequence(actions: set[Action]) -> str:
     words = [word for action, word in _WORDS.items() if action in actions]
     if len(words) == 1:
         return f"all mail is being {words[0]}"
-    return f"mail is being {' or '.join(words)}, depending on listener and tenant"
+    return f"mail is being {' or '.join(words)}, depending on the listener and the tenant"
 
 
 def _hosts(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
     for host in hosts:
         if host["problem"]:
-            yield f"{_reason(host)}; the other scanner hosts get its mail"
+            yield f"{_reason(host)}; its mail goes to the other scanner hosts"
         elif host.get("status_problem"):
             yield f"scanner {host['url']} does not report its status: {host['status_problem']}"
 
@@ -143,7 +143,7 @@ def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]
             which = _which_mail(conf, domains, len(groups))
             problems.append(f"NOT DELIVERING: {', '.join(reasons)}; {which} is being deferred")
         else:
-            warnings += [f"{reason}; the other next hops get its mail" for reason in reasons]
+            warnings += [f"{reason}; its mail goes to the other next hops" for reason in reasons]
     has_others = not all(listener.hands_on for listener in conf.listeners)
     return problems, len(problems) == len(groups) and not has_others
 
@@ -159,7 +159,7 @@ def _groups(conf: Config) -> dict[tuple[str, ...], list[str]]:
 
 def _which_mail(conf: Config, domains: list[str], groups: int) -> str:
     if domains:
-        more = f" and {len(domains) - _NAMED} more domains" if len(domains) > _NAMED else ""
+        more = f" and {counted(len(domains) - _NAMED, 'more domain')}" if len(domains) > _NAMED else ""
         return f"mail for {', '.join(domains[:_NAMED])}{more}"
     if groups > 1:
         return "mail for all domains without a route"

@@ -98,7 +98,7 @@ def _create(connection: Connection) -> None:
 MIGRATIONS: list[schema_version.Step] = [_create]
 VERSION_TABLE = "digest_schema"
 _SCHEMA = Schema(
-    "the database of the digests cannot be used",
+    "the digest database cannot be used",
     MIGRATIONS,
     VERSION_TABLE,
     0xD16E571,

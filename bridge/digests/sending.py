@@ -135,7 +135,7 @@ class Run:
         try:
             await asyncio.to_thread(self.counts.add, sent=sent, failed=failed, refused=refused)
         except BridgeError as exc:
-            log.warning("digests: metric counts cannot be stored: %s", exc)
+            log.warning("digests: the counts for the metrics cannot be stored: %s", exc)
 
     async def _people(self, began: float) -> AsyncIterator[Waiting]:
         """Page by page: the table may have a row for everyone."""

@@ -88,7 +88,7 @@ MAIL: dict[str, Schema] = {
     "reply": _REPLY,
     "replies": _LIST_OF_REPLIES,
     "next_queue_id": _text("Queue id at the next hop."),
-    "error": _text("Kind of the error, if there was one.", enum=[str(member) for member in FailureLabel]),
+    "error": _text("Kind of error, if there was one.", enum=[str(member) for member in FailureLabel]),
     "problem": _text("The error message."),
     "wait_ms": _number("Time for which the throttle delayed the mail.", "number"),
     "scan_ms": _number("Time that the scanner took.", "number"),
@@ -112,7 +112,7 @@ RELEASED: dict[str, Schema] = {
     "reply": _text("The next hop's reply."),
 }
 REPORTED: dict[str, Schema] = {
-    "id": _text("Our id for the mail, as in its other events; a digest of its content if we do not know it."),
+    "id": _text("Our id for the mail, as in its other events; a hash of its content if we do not know the mail."),
     "listener": _text("The listener that received it."),
     "tenant": _text("The tenantUid."),
     "sender": _text("Envelope sender; empty if it is unknown."),
@@ -148,7 +148,7 @@ TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Lo
 # Type -> when there is one, its fields, those that are always there
 TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     EventType.DECIDED: (
-        "The processing of a mail whose content was received has ended, with any outcome: one event per mail.",
+        "A mail whose content was received has been processed, with any outcome: one event per mail.",
         MAIL,
         _MAIL_ALWAYS,
     ),

@@ -56,7 +56,7 @@ class ScannerLearning:
         boundary = secrets.token_hex(BOUNDARY_BYTES // 2)
         before, after = form(self._request(kind, mail).to_json(), boundary.encode())
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        problem = LearningUnavailable("the scanning service has no address")
+        problem = LearningUnavailable("no address of the scanning service is known")
         for url in self._settings.urls:
             try:
                 body = chain([before], mail.content.chunks(), [after])

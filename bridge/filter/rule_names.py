@@ -45,7 +45,7 @@ DOCUMENTED = {
     TRUSTED_CLIENTS: "the client is not one of the listener's `trusted_clients`; only in the history",
     HOOKS_TOKEN: "the client did not send the listener's token; only in the history",
     CLIENT_GONE: "the client disconnected, or was too slow, before all of the content was sent; only in the history",
-    RECIPIENT_DOMAIN: "the recipient's domain is uncertain, and something depends on it",
+    RECIPIENT_DOMAIN: "the recipient's domain is uncertain, and a tenant, a route or a list depends on it",
     RELEASED: "the mail was released from the quarantine, so it was not scanned again",
     NEXT_HOP: "the next hop refused the mail, or could not be reached",
     QUARANTINE_FAILED: "the mail could not be stored in the quarantine",

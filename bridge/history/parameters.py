@@ -146,8 +146,8 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
-        "The bridge's id for the mail or the session, a queue id of the mail server in front of or behind the bridge, "
-        "a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
+        "The bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge or "
+        "behind it, a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
         _TEXT,
         _text,
     ),
@@ -155,7 +155,7 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words of the subject; `invo*` matches all words that start with `invo`.", _WORDS, _subject),
+    "subject": Parameter("Words in the subject; `invo*` matches all words that start with `invo`.", _WORDS, _subject),
     "tag": Parameter("A tag of the scanner; `*` is a wildcard.", _TEXT, _text),
     "action": Parameter("The action taken.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(
@@ -187,7 +187,7 @@ STATS: dict[str, Parameter] = {
     "by": Parameter("What to count by. Required.", {"enum": list(BY)}, _one_of(BY)),
     **FILTERS,
     "limit": Parameter(
-        "Maximum number of sums: the largest ones; for hours and days, the latest ones (by default 1000).",
+        "Maximum number of sums. The largest are returned; for hours and days, the latest (1000 by default).",
         _COUNT,
         _limit,
     ),

@@ -123,7 +123,8 @@ class Recorder:
         lost = len(self._waiting) + len(self._rows)
         if lost:
             self._count("failed", lost)
-            log.warning("history: %d mails could not be recorded before shutdown: %s", lost, self._problem or "no time")
+            why = self._problem or "not enough time"
+            log.warning("history: %d mails could not be recorded before shutdown: %s", lost, why)
 
     @property
     def problem(self) -> str:

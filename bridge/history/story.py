@@ -296,9 +296,9 @@ def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
 def _found_in_lists(entry: MailEntry, names: list[str]) -> str:
     matched = [matched_entry(entry, name) for name in names]
     shown = [f"{name} ({found})" if found else name for name, found in zip(names, matched, strict=True)]
-    about = "" if all(matched) else ": about its sender, its client, a link or a file"
+    about = "" if all(matched) else " (for its sender, its client, a link or a file)"
     lists = "lists" if len(names) > 1 else "list"
-    return f"The scanner found an entry about it in the {lists} {_joined(shown)}{about}."
+    return f"The scanner found a matching entry in the {lists} {_joined(shown)}{about}."
 
 
 def _tag(tag: str, around: Surroundings) -> str:
@@ -342,7 +342,7 @@ def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
 
 
 def _peer(around: Surroundings) -> str:
-    return "the client" if around.is_direct else "the mail server in front"
+    return "the client" if around.is_direct else "the mail server in front of the bridge"
 
 
 def _capital(text: str) -> str:
@@ -373,8 +373,8 @@ def _later(event: LaterEvent) -> str:
     }
     words["digest sent"] = "A digest that lists it was sent"
     words["released in part"] = f"It was released in part from the quarantine{who}"
-    words["release failed"] = f"A release from the quarantine{who} failed"
-    words["release unsure"] = f"A release from the quarantine{who} was sent, and the next hop did not answer"
+    words["release failed"] = f"It could not be released from the quarantine{who}"
+    words["release unsure"] = f"The next hop did not answer a release from the quarantine{who}"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."
 
 
@@ -396,7 +396,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
     match kind.action:
         case Action.RELAY if around.is_delivered_in_front:
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
-            text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
+            text = f"The mail server in front of the bridge{queue} has it, or has delivered it already; see its log."
         case Action.RELAY if around.maildir:
             text = f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless someone has moved it."
         case Action.RELAY:
@@ -416,7 +416,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.TEMPFAIL:
             text = _deferred(last, around, moment)
         case "cancelled":
-            who = "the mail server in front" if around.is_after_queue else "the sending mail server"
+            who = "the mail server in front of the bridge" if around.is_after_queue else "the sending mail server"
             text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
     if have := recipients_with_mail(last):
         text = f"{_accepted(row, around, have)} For the others: {text[:1].lower()}{text[1:]}"
@@ -433,13 +433,13 @@ def _accepted(row: Row, around: Surroundings, recipients: list[str]) -> str:
 
 def _refused(entry: MailEntry, around: Surroundings) -> str:
     if around.is_after_queue:
-        return "Not here: the mail server in front has returned it to the sender (bounce)."
+        return "Not here: the mail server in front of the bridge has returned it to the sender (bounce)."
     who = "the sending mail server has it" if entry.kind.stage == "" else "the sending mail server still has it"
     return f"Not here: {who}, and returns it to the sender as undeliverable (bounce)."
 
 
 def _deferred(entry: MailEntry, around: Surroundings, moment: float) -> str:
-    who = "The mail server in front" if around.is_after_queue else "The sending mail server"
+    who = "The mail server in front of the bridge" if around.is_after_queue else "The sending mail server"
     if moment - entry.row.at > _GIVES_UP_S:
         return f"{who} kept it and tried again; by now, it has probably given up and returned the mail to the sender."
     return f"{who} keeps it and tries again, usually for up to five days. No later attempt is recorded."
@@ -461,23 +461,23 @@ def _in_quarantine(action: str, kept: Kept | None, *, is_deleted: bool) -> str:
         case "interrupted":
             return (
                 f"{there}{end}; a release was interrupted, and its result is unknown. "
-                "Look for it in the next hop's log before you release it again."
+                "Look for the mail in the next hop's log before you release it again."
             )
         case "unsure":
             return (
-                f"{there}{end}; the next hop did not answer a release, so recipients may have it. "
-                "Look for it in the next hop's log before you release it again."
+                f"{there}{end}; the next hop did not answer a release, so recipients may have the mail. "
+                "Look for the mail in the next hop's log before you release it again."
             )
         case "released":
             released = "A copy was released" if is_copy else "Released"
-            return f"{released} to {have or 'its recipients'}; the quarantine still has it{end}."
+            return f"{released} to {have or 'its recipients'}; it is still in the quarantine{end}."
         case "gone":
             gone = "The copy is no longer" if is_copy else "No longer"
             why = "it was deleted" if is_deleted else "it was deleted, or its retention period has ended"
             return f"{gone} in the quarantine: {why}."
         case "not_here":
             return (
-                "Not in the quarantine of this machine: it is in that of another machine, or was deleted there. "
+                "Not in this machine's quarantine: it is in another machine's quarantine, or was deleted there. "
                 "Run this command on the machine that received the mail."
             )
     return f"{there}, which could not be read: {kept.problem}."

@@ -25,7 +25,7 @@ class Digests:
 
     @property
     def problem(self) -> str:
-        return "some hashes were not computed, because it would take too long" if self.left_out else ""
+        return "some hashes were not computed, because that would take too long" if self.left_out else ""
 
     def of(self, part: Part) -> tuple[int, str]:
         """The decoded size and the SHA-256; of a part that is left out, the encoded size and ""."""

@@ -298,7 +298,7 @@ class Metrics(Collector):
         self.workers = Gauge("scanbridge_workers", "Processes that accept mail.", combine=sum)
         self.workers_silent = Gauge(
             "scanbridge_workers_silent",
-            "Workers that did not answer this scrape; it contains their last known numbers.",
+            "Workers that did not answer this scrape; their last known numbers are included.",
         )
         self.worker_restarts = Counter(
             "scanbridge_worker_restarts", "Workers started to replace one that exited unexpectedly.", ()

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.observe.admin_client import ask, get
+from bridge.runtime.counted import spoken
 from bridge.runtime.endpoints import Endpoint
 
 _TIMEOUT_S = 2.0
@@ -204,7 +205,7 @@ def _warnings(before: Sample, now: Sample) -> list[str]:
         found.append("the daemon was restarted")
     found += state.get("warnings", [])
     if (silent := state.get("silent_workers")) and not any(worker["silent_s"] for worker in state["workers"]):
-        found.append(f"{silent} workers are not responding")
+        found.append(f"workers that are not responding: {silent}")
     if (lag := now.get("scanbridge_event_loop_lag_seconds")) > 0.5:
         found.append(f"the event loop was blocked for {lag:.1f} s")
     if _grown(before.get("scanbridge_log_lines_lost_total"), now.get("scanbridge_log_lines_lost_total")):
@@ -212,7 +213,5 @@ def _warnings(before: Sample, now: Sample) -> list[str]:
     for labels, end in now.values.get("scanbridge_tls_certificate_expiry_time_seconds", {}).items():
         if (left := end - time.time()) < _WEEKS_S:
             name = dict(labels).get("name", "")
-            found.append(
-                f"the certificate of {name} " + (f"expires in {left / 86400:.0f} days" if left > 0 else "has expired")
-            )
+            found.append(f"the certificate of {name} " + (f"expires in {spoken(left)}" if left > 0 else "has expired"))
     return found

@@ -177,7 +177,7 @@ def _take(owner: _Owner) -> None:
     if owner.uid == 0:
         libc.setfsgid(owner.gid)
     if libc.setfsuid(_NOT_A_USER) != owner.uid:
-        raise OSError(errno.EPERM, f"belongs to user {owner.uid}, whose rights this process cannot take")
+        raise OSError(errno.EPERM, f"belongs to user {owner.uid}, and this process cannot act as that user")
     if owner.reads_all:
         _keep_reading(libc)
 
@@ -215,5 +215,5 @@ def _libc() -> Any:
 
     libc = ctypes.CDLL(None, use_errno=True)
     if not sys.platform.startswith("linux"):
-        raise OSError(errno.ENOSYS, "belongs to another user, whose rights root can take only on Linux")
+        raise OSError(errno.ENOSYS, "belongs to another user, and root can act as that user only on Linux")
     return libc

@@ -90,7 +90,7 @@ def _add_rule(connection: Connection, table: str, *, is_needed: bool) -> bool:
 
 def _accept_newer(table: str, version: int, oldest_reader: int | None, known: int) -> None:
     """Raises DatabaseNewer."""
-    newer = f"created by a newer version of this program ({table} has version {version}, this program knows {known})"
+    newer = f"created by a newer version of this program ({table} has version {version}, this program supports {known})"
     if oldest_reader is None or oldest_reader > known:
         raise DatabaseNewer(f"{newer}: upgrade this program")
     log.info("database %s; that version made only additions, so this version can still use the database", newer)

@@ -290,7 +290,7 @@ _YAML_WORDS = {
     "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or start a new line",
     "expected <block end>": "this line is indented differently from the other lines of its section; align them",
     "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",
-    "found undefined alias": "no anchor (&) of this name; if it is text that starts with *, put it in quotes",
+    "found undefined alias": "no anchor (&) has this name; if this is text that starts with *, put it in quotes",
     "expected the node content": "a value is missing or incomplete",
     "'<document start>'": "text after the end of the only value; is the file in another format, such as TOML or INI?",
 }
@@ -316,7 +316,7 @@ def _next_step(exc: Exception) -> str:
         case UnicodeDecodeError():
             return "save it as UTF-8"
         case PermissionError():
-            return "run this as a user who may read it, or as root"
+            return "run this command as a user who may read it, or as root"
         case _:
             return CHECK_PATH
 

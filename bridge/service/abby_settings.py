@@ -88,7 +88,7 @@ PERMISSIONS = {
     Permission.SCAN: "submit mail (submitEmail)",
     Permission.STATUS: "read the status of the queue (admin/status)",
     Permission.METRICS: "read /metrics from another machine",
-    Permission.FEEDBACK: "report mail as spam or not spam, so that the phishing score can learn from it (feedback)",
+    Permission.FEEDBACK: "report mail as spam or not spam, so that the phishing model can learn from it (feedback)",
 }
 
 

@@ -105,7 +105,7 @@ class Analyzers(Section):
     hooks: Hooks = Field({})
     plugins: dict[str, Plugin] = Field({})
     processes: int = Field(2, ge=1, le=64, description="Number of processes that inspect large mail and archives.")
-    process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
+    process_memory: Size = Field(1024 * MiB, description="Maximum address space of each of these processes.")
 
     @field_validator("plugins")
     @classmethod

@@ -79,11 +79,11 @@ def check_files(old: Loaded, new: Loaded) -> None:
     would turn off scanning or revoke all tokens.
     """
     had_keys = [path for path in old.files if path not in old.empty]
-    lost = {path: "is missing" for path in had_keys if path not in new.files}
-    lost |= {path: "is empty" for path in had_keys if path in new.empty}
+    lost = {path: "is now missing" for path in had_keys if path not in new.files}
+    lost |= {path: "is now empty" for path in had_keys if path in new.empty}
     if lost:
         remedy = "restore it, or restart the service if this is intended"
-        raise ConfigError("\n".join(f"{path}: this file {state} now; {remedy}" for path, state in lost.items()))
+        raise ConfigError("\n".join(f"{path}: this file {state}; {remedy}" for path, state in lost.items()))
 
 
 def load(path: Path, renamed: Sequence[Renamed] = RENAMED) -> Loaded:
@@ -309,7 +309,7 @@ def _contradictions(config: ServiceConfig, trees: Trees) -> Iterator[str]:
         )
     for host in core.hosts:
         if config.listen.port and _same_place(host, config.listen):
-            yield f"{trees.at(where)}: a host is the address at which this service listens; remove it"
+            yield f"{trees.at(where)}: one of the hosts is the address at which this service listens; remove it"
 
 
 def _same_place(host: str, listen: Endpoint) -> bool:

@@ -203,7 +203,7 @@ class Plugin(AnalyzerSection):
     """A custom analyzer, found as an entry point of this name."""
 
     options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
-    memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
+    memory: Size = Field(1024 * MiB, description="Maximum address space of each of its processes.")
     processes: int = Field(
         2, ge=1, le=64, description="Number of mails analysed concurrently, unless the analyzer is asynchronous."
     )

@@ -38,9 +38,9 @@ class Nats(Section):
         pattern=r"^[A-Za-z0-9_-]{1,32}$",
         description="First word of all subjects and streams. Two deployments in one account need different names.",
     )
-    replicas: Literal[1, 3, 5] = Field(1, description="Number of servers of a NATS cluster that hold each queued mail.")
+    replicas: Literal[1, 3, 5] = Field(1, description="Number of servers in the NATS cluster that store a queued mail.")
     storage: Literal["memory", "file"] = Field(
-        "memory", description="Where the servers hold queued mail. They never hold the only copy of a mail."
+        "memory", description="Where the servers store queued mail. They never have the only copy of a mail."
     )
     max_size: Size = Field(
         256 * 1024**2,

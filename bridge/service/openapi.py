@@ -57,8 +57,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
     "payload_too_large": (
         413,
-        "The mail is larger than 50 MiB, or than the queue of analyses; the whole submitEmail request is larger than "
-        "52 MiB, or the List API request larger than 8 MiB.",
+        "The mail is larger than 50 MiB, or too large for the analysis queue; the whole submitEmail request is larger "
+        "than 52 MiB; or the List API request is larger than 8 MiB.",
     ),
     "not_multipart": (415, "submitEmail requires multipart/form-data."),
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
@@ -197,7 +197,7 @@ def _feedback() -> Json:
     return {
         "operationId": "feedback",
         "tags": ["Email Scanning API"],
-        "summary": "Report a mail as spam or as not spam, so that the phishing score can learn from it. An "
+        "summary": "Report a mail as spam or as not spam, so that the phishing model can learn from it. An "
         "extension: other services do not have it. Each person's report of a mail counts once; the opposite report "
         "replaces it.",
         "security": [{"token": []}],
@@ -318,7 +318,7 @@ def _scanning_schemas() -> Json:
         "type": "array",
         "maxItems": MAX_LIST_MATCHES,
         "items": _object(["listName", "entry"], {"listName": _TEXT, "entry": _TEXT}),
-        "description": "The lists that have an entry about this mail, with the entry; absent if there are none. "
+        "description": "The lists with an entry that matches this mail, and that entry; absent if there are none. "
         "Personal lists are left out. An extension: other services do not have it.",
     }
     score = _object(["name", "score"], {"name": _TEXT, "score": {"type": "number"}})

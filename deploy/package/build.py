@@ -29,7 +29,7 @@ HOME = Path("opt/scanbridge")  # in the package
 EXTRAS = "all"  # libraries cannot be added to a package later
 LOCK = PROJECT / "requirements" / "packages.lock"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's name of a processor -> its name in wheels, and e_machine of its ELF files. The C library is that of
+# Debian's name for a processor -> its name in wheels, and e_machine of its ELF files. The C library is that of
 # Enterprise Linux 9, which is older than Debian 12's.
 PROCESSORS = {"amd64": ("x86_64", 62), "arm64": ("aarch64", 183)}
 C_LIBRARY = "manylinux_2_34"

@@ -256,7 +256,7 @@ def test_a_history_that_cannot_be_read_is_not_an_empty_one() -> None:
             path.chmod(0o755)
         for command in (["history"], ["explain", "a@b.example"], ["stats"]):
             done = scanbridge(*command, "-c", place.file, user="nobody", group="nogroup", extra_groups=[])
-            assert done.returncode == 75 and "run this as root or as the daemon's user" in done.stderr
+            assert done.returncode == 75 and "run this command as root or as the daemon's user" in done.stderr
 
 
 # explain
@@ -321,12 +321,12 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     assert done.returncode == 3
     for expected in (
         "No mail was found for nobody@sender.example between ",
-        "For that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "For that time, it contains 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
         "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
         "To the domain sender.example during that time: 0 mails.",
         "From the client 192.0.2.7 during that time: 43 mails",
-        "40 refusals from that time were recorded without their senders",
+        "40 refusals from that time were recorded without the sender",
         "the daemon does not answer",
         "mail with another envelope sender",
         "mail that another machine handled",
@@ -341,7 +341,7 @@ def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
     made = f"{int((place.now - 60) * 1000):X}ABCD0001"
     done = place.run("explain", made)
     assert done.returncode == 3 and f"{made} is an id that the bridge created at " in done.stdout
-    assert "For that time, it has 1 mail" in done.stdout
+    assert "For that time, it contains 1 mail" in done.stdout
 
 
 def test_a_mail_in_quarantine_was_said_never_to_have_been_seen(place: Place) -> None:

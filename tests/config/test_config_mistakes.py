@@ -75,7 +75,7 @@ nonsense: 1
         (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),
         (
             SMALL + "log: &log {level: debug}\nadmin: *nolog\n",
-            "bridge.yml:10: not YAML: no anchor (&) of this name; if it is text",
+            "bridge.yml:10: not YAML: no anchor (&) has this name; if this is text",
         ),
         (SMALL + "log: &a {level: *a}\n", "bridge.yml:9: log.level: an alias must not contain itself"),
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

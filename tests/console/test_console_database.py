@@ -239,7 +239,7 @@ def test_strangers_from_many_addresses_do_not_fill_the_audit_log(store: ConsoleS
 def test_strangers_at_the_pages_for_users_could_hide_who_guesses_passwords_at_the_console(store: ConsoleStore) -> None:
     audit = Audit(store)
     for _ in range(MAX_STRANGERS + 7):
-        audit.write_stranger("192.0.2.1", "signed in by the provider", name="user unknown", pages="users")
+        audit.write_stranger("192.0.2.1", "signed in with the provider", name="user unknown", pages="users")
     audit.write_stranger("192.0.2.2", "signed in", name="adm")
     assert [entry.name for entry in audit.find(limit=1)] == ["adm"]
 

@@ -153,7 +153,7 @@ def test_the_words_follow_the_policy(tmp_path: Path, policy: dict[str, str], wor
 def test_a_policy_of_a_tenant_is_part_of_the_words(tmp_path: Path) -> None:
     tenants = [{"uid": SECOND_TENANT, "recipient_domains": ["b.example"], "policy": {"unavailable": "relay"}}]
     with bridge_with(tmp_path, dead_url(), tenants=tenants) as bridge:
-        words = "mail is being deferred or delivered unscanned, depending on listener and tenant"
+        words = "mail is being deferred or delivered unscanned, depending on the listener and the tenant"
         until(says(bridge, "NOT SCANNING: ", words), "the problem")
         code, lines = status(bridge)
         assert code == 1 and lines[0].endswith(f"; {words}")
@@ -168,7 +168,7 @@ def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
             found = state(bridge)
             assert found["problems"] == [] and found["ready"]
             (warning,) = (warning for warning in found["warnings"] if warning.startswith(own))
-            assert warning.endswith("; the other scanner hosts get its mail")
+            assert warning.endswith("; its mail goes to the other scanner hosts")
 
 
 @pytest.mark.parametrize("code", [401, 403])
@@ -181,7 +181,7 @@ def test_one_of_two_scanners_that_refuses_the_token_gets_no_mail(tmp_path: Path,
         bridge_with(tmp_path, good, more_scanners=[bad]) as bridge,
     ):
         until(lambda: bridge.send() and state(bridge)["warnings"], "the warning")
-        assert state(bridge)["warnings"][0].endswith("; the other scanner hosts get its mail")
+        assert state(bridge)["warnings"][0].endswith("; its mail goes to the other scanner hosts")
         for _ in range(10):
             assert bridge.send().startswith("250 ")
 

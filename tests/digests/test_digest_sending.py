@@ -264,7 +264,7 @@ def test_a_run_from_a_timer_forgets_what_is_gone(shared: Users) -> None:
 
 def test_a_digest_for_somebody_who_gets_none_is_an_error(shared: Users) -> None:
     done = shared.command("digest", "send", "--to", "stranger@elsewhere.example")
-    assert done.returncode == 1 and "stranger@elsewhere.example gets no digest" in done.stderr
+    assert done.returncode == 1 and "no digest is sent to stranger@elsewhere.example" in done.stderr
     done = shared.command("digest", "preview", "--tenant", "nonsense")
     assert done.returncode == 2 and "a tenant must be a UUID" in done.stderr
     unknown = "99999999-9999-4999-8999-999999999999"

@@ -51,7 +51,7 @@ def test_an_address_that_is_not_verified_or_not_ours_is_refused(world: Users, na
     browser = world.served.browser()
     assert returned(browser, name)[0] == 403
     assert browser.get("/").target == "/sign-in"
-    assert any(line.startswith("signed in by the provider||refused|") for line in world.audit())
+    assert any(line.startswith("signed in with the provider||refused|") for line in world.audit())
 
 
 def test_an_answer_is_used_once_and_in_the_browser_that_began(world: Users) -> None:
@@ -87,7 +87,7 @@ def test_answers_that_no_provider_sent_do_not_fill_the_audit_log(world: Users) -
     for _ in range(MAX_STRANGERS + 20):
         assert browser.get("/sign-in/back?code=x&state=y").status == 403
     entries = world.audit()
-    assert sum(line.startswith("signed in by the provider||refused|") for line in entries) <= MAX_STRANGERS
+    assert sum(line.startswith("signed in with the provider||refused|") for line in entries) <= MAX_STRANGERS
     (others,) = [line for line in entries if line.startswith(OTHERS)]
     assert int(others.rpartition("|")[2].partition(" ")[0]) >= 20
 

@@ -163,7 +163,7 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
         (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to all recipients", True),
         (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
         (Kept("interrupted"), "a release was interrupted", True),
-        (Kept("unsure"), "the next hop did not answer a release, so recipients may have it", True),
+        (Kept("unsure"), "the next hop did not answer a release, so recipients may have the mail", True),
         (Kept(GONE), "No longer in the quarantine", False),
         (Kept(NOT_HERE), "Run this command on the machine that received the mail", False),
         (Kept(UNKNOWN, problem="no disk"), "could not be read: no disk", False),
@@ -302,7 +302,7 @@ def test_the_entry_that_blocked_a_mail_can_be_found_and_deleted() -> None:
     tags = "list:blocked-domains,list:allowed-senders,x:y"
     scanned = entry(action="reject", decision="bounce", tags=tags, sender="m@mail.spam.example")
     told = story(scanned)
-    assert "The scanner found an entry about it in the list blocked-domains: " in text(told)
+    assert "The scanner found a matching entry in the list blocked-domains (for its sender, " in text(told)
     assert told.commands[:2] == (
         "scanbridge lists entries blocked-domains | grep -iF -e mail.spam.example -e spam.example",
         "scanbridge lists delete blocked-domains ENTRY",
@@ -371,7 +371,7 @@ def test_a_mail_that_postfix_still_had_in_its_queue_was_called_delivered() -> No
         told = story(entry(next_id=""), around=Surroundings(protocol))
         assert told.fate.endswith(" was accepted by the mail server, which delivers it (queue id QUEUED)")
         assert "delivered" not in told.fate and "such mail is passed on" in text(told)
-        assert "The mail server in front (queue id QUEUED) has it, or has delivered it already" in told.now
+        assert "The mail server in front of the bridge (queue id QUEUED) has it, or has delivered it" in told.now
         assert any(command.startswith("postqueue -p | grep QUEUED ") for command in told.commands) is (
             protocol == "milter"
         )

@@ -249,7 +249,7 @@ def test_quarantined_then_released(world: World, front: str) -> None:
     world.destination.arrived(f"{marker(sender)}@")
     told = world.explain(sender, "later released")
     assert "It was released from the quarantine by " in told and "to b@example.net: 250 2.0.0 Ok: queued as" in told
-    assert "Where it is now      Released to <b@example.net>; the quarantine still has it until" in told
+    assert "Where it is now      Released to <b@example.net>; it is still in the quarantine until" in told
 
 
 @fronts
@@ -285,8 +285,8 @@ def test_cancelled_by_the_client(world: World, front: str) -> None:
         reply = send(world.front(f"hasty_{front}"), mail(sender), sender=sender, **CLIENT)
         told = world.explain(sender, "was abandoned by the client before a decision was made")
     assert reply.startswith("451 ")
-    assert "was scanning it when the mail server in front disconnected" in told
-    assert "The mail server in front disconnected before it received an answer." in told
+    assert "was scanning it when the mail server in front of the bridge disconnected" in told
+    assert "The mail server in front of the bridge disconnected before it received an answer." in told
     assert "As far as we know, the sending mail server has it and will try again later." in told
     until(world.is_scanning, "the scanner to be used again")
 
@@ -308,7 +308,7 @@ def test_never_seen(world: World, front: str) -> None:
     assert f"From the domain {front}.example during that time: " in done.stdout
     assert "From the client 192.0.2.7 during that time: " in done.stdout
     assert "Since the daemon started, every mail has been recorded." in done.stdout
-    assert "mail that the mail server in front refused" in done.stdout
+    assert "mail that the mail server in front of the bridge refused" in done.stdout
 
 
 def test_the_message_id_and_both_queue_ids_lead_to_the_same_story(world: World) -> None:

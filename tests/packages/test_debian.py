@@ -62,7 +62,7 @@ def test_package_life_cycle_in_a_clean_debian(debian: Debian, tmp_path_factory: 
     state = debian.root / "var/lib/scanbridge"
     (state / "quarantine").mkdir(parents=True)
     (state / "quarantine/1.eml").write_text("Subject: held\n")
-    assert "/var/lib/scanbridge was not removed, because there is mail in it" in debian.run("dpkg", "-P", "scanbridge")
+    assert "/var/lib/scanbridge was not removed, because it contains mail" in debian.run("dpkg", "-P", "scanbridge")
     assert (state / "quarantine/1.eml").exists(), "a mail was lost"
     after = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
     left = {path for path in after - before if not re.match(r"/etc/(passwd|group|g?shadow|subuid|subgid|\.pwd)", path)}

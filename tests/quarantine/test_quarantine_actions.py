@@ -146,7 +146,7 @@ def test_a_bulk_action_goes_on_after_a_failure_and_sums_up(own: Desk) -> None:
     assert done.exit_code == 3
     assert done.stdout == f"{ids[0]}: deleted\n{ids[2]}: deleted\n"
     assert "NOSUCHMAIL: no such mail" in done.stderr and f"{ids[1]}: not deleted: no such mail" in done.stderr
-    assert done.stderr.endswith("2 of 4 mails deleted; 2 not, see above\n")
+    assert done.stderr.endswith("2 of 4 mails deleted; 2 not deleted (see above)\n")
 
 
 def test_a_bulk_release_needs_a_confirmation_and_leaves_out_what_everyone_has(own: Desk) -> None:
@@ -392,7 +392,7 @@ def test_an_interrupted_bulk_action_says_how_far_it_came(own: Desk) -> None:
         assert next_line(running).startswith(b"interrupted: finishing the mails that are being sent")
         let_go(own.bridge, hop)
         _, said = running.communicate(timeout=60)
-    expected = f"interrupted: {MAX_HELD} of {MAX_HELD + 2} mails released; 2 not\n".encode()
+    expected = f"interrupted: {MAX_HELD} of {MAX_HELD + 2} mails released; 2 not released\n".encode()
     assert running.returncode == 130 and said == expected, said
     assert Counter(each["state"] for each in own.listed()) == {"released": MAX_HELD, "kept": 2}
 

@@ -192,7 +192,7 @@ def test_a_release_without_an_answer_is_not_repeated_unasked(here: Desk) -> None
     unsure = here.call("release", mail_id)
     assert unsure.exit_code == 75 and f"{mail_id}: unsure: the whole mail was sent" in unsure.stderr
     assert [mail["releases"][0]["unsure"] for mail in here.listed("--state", "unsure")] == [["b@example.org"]]
-    assert "the next hop did not answer; b@example.org may have it" in here.call("show", mail_id).stdout
+    assert "the next hop did not answer; b@example.org may have the mail" in here.call("show", mail_id).stdout
     (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
     assert line["action"] == "release unsure"
     del here.bridge.next_hop.replies[b"."]

@@ -160,7 +160,7 @@ def test_an_incompatible_newer_schema_is_left_alone(component: Component, oldest
         component.migrate(connection)
         connection.execute(text(f"UPDATE {table} SET version = version + 1, oldest_reader = {oldest_reader}"))
         before = described(connection)
-    clear = f"{table} has version {known + 1}, this program knows {known}.*: upgrade this program"
+    clear = f"{table} has version {known + 1}, this program supports {known}.*: upgrade this program"
     with pytest.raises(DatabaseNewer, match=clear), writing(engine) as connection:
         component.migrate(connection)
     with engine.connect() as connection:

@@ -248,7 +248,7 @@ def test_a_program_uses_tables_that_a_newer_one_has_added_to(
         assert newer == [known + 1] and inspect(connection).has_table("newer_things")
     engine.dispose()
     assert (
-        f"{component.version_table} has version {known + 1}, this program knows {known}); that version made only"
+        f"{component.version_table} has version {known + 1}, this program supports {known}); that version made only"
         in caplog.text
     )
 
@@ -271,7 +271,7 @@ def test_a_bridge_starts_again_after_a_newer_one_has_added_to_its_tables(postgre
                 assert bridge.wait() == 0
             finally:
                 bridge.end()
-            assert ("this program knows" in bridge.log) == is_newer and " ERROR " not in bridge.log, bridge.log
+            assert ("this program supports" in bridge.log) == is_newer and " ERROR " not in bridge.log, bridge.log
             if not is_newer:
                 _upgrade_all(Database(database))
 

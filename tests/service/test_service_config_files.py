@@ -123,7 +123,7 @@ def test_a_file_that_is_gone_or_empty_at_a_reload_changes_nothing(tmp_path, name
     file = directory / name
     text = file.read_text()
     with Started(directory) as service:
-        breaks = [(file.unlink, f"{name}: this file is missing now"), (lambda: rewrite(file, "# later\n"), str(name))]
+        breaks = [(file.unlink, f"{name}: this file is now missing"), (lambda: rewrite(file, "# later\n"), str(name))]
         for break_it, said in breaks:
             before = len(service.log())
             break_it()

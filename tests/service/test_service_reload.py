@@ -264,7 +264,7 @@ WRONG = [
     (CONFIG.replace(f"token: {TOKEN}", "token_file: empty"), "service.yml:7: abby.staticApiTokens.0: token_file empty"),
     (CONFIG.replace("sqlite:///service.sqlite", "sqlite:////proc/none/x"), "cannot use the database"),
     ("[", "service.yml:1: not YAML"),
-    ("", "service.yml: this file is empty now; restore it"),
+    ("", "service.yml: this file is now empty; restore it"),
 ]
 
 

@@ -106,7 +106,7 @@ def removed(next_hop: NextHop) -> str:
     said = dpkg("-P", "scanbridge")
     (kept,) = Path("/var/lib/private/scanbridge").rglob("*.eml")
     assert (
-        "/var/lib/private/scanbridge was not removed, because there is mail in it" in said
+        "/var/lib/private/scanbridge was not removed, because it contains mail" in said
         and not ETC.exists()
         and kept.exists()
     )

@@ -51,9 +51,9 @@ def _files(conf: Config) -> Iterator[Finding]:
         yield Finding(_WHAT, str(exc))
         return
     except OSError as exc:
-        yield Finding(_WHAT, f"state_directory: {state} {exc.strerror}; run this as that user")
+        yield Finding(_WHAT, f"state_directory: {state} {exc.strerror}; run this command as that user")
         return
-    warning = f"every user of this machine can read {keys.path}, and create links for anyone: run chmod 600 {keys.path}"
+    warning = f"every user of this machine can read {keys.path} and create links with it: run chmod 600 {keys.path}"
     is_open = keys.path.stat().st_mode & stat.S_IROTH
     yield Finding(_WHAT, detail=f"from {conf.digests.from_}", warning=warning if is_open else "")
 

@@ -62,16 +62,16 @@ def _client(listener: Listener, text: str) -> Finding:
     what, name = "Exim and the client's address", listener.client_header
     if name is None:
         advice = f"set client_header: X-Scanbridge-Client for listener {listener.name} (Exim's part is in deploy/exim)"
-        return Finding(what, warning=f"the scanner sees Exim instead of the client: {advice}")
+        return Finding(what, warning=f"the scanner gets Exim's address instead of the client's: {advice}")
     added = re.findall(rf"(?m)^[^#\n]*\badd_header\s*=\s*(\S*){re.escape(name)}:", text)
     line = f"accept add_header = :at_start:{name}: ADDR=$sender_host_address"
     if any(not place.startswith(":at_start:") for place in added):
-        return Finding(what, f"a {name} forged by the sender would be above Exim's and would be trusted: use {line}")
+        return Finding(what, f"a {name} field forged by the sender would be above Exim's and be trusted: use {line}")
     missing = [acl for acl in ("acl_smtp_mail", "acl_not_smtp") if not re.search(rf"(?m)^\s*{acl}\s*=", text)]
     if missing or len(added) < 2:
         where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
         return Finding(
-            what, f"not every mail gets {name}, so one forged by the sender is trusted: add {line} in {where}"
+            what, f"Exim does not add {name} to every mail, so a forged field is trusted: add {line} in {where}"
         )
     return Finding(what, detail=name)
 

@@ -36,7 +36,7 @@ def check_state_directory(conf: Config) -> Finding:
         with root_as_owner.acting_for(state):
             return _try_state_directory(conf, state)
     except OSError as exc:
-        return Finding("state directory", f"state_directory: {state} {exc.strerror}; run this as that user")
+        return Finding("state directory", f"state_directory: {state} {exc.strerror}; run this command as that user")
 
 
 def _try_state_directory(conf: Config, state: Path) -> Finding:

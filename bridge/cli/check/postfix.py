@@ -252,7 +252,7 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
     for name, service in (("mailbox_size_limit", "local/unix"), ("virtual_mailbox_limit", "virtual/unix")):
         limit = int(settings.main[name])
         if service in settings.services and limit > 0 and (limit < size or size == 0):
-            problem = f"Postfix does not deliver to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
+            problem = f"Postfix does not deliver if this is smaller than message_size_limit ({size}): set {name} = 0"
             yield Finding.of_setting(f"Postfix {name}", str(limit), f"{problem} in main.cf")
 
 

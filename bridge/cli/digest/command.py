@@ -82,7 +82,9 @@ def preview(
 )
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
-    """Send the digests that are due. After an interruption, run it again: no one gets the same digest twice."""
+    """Send the digests that are due. After an interruption, run the command again: no one gets the same
+    digest twice.
+    """
     import asyncio
 
     import uvloop
@@ -178,7 +180,7 @@ def _person(opened: Digesting, address: str) -> str:
     person = opened.people.person_of(comparable_address(address))
     if person is None:
         raise click.ClickException(
-            f"{address} gets no digest: it is not in digests.domains, or it is in digests.exclude"
+            f"no digest is sent to {address}: its domain is not in digests.domains, or it is in digests.exclude"
         )
     return person
 
@@ -190,10 +192,12 @@ def _say_read(count: int) -> None:
 
 def _say_progress(progress: Progress) -> None:
     """A line a second is enough for a log as well."""
+    from bridge.runtime.counted import counted
+
     if progress.is_over or progress.looked_at:
         end = "done" if progress.is_over else "sending"
         say(
-            f"{end}: {progress.sent:,} sent, {progress.mails:,} mails listed, {progress.failed:,} failed, "
+            f"{end}: {progress.sent:,} sent, {counted(progress.mails, 'mail')} listed, {progress.failed:,} failed, "
             f"{progress.refused:,} refused, {progress.looked_at:,} of {progress.total:,} people checked",
             err=True,
         )

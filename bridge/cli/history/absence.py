@@ -158,7 +158,7 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     conf = session.config
     if not conf.history.enabled:
         yield "mail that arrives now: history.enabled is false, so nothing is recorded"
-    yield "mail that the mail server in front refused, or still has in its queue: see its log"
+    yield "mail that the mail server in front of the bridge refused, or still has in its queue: see its log"
     yield "mail that has not been sent yet, or is still on its way"
     yield (
         "mail with another envelope sender: mailing lists, forwarders and newsletters use their own, "
@@ -171,8 +171,8 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
     yield (
-        "the sender of each refusal if there are very many: above 50 a second, refusals before the content is sent "
-        "are counted per client"
+        "the sender of each refusal, if there are very many refusals: above 50 a second, refusals before the content "
+        "is sent are counted per client"
     )
     yield (
         "individual recipients that were refused because their address is invalid, because the mail had too many "

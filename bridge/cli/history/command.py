@@ -58,8 +58,8 @@ def history(
 ) -> None:
     """List the mails that arrived and what was done with them, one line per mail, newest first.
 
-    WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
-    bridge, a Message-ID or a ggrid.
+    WHAT is the bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge
+    or behind it, a Message-ID or a ggrid.
     To see everything about one mail, use `explain`.
 
     On a terminal, long columns are truncated to fit. When output is piped, nothing is truncated, and columns are

@@ -43,13 +43,13 @@ _TIME_WIDTH = len("2026-11-16 10:30:01")
 def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
     """Explain what happened to a mail.
 
-    WHAT is the bridge's id for the mail or the session, the queue id of the mail server in front of or behind the
-    bridge, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address. A
-    search for an address covers the mail since yesterday, unless --since is given. The options narrow the search, or
-    replace WHAT.
+    WHAT is the bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge
+    or behind it, a Message-ID, a ggrid, the address or domain of the sender or a recipient, or the client's IP address.
+    A search for an address covers the mail since yesterday, unless --since is given. The options narrow the search;
+    they can also be used without WHAT.
 
-    Exit code 0: found. 3: not found; the output then shows what was recorded around that time, and what is never
-    recorded.
+    Exit code 0: found. 3: not found; the output then shows what was recorded in the period searched, and what is
+    never recorded.
     """
     from bridge.cli.history.search import ask
     from bridge.cli.history.session import EXIT_NOT_FOUND, HistorySession
@@ -207,6 +207,7 @@ def _options(question: Question) -> Iterator[tuple[str, Any]]:
 def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
     from bridge.cli.history.absence import in_words
     from bridge.history.query import OUR_ID_LENGTH, is_like_our_id, made_at
+    from bridge.runtime.counted import counted
 
     made = made_at(question.what)
     if made is not None:
@@ -225,8 +226,9 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
         yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count}{newest}."
     if absence.nameless:
-        refusals = f"{absence.nameless:,} refusals from that time"
-        yield f"{refusals} were recorded without their senders and counted per client."
+        refusals = counted(absence.nameless, "refusal")
+        verb = "was" if absence.nameless == 1 else "were"
+        yield f"{refusals} from that time {verb} recorded without the sender and counted per client."
     if absence.lost is None:
         yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:
@@ -238,7 +240,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
 def _numbers(absence: Absence) -> str:
     from bridge.cli.history.absence import in_words
 
-    when = "For that time, it has" if absence.since else "It has"
+    when = "For that time, it contains" if absence.since else "It contains"
     if absence.by_action is None:
         return f"{when} more mails than could be counted in time."
     total = sum(absence.by_action.values())

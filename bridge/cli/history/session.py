@@ -108,4 +108,5 @@ def _need_readable(directory: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as exc:
-        fail(f"{directory} cannot be read: {exc.strerror}; run this as root or as the daemon's user", EXIT_LATER)
+        step = "run this command as root or as the daemon's user"
+        fail(f"{directory} cannot be read: {exc.strerror}; {step}", EXIT_LATER)

@@ -81,7 +81,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete from LIST the entries in arguments, files or standard input. Missing entries are ignored."""
+    """Delete entries from LIST: those in the arguments, in files or on standard input. Missing entries are ignored."""
     from bridge.cli.lists import changing
 
     changing.delete(session, name, changing.Given(given, paths, kind))
@@ -103,9 +103,9 @@ def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: boo
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Update LIST to match FILE, or many lists to match the files in DIRECTORY.
 
-    In a directory, the file blocked-senders.txt contains the deployment's list blocked-senders, and
-    TENANT/blocked-senders.txt contains the same list of a tenant. After an interruption, run the command again to
-    continue.
+    In DIRECTORY, blocked-senders.txt is the file for the deployment's list blocked-senders, and
+    TENANT/blocked-senders.txt is the file for the list blocked-senders of that tenant. After an interruption, run the
+    command again to continue.
     """
     from bridge.cli.lists import sync
 
@@ -128,9 +128,9 @@ def refresh(path: Path | None, as_json: bool) -> None:
 
 @lists.group(cls=Group)
 def personal() -> None:
-    """Show and change personal lists: the senders that a recipient blocks, or always wants mail from.
+    """Show and change personal lists: the senders whose mail a recipient blocks or always wants.
 
-    They are stored by this bridge, not in the service's lists; the daemon applies changes within seconds.
+    Personal lists are stored by this bridge, not by the service; the daemon applies changes within seconds.
     """
 
 
@@ -166,7 +166,7 @@ def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[st
 @click.argument("recipient")
 @click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
 def delete_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
-    """Delete entries of RECIPIENT. Missing entries are ignored."""
+    """Delete entries of RECIPIENT for these senders. Missing entries are ignored."""
     from bridge.cli.lists import personal
 
     personal.delete(path, kind, recipient, senders)

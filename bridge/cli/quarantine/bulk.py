@@ -40,7 +40,7 @@ class Bulk:
             self._codes.append(EXIT_INTERRUPTED)
         failed = self._total - self._succeeded
         if self._total > 1:
-            rest = f"; {failed:,} not{'' if is_cut else ', see above'}" if failed else ""
+            rest = f"; {failed:,} not {self._done}{'' if is_cut else ' (see above)'}" if failed else ""
             cut = "interrupted: " if is_cut else ""
             say(f"{cut}{self._succeeded:,} of {self._total:,} mails {self._done}{rest}", err=True)
         return isinstance(exc, KeyboardInterrupt)

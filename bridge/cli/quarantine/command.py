@@ -44,7 +44,7 @@ _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is l
 def quarantine() -> None:
     """Find, inspect, release and delete quarantined mail.
 
-    Commands that act on mail take ids, or the filters of `list`, or --all.
+    Commands that act on mail take ids, the filters of `list`, or --all.
     """
 
 
@@ -142,15 +142,15 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Also release mail to recipients who have, or may have, already received it, even if no others are left.",
+    help="Also release mail to recipients who have, or may have, already received it.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail through the next hop to its original recipients, or to others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. If the result of an
-    earlier release is unknown (interrupted, unsure), recipients may already have the mail, so releasing
-    it needs --again. The command asks for confirmation before it releases mail that filters select; mail that has
-    already been released to all its recipients is left out, unless you add --again or --state.
+    earlier release is unknown (interrupted, unsure), recipients may already have the mail; it is then released only
+    with --again. If filters select the mail, the command asks for confirmation, and leaves out mail that has already
+    been released to all its recipients, unless you add --again or --state.
     """
     import uvloop
 

@@ -45,7 +45,9 @@ _options = (
         help="Add the entries for the whole deployment, not only for one tenant.",
     ),
     click.option("--force", is_flag=True, help="Also add dangerous entries: a large provider, your own domain."),
-    click.option("--comment", default=None, help="Comment for the entries. Default: the mail, its date and your name."),
+    click.option(
+        "--comment", default=None, help="Comment for the entries. Default: the mail's id and date, and your name."
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
 
@@ -63,7 +65,8 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
 
-    The entry applies to the mail's tenant; without a tenant, or with --global, it applies to the whole deployment.
+    Each entry applies to the tenant of its mail. If the mail has no tenant, or with --global, the entry applies to
+    the whole deployment.
     """
     _add(path, choice, "block", **given)
 
@@ -73,7 +76,8 @@ def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
 def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).
 
-    The entry applies to the mail's tenant; without a tenant, or with --global, it applies to the whole deployment.
+    Each entry applies to the tenant of its mail. If the mail has no tenant, or with --global, the entry applies to
+    the whole deployment.
     Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """
     _add(path, choice, "allow", **given)
@@ -312,7 +316,7 @@ class Job:
         if len(self.additions) > 1:
             failed = len({(each.tenant, each.entry or each.mail.id) for each in self.additions if each.problem})
             added = sum(each.added for each in self.additions)
-            rest = f"; {failed:,} not added, see above" if failed else ""
+            rest = f"; {failed:,} not added (see above)" if failed else ""
             say(
                 f"{_entries(added)} from {counted(len(self.additions), 'mail')} added to {self.list_name}{rest}",
                 err=True,

@@ -31,7 +31,7 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
         found.append(("release", f"{attempt.local_time} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
         found.append(("delivered", ", ".join(attempt.delivered)))
         if attempt.unsure:
-            found.append(("unsure", f"the next hop did not answer; {', '.join(attempt.unsure)} may have it"))
+            found.append(("unsure", f"the next hop did not answer; {', '.join(attempt.unsure)} may have the mail"))
     if mail.is_damaged:
         found.append(("note", "the .json file is damaged; the mail can be released with --to"))
     return [(name, value) for name, value in found if value]

@@ -45,13 +45,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--service",
     metavar="FILE",
     type=click.Path(exists=True, path_type=Path),
-    help="Try the included scanning service with this configuration: it is started for this command only.",
+    help="Try the included scanning service with this configuration; the service runs only for this command.",
 )
 @click.option(
     "--baseline",
     metavar="URL|FILE",
-    help="Compare with the current decisions of this scanner: its base URL, or a configuration of the included "
-    "service. Default: compare with the decisions made when the mail arrived.",
+    help="Compare with the current decisions of this scanner: give its base URL, or a configuration file of the "
+    "included service. Default: compare with the decisions made when the mail arrived.",
 )
 @click.option("--baseline-token-file", type=_FILE, help="File with the token for --baseline.")
 @click.option(
@@ -87,9 +87,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--remote-address",
     metavar="ADDRESS",
     callback=ip_address,
-    help="IP address of the host that the mail in the files came from. Default: unknown.",
+    help="IP address of the host that sent the mail (for mail files). Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host (for mail files). Default: unknown.")
+@click.option(
+    "--helo",
+    metavar="NAME",
+    help="HELO or EHLO name of the host that sent the mail (for mail files). Default: unknown.",
+)
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Replay only this quarantined mail; repeatable.")
 @functools.partial(with_filters, acts=False)
 @click.option("--limit", type=Limit(), default=0, help="Replay at most this many quarantined mails, newest first.")
@@ -115,8 +119,8 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     The mail is scanned by another scanner, by the included service with another configuration, or by the current
     scanner.
 
-    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed: all
-    of it, or the part that the filters of `quarantine list` select.
+    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, quarantined mail is replayed: all of it, or
+    the mail that the filters of `quarantine list` select.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
     changed. 75: nothing changed, but some mail got no decision. 3: no mail was selected.

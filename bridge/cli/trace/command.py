@@ -51,14 +51,14 @@ _COLUMNS = ("CASE", "ACTION", "RULE", "REPLY")
     callback=ip_address,
     help="IP address of the host that sent the mail. Default: unknown.",
 )
-@click.option("--helo", metavar="NAME", help="HELO or EHLO name of that host. Default: unknown.")
+@click.option("--helo", metavar="NAME", help="HELO or EHLO name of the host that sent the mail. Default: unknown.")
 @click.option("--scan", is_flag=True, help="Send the mail to the scanner. Default: do not send it.")
 @click.option(
     "--decision",
     "case",
     type=click.Choice(CASES),
     metavar="WORD",
-    help="Assume that the scanner decides this, or that there is no decision for this reason: "
+    help="Assume this decision of the scanner, or this reason why there is none: "
     f"{', '.join(CASES)}. Default: show what the policy does in every case.",
 )
 @click.option("--probe", is_flag=True, help="Test whether the next hops answer.")

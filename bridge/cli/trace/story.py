@@ -22,6 +22,7 @@ from bridge.filter.policy import Case
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain, domain_of
 from bridge.mail.header_fields import fields_with_prefix
+from bridge.runtime.counted import counted
 from bridge.runtime.units import show_duration, show_size
 
 _DONE = {
@@ -145,8 +146,8 @@ def _size(setup: Setup) -> Step:
     ambiguity = "refuses" if setup.listener.refuse_ambiguous_mime else "does not refuse"
     text = (
         f"The mail is {len(content):,} bytes long (limits.max_message_size: {show_size(limits.max_message_size)}); its "
-        f"header section is {len(head):,} bytes long and has {received} Received fields (limits.max_received: "
-        f"{limits.max_received}). The listener {ambiguity} mail with an ambiguous MIME structure."
+        f"header section is {len(head):,} bytes long and has {counted(received, 'Received field')} "
+        f"(limits.max_received: {limits.max_received}). The listener {ambiguity} mail with an ambiguous MIME structure."
     )
     facts = {"size": len(content), "header_size": len(head), "received_fields": received}
     return Step("limits", text, {**facts, "refuses_ambiguous": setup.listener.refuse_ambiguous_mime})
@@ -181,9 +182,9 @@ def _tenant(setup: Setup, address: str) -> Step:
         text, why = f"its domain {domain} is in tenants[{place}].recipient_domains", f"tenants[{place}]"
     elif conf.scanner.tenant_uid is not None:
         tenant, why = conf.scanner.tenant_uid, "scanner.tenant_uid"
-        text = "no tenant has its domain, and scanner.tenant_uid is the default"
+        text = "its domain is not in `tenants`, and scanner.tenant_uid is the default"
     else:
-        text, why = ("none of them has its domain" if conf.tenants else "there are none"), ""
+        text, why = ("its domain is not in `tenants`" if conf.tenants else "there are none"), ""
     belongs = f"belongs to tenant {tenant}" if tenant else "belongs to no tenant"
     return Step("tenant", f"{address} {belongs}: {text}.", {"recipient": address, "tenant": tenant, "why": why or None})
 
@@ -318,8 +319,8 @@ def _places(setup: Setup, done: Run, record: Record) -> Iterator[Step]:
         for address in hop.recipients:
             yield _next_hop(setup, address, hop.next_hop, hop.problem)
     if outcome.action in (Action.RELAY, Action.HOLD) and not setup.listener.hands_on:
-        verb = "delivers it" if outcome.action is Action.RELAY else "keeps it in its hold queue"
-        yield Step("next_hop", f"{who}The mail server {verb} itself.", {"next_hop": None})
+        verb = "delivers the mail" if outcome.action is Action.RELAY else "keeps the mail in its hold queue"
+        yield Step("next_hop", f"{who}The mail server itself {verb}.", {"next_hop": None})
 
 
 def _next_hop(setup: Setup, address: str, next_hop: str, problem: str) -> Step:

@@ -17,7 +17,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "unauthorized": (401, "The token is missing or unknown, or the scheme is not Bearer."),
     "no_tokens": (403, "`api.tokens` is empty, so every request is refused."),
     "forbidden": (403, "The token is valid for other tenants only."),
-    "not_found": (404, "There is no such path, or no such mail among those that the token may see."),
+    "not_found": (404, "There is no such path, or no such mail that the token gives access to."),
     "method_not_allowed": (405, "The path supports GET and HEAD only."),
     "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "too_many_queries": (429, "Too many queries with this token are waiting; see Retry-After."),

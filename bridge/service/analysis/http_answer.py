@@ -96,7 +96,7 @@ def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
     transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
     pool: Any = transport._pool  # httpx2 has no parameter for this; httpcore2, below it, has
     if not hasattr(pool, "_network_backend"):
-        raise RuntimeError("this version of httpx2 is not supported: connections to engines would lose early answers")
+        raise RuntimeError("this version of httpx2 is not supported: early answers from engines would be lost")
     pool._network_backend = _Network()
     return httpx2.AsyncClient(cookies=no_cookies(), trust_env=False, timeout=timeout_s, transport=transport)
 

@@ -82,7 +82,7 @@ async def _enter(call: Call, link: Link) -> Response:
     person = await call.run(call.sources.people.person_of, link.recipient)
     if person is None or person != comparable_address(link.recipient):
         raise _not_working(call, is_expired=True)
-    return await sign_in.begin(call, person, "signed in by a link of a digest")
+    return await sign_in.begin(call, person, "signed in with a link in a digest")
 
 
 def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:

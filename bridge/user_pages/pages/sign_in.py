@@ -74,11 +74,11 @@ async def use_code(call: Call) -> Response:
     person = await call.run(call.sources.people.person_of, address)
     is_right = await call.run(call.sources.codes.use, person or address, call.session, "".join(code.split())[:20])
     if person is None or not is_right:
-        await call.audit_stranger("signed in by a code", detail="wrong code", name=address)
+        await call.audit_stranger("signed in with a code", detail="wrong code", name=address)
         problem = call.speak("The code is wrong or has expired.")
         return call.page("code.html", 403, address=address, problem=problem, minutes=round(CODE_S / 60))
     await call.run(call.sources.attempts.succeeded, attempt, call.address, pages=PAGES)
-    return await begin(call, person, "signed in by a code")
+    return await begin(call, person, "signed in with a code")
 
 
 async def to_provider(call: Call) -> Response:
@@ -100,11 +100,11 @@ async def from_provider(call: Call) -> Response:
         person = await _person_of(call, claims)
     except SignInRefused as exc:
         await _admit(call, None, _PROVIDER)
-        await call.audit_stranger("signed in by the provider", detail=str(exc), name="unknown")
+        await call.audit_stranger("signed in with the provider", detail=str(exc), name="unknown")
         why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
         response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
     else:
-        response = await begin(call, person, "signed in by the provider")
+        response = await begin(call, person, "signed in with the provider")
     set_cookie(response, PROVIDER_COOKIE, "", 0)
     return response
 

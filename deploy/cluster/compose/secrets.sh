@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the secrets of compose.yaml, once. Run it as root: the containers read them as user 10001.
+# Creates the secrets for compose.yaml, once. Run this as root: the containers read the secrets as user 10001.
 set -eu
 umask 077
 cd "$(dirname "$0")"
@@ -9,7 +9,7 @@ for name in api-token metrics-token nats-password database-admin-password databa
     s3-access-key s3-secret-key release-key; do
     openssl rand -hex 32 > "$name"
 done
-# NATS carries mail between machines, so the program wants it encrypted, here too.
+# NATS carries mail, so the program requires TLS for it, even on one machine.
 new="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
 # shellcheck disable=SC2086
 openssl req -x509 $new -days 3650 -subj "/CN=scanbridge cluster" -keyout ca-key -out ca 2> /dev/null

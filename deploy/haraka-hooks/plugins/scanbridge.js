@@ -1,9 +1,9 @@
 'use strict'
-// Asks scanbridge about each mail over MTA Hooks (draft-degennaro-mta-hooks-01), and does what it answers.
+// Asks scanbridge about each mail over MTA Hooks (draft-degennaro-mta-hooks-01), and acts on the answer.
 //
-// Sender and recipients are asked about when they are named, the mail when Haraka has all of it; Haraka delivers it
-// itself. Without an answer that is understood completely, the client receives 451 and keeps the mail: whatever is
-// wrong, no mail passes unscanned.
+// The plugin asks about the sender and each recipient when the client names them, and about the mail when Haraka has
+// received all of it. Haraka delivers the mail itself. Unless the answer is understood completely, the client receives
+// 451 and keeps the mail, so no mail passes unscanned.
 
 const crypto = require('node:crypto')
 const fs = require('node:fs')
@@ -61,7 +61,7 @@ exports.ask_data = function (next, connection) {
     this.ask('data', next, connection)
 }
 
-// A mail that is dropped, or that is in scanbridge's quarantine, is not queued. The sender reads what Postfix would say.
+// A mail that is dropped, or that is in scanbridge's quarantine, is not queued. The client gets the reply that Postfix would give.
 exports.discard = function (next, connection) {
     if (!connection.transaction?.notes.scanbridge_discard) return next()
     next(OK, `2.0.0 Ok: queued as ${crypto.randomBytes(5).toString('hex').toUpperCase()}`)
@@ -173,7 +173,7 @@ exports.introduce = async function (until) {
     return JSON.parse(made.body)
 }
 
-// HTTP. The mail is encoded while it is sent; its length is not known before.
+// HTTP. The mail is encoded while it is sent, so its length is not known in advance.
 
 exports.send = function (method, path, until, { fields = {}, facts: told = null, mail = null }) {
     const { scanner } = this
@@ -288,14 +288,14 @@ function fields_of (transaction) {
     return transaction.header.header_list
 }
 
-// The place that a path names, in this list.
+// The position in this list that a path names.
 function place (path, pattern, items) {
     const found = pattern.exec(path)
     if (!found || Number(found[1]) >= items.length) throw new Error(`${path} cannot be changed`)
     return Number(found[1])
 }
 
-// Places are those before any change, so the last ones come first. The list of fields is what Haraka sends.
+// Positions refer to the lists before any change, so entries are removed from the end. Haraka sends the list of fields.
 function change (transaction, { added, values, fields, recipients }) {
     const { header } = transaction
     for (const at of recipients.sort((a, b) => b - a)) transaction.rcpt_to.splice(at, 1)
