@@ -95,7 +95,7 @@ def _line(row: dict[str, Any]) -> str:
 def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first; with an id, print that event.
 
-    With --json, prints one object per line: the event, its sink, and why it was refused.
+    With --json, print one object per line: the event, its sink, and why it was refused.
     """
     import json
 

@@ -255,7 +255,7 @@ class Scanner:
         places = {place.url: place for known in self.discoveries for place in known.places}
         for host in self.hosts:
             if not host.is_at(places.get(host.url)):
-                log.info("scanner %s is no longer in DNS; mail in progress: %d", host.url, host.in_flight)
+                log.info("scanner %s is no longer in DNS; mails in progress: %d", host.url, host.in_flight)
                 host.retire()
                 self._retired.append(host)
         self._retired = [host for host in self._retired if not host.is_drained]

@@ -66,7 +66,7 @@ class SubmitEmailEndpoint:
             self._metrics.refused(refused.status)
             await refuse(scope, receive, send, refused)
         except Disconnected:
-            log.info("client disconnected before its answer was ready")
+            log.info("client disconnected before the answer was ready")
         else:
             await send_json(send, 200, result.to_dict())
 
