@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, configuration, free_port, running_bridge
+from tests.long_cases import few
 from tests.requirements import need
 
 GREEN = b'{"messageQueueStatus": "GREEN"}'
@@ -302,7 +303,7 @@ def shell(place: Path, script: str) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
+@pytest.mark.parametrize("mode", few(["proxy", "content-filter", "milter"], 1))
 def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
     """They lead to a Postfix in which `check` finds nothing, keep what is there, and change nothing the second time."""
     world.postfix(mode)
@@ -328,7 +329,7 @@ def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
     assert (done.exit_code, done.stdout[:3]) == (0, "OK:"), done.stdout
 
 
-@pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
+@pytest.mark.parametrize("mode", few(["milter", "proxy", "content-filter"], 1))
 def test_setup_commands_are_undone(world: World, mode: str) -> None:
     """What the operator had set is kept, also a value that was changed since; undoing twice changes nothing."""
     world.postfix(mode)

@@ -236,10 +236,13 @@ def test_the_check_and_the_reload_have_buttons(browser: Any, filled: World, look
         page.get_by_role("button", name="Check the configuration").click()
         page.get_by_role("heading", name="What the check found").wait_for()
         assert wrong_for_readers(page) == []
-        page.goto("/audit")
-        shown = page.locator("tbody").inner_text()
-        assert "ran the check" in shown and "reloaded" in shown
-        until(lambda: "the new configuration is in use" in shown, "the result of the reload")
+
+        def audit() -> str:
+            page.goto("/audit")
+            return str(page.locator("tbody").inner_text())
+
+        assert "ran the check" in (shown := audit()) and "reloaded" in shown
+        until(lambda: "the new configuration is in use" in audit(), "the result of the reload")
 
 
 def test_pages_print_without_the_menu(browser: Any, filled: World) -> None:

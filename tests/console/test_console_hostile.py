@@ -15,6 +15,7 @@ from tests.console.console_kit import World
 from tests.console.held_kit import holding
 from tests.console.hostile_mails import MARK, Hostile, corpus, deepest
 from tests.console.test_console_quarantine import ids_on
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 
 MAILS = {mail.name: mail for mail in corpus()}
@@ -150,11 +151,14 @@ def shown_within(limit_s: float, html: str) -> str:
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        *("<div>", "<div></b>", "<b><p>", "<table><td><div></div>", "<div><table></div></table>"),
-        *("<div><textarea></div></textarea>", '<div><br title="</div>">', "<div><object></div></object>"),
-        *("<q><p></q></p>", "<span><div></span></div>", "<cite><ul></cite></ul>"),
-    ],
+    few(
+        [
+            *("<div>", "<div></b>", "<b><p>", "<table><td><div></div>", "<div><table></div></table>"),
+            *("<div><textarea></div></textarea>", '<div><br title="</div>">', "<div><object></div></object>"),
+            *("<q><p></q></p>", "<span><div></span></div>", "<cite><ul></cite></ul>"),
+        ],
+        4,
+    ),
 )
 def test_deep_html_took_half_a_minute(piece: str) -> None:
     """Cleaning takes time by the square of the depth, so such a mail is shown as text."""
@@ -200,15 +204,18 @@ FORMATTING = ["b", "big", "code", "em", "font", "i", "nobr", "s", "small", "stri
 
 @pytest.mark.parametrize(
     "opened",
-    [
-        "".join(f"<b id={number:x}>" for number in range(1900)),
-        "".join(f"<{name}>" * 3 for name in FORMATTING),
-        "".join(f"<{name}><table><td></{name}></td></table>" * 3 for name in FORMATTING),
-        "".join(f"<{name}><title></{name}></title>" * 3 for name in FORMATTING),
-        "".join(f"<{name}><p title='> </{name}>'>" * 3 for name in FORMATTING),
-        "".join(f'<{name}><p x=y=\'" z="\'></{name}>">' * 3 for name in FORMATTING),
-        "".join(f"<{name}><!--</{name}>-->" * 3 for name in FORMATTING),
-    ],
+    few(
+        [
+            "".join(f"<b id={number:x}>" for number in range(1900)),
+            "".join(f"<{name}>" * 3 for name in FORMATTING),
+            "".join(f"<{name}><table><td></{name}></td></table>" * 3 for name in FORMATTING),
+            "".join(f"<{name}><title></{name}></title>" * 3 for name in FORMATTING),
+            "".join(f"<{name}><p title='> </{name}>'>" * 3 for name in FORMATTING),
+            "".join(f'<{name}><p x=y=\'" z="\'></{name}>">' * 3 for name in FORMATTING),
+            "".join(f"<{name}><!--</{name}>-->" * 3 for name in FORMATTING),
+        ],
+        3,
+    ),
     ids=["attributes", "all", "cells", "raw text", "attribute", "quotes", "comments"],
 )
 def test_formatting_that_is_not_closed_took_all_memory(opened: str) -> None:

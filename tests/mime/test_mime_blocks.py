@@ -11,6 +11,7 @@ import pytest
 
 from bridge.mime import base64_text, encodings, references
 from bridge.mime.blocks import AFTER_LF, AFTER_LINE, BEFORE_EQUALS, BLOCK, blocks, line_lists
+from tests.long_cases import few
 
 SIZE = 512 * 1024
 HQX = rb"""!"#$%&'()*+,-012345689@ABCDEFGHIJKLMNPQRSTUVXYZ[`abcdefhijklmpqr"""
@@ -162,7 +163,7 @@ HOSTILE: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", few(HOSTILE, 3))
 def test_decoders_take_a_few_times_the_memory_of_their_input(name: str) -> None:
     """An object for each line took thirty times the size of a mail, and the console was killed for one view of it."""
     unit, work = HOSTILE[name]

@@ -98,6 +98,7 @@ def test_wheel_from_pipx_brings_program_and_man_pages(dist: Path, tmp_path: Path
     )
 
 
+@pytest.mark.long
 def test_source_archive_has_what_a_packager_needs(dist: Path) -> None:
     """It contains units, recipes, man pages, completion, licence and tests, but no virtual environment."""
     (archive,) = dist.glob("*.tar.gz")

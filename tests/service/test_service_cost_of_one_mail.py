@@ -18,6 +18,7 @@ from bridge.service.analysis.worker_pool import WorkerPool
 from bridge.service.lists.index import ListIndex, Traits
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import attached, mail, zipped
 
@@ -51,7 +52,7 @@ def cpu_of(work) -> float:
     return time.thread_time() - start
 
 
-@pytest.mark.parametrize("name", EXPENSIVE)
+@pytest.mark.parametrize("name", few(EXPENSIVE, 3))
 def test_an_ambiguous_mail_kept_a_process_busy_for_many_seconds(name: str) -> None:
     """300 KB take about two seconds at most; the test allows for a slow machine."""
     content = (HEAD + EXPENSIVE[name] * (SIZE // len(EXPENSIVE[name]) + 1))[:SIZE]
@@ -158,7 +159,7 @@ def _kept_busy(content: bytes) -> None:
     assert found[0].limits == {"archive-work"}
 
 
-@pytest.mark.parametrize("kind", COSTLY_FILES)
+@pytest.mark.parametrize("kind", few(COSTLY_FILES, 3))
 def test_small_files_that_take_many_steps_kept_a_process_busy(kind: str) -> None:
     """Each step counted for less than it takes: 36 KB took five seconds or more, without a limit."""
     name, begin, piece, count = COSTLY_FILES[kind]

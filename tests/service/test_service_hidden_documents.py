@@ -13,6 +13,7 @@ import zlib
 import pytest
 
 from bridge.service.analysis.inspection import inspect
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
 from tests.service.service_kit import EICAR, attached, mail, zipped
@@ -343,7 +344,7 @@ def test_objects_of_slides_that_contain_each_other_took_quadratic_time() -> None
         assert fair_cpu_s(lambda content=content: tags(one_stream("PowerPoint Document", content), "a.ppt")) < 3
 
 
-@pytest.mark.parametrize("kind", ["streams", "files", "strings", "lzw"])
+@pytest.mark.parametrize("kind", few(["streams", "files", "strings", "lzw"], 2))
 def test_pdf_files_that_take_long(kind: str) -> None:
     assert fair_cpu_s(lambda: tags(BUSY[kind], "a.pdf")) < 8
 

@@ -15,6 +15,7 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.pdf_objects import Objects, Reader, Reference, number_of
 from bridge.service.analysis.content.unpacking import Budget
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
 from tests.service.service_kit import EICAR
@@ -250,7 +251,7 @@ def of_stream(first: bytes, data: bytes, about: bytes = b"") -> bytes:
     return pdf(first, b"<<%b/Filter/FlateDecode>>stream\n%b\nendstream" % (about, zlib.compress(data, 9)))
 
 
-@pytest.mark.parametrize("kind", BUSY)
+@pytest.mark.parametrize("kind", few(BUSY, 4))
 def test_a_small_document_kept_a_process_busy(kind: str) -> None:
     """A mail of 1,507 bytes took 49 seconds: what was found in forms and scripts was searched without being counted."""
     content = BUSY[kind]()

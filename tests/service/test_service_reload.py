@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from bridge.cli import main, service_reload
 from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
+from tests.long_cases import few
 from tests.requirements import need
 from tests.rewriting import rewrite
 from tests.service.service_kit import (
@@ -200,7 +201,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", few(PARTS, 1))
 def test_each_part_can_be_added_and_removed_under_load(tmp_path, name):
     """Of a service on its own, which analyzes mail itself. The first request after the reload sees the change."""
     part = PARTS[name]

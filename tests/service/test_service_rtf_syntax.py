@@ -9,6 +9,7 @@ import pytest
 from bridge.service.analysis.content.rtf_destinations import _TOKEN_WORK
 from bridge.service.analysis.content.rtf_files import embedded, read_rtf
 from bridge.service.analysis.content.unpacking import Budget
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s, is_linear
 from tests.service.test_service_documents import PACKAGE, tags
 
@@ -198,7 +199,7 @@ def test_no_syntax_takes_quadratic_time(begin: bytes) -> None:
         assert is_linear(read, short, long), unit
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", few(UNITS, 2))
 @pytest.mark.parametrize("begin", [b"", b"{\\fldinst ", b"{\\objdata "])
 def test_all_syntax_is_charged(begin: bytes, unit: bytes) -> None:
     """About two seconds for all of the budget, on a quiet machine; this is a ninth of it."""

@@ -9,6 +9,7 @@ import pytest
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import attached, zipped
 from tests.service.test_service_documents import entry, ole, vba
@@ -50,7 +51,7 @@ COSTLY_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", COSTLY_STREAMS)
+@pytest.mark.parametrize("kind", few(COSTLY_STREAMS, 4))
 def test_entries_that_share_a_chain_kept_a_process_busy(kind: str) -> None:
     """22 KB as a zip file took 5 to more than 200 seconds: each byte counted once, whatever was searched for in it."""
     name, piece = COSTLY_STREAMS[kind]

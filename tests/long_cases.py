@@ -1,0 +1,13 @@
+"""Cases of which `make test` runs the first ones, and `make test-long` the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def few(cases: Iterable[Any], count: int) -> list[Any]:
+    """For `parametrize`. They should be so similar that what breaks one of them likely breaks the first ones, too."""
+    return [case if at < count else pytest.param(case, marks=pytest.mark.long) for at, case in enumerate(cases)]
