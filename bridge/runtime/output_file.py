@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -11,14 +12,13 @@ from typing import TextIO
 from bridge.runtime import root_as_owner
 
 _OWN = {"/dev/stdout": 1, "/dev/stderr": 2}
+_OWN_DIRECTORIES = ("/dev/fd", "/proc/self/fd")
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Complete or not at all; a link at this place is replaced, not followed. Raises OSError."""
     with root_as_owner.as_operator():
-        if _is_stream(path):
-            own = _OWN.get(str(path))  # opened again, a file would be written from its beginning
-            fd = os.open(path, os.O_WRONLY) if own is None else os.dup(own)
+        if (fd := _stream(path)) is not None:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(text)
             return
@@ -32,11 +32,27 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             raise
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether it is /dev/stdout or the like, which may lead to a file, or itself a pipe or a device."""
-    if str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"):
-        return True
-    return os.path.lexists(path) and not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISLNK(mode))
+def _stream(path: Path) -> int | None:
+    """A pipe, a device, or what is open already (`/dev/stdout`), opened for writing. Raises OSError."""
+    if (own := _own(path)) is not None:  # opened again, a file would be written from its beginning
+        return os.dup(own)
+    if str(path.parent) == "/dev":
+        return os.open(path, os.O_WRONLY)
+    if not os.path.lexists(path) or stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISLNK(mode):
+        return None
+    # Something else may be there by now, or nobody reads the pipe: neither is followed or waited for.
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not (stat.S_ISFIFO(mode := os.fstat(fd).st_mode) or stat.S_ISCHR(mode)):
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "neither a file nor a pipe", str(path))
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _own(path: Path) -> int | None:
+    if str(path.parent) in _OWN_DIRECTORIES and path.name.isdecimal():
+        return int(path.name)
+    return _OWN.get(str(path))
 
 
 def beside(path: Path, mode: int) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from click.testing import CliRunner, Result
 from bridge.cli import main
 from bridge.daemon import directories
 from bridge.runtime import output_file, root_as_owner
+from bridge.testing import until
 from tests.long_cases import few
 from tests.requirements import need
 
@@ -164,13 +166,56 @@ def test_root_overwrote_its_own_file_through_a_link_at_the_place_of_a_chart(plac
     assert victim.read_bytes() == before and not chart.is_symlink() and stat.S_IMODE(chart.stat().st_mode) == 0o644
 
 
-def test_a_chart_for_standard_output_is_no_file_in_dev(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_chart_for_standard_output_is_no_file_in_dev(tmp_path: Path, name: str) -> None:
     """Standard output may lead to a file: then /dev/stdout looks like one, and must not be replaced."""
-    code = "from bridge.runtime import output_file as o; from pathlib import Path; o.write(Path('/dev/stdout'), 'x')"
+    code = f"from bridge.runtime import output_file as o; from pathlib import Path; o.write(Path('{name}'), 'x')"
     for _ in range(2):
         with (tmp_path / "chart").open("ab") as chart:
             subprocess.run([sys.executable, "-c", code], stdout=chart, check=True)
     assert (tmp_path / "chart").read_text() == "xx" and Path("/dev/stdout").is_symlink()
+
+
+def test_a_link_that_took_the_place_of_a_socket_was_followed(tmp_path: Path) -> None:
+    """Between the look at what is there and its opening: one of some hundred charts overwrote a file of root."""
+    victim, chart = tmp_path / "victim", tmp_path / "chart.svg"
+    victim.write_text("mine")
+    code = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+socket.socket(socket.AF_UNIX).bind("socket")
+while True:
+    os.link("socket", "next"), os.rename("next", "chart.svg")
+    os.symlink("victim", "next"), os.rename("next", "chart.svg")
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as neighbour:
+        try:
+            until(chart.is_socket, "the first socket")
+            for _ in range(4000):
+                with suppress(OSError):
+                    output_file.write(chart, "theirs")
+        finally:
+            neighbour.kill()
+    assert victim.read_text() == "mine"
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", tmp_path / "read"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device"):
+        output_file.write(pipe, "x")
+    with read.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file) as reader:
+        text = "x" * 300_000  # more than a pipe holds
+
+        def is_written() -> bool:
+            with suppress(OSError):  # until the reader has opened it
+                output_file.write(pipe, text)
+                return True
+            return False
+
+        until(is_written, "the reader")
+        assert reader.wait(30) == 0
+    assert read.read_text() == text
 
 
 def test_an_unfinished_file_has_a_name_that_nobody_can_guess(tmp_path: Path) -> None:
