@@ -16,7 +16,7 @@ from bridge.mime import ambiguity, encodings, names, readings
 from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds, TooMuch, doubts, walk
 from bridge.service.analysis.content import archives, tnef
-from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.analysis.default_scores import TAG_SCORES
 from bridge.service.analysis.inspection import NeedsProcess, inspect
 from bridge.service.analysis.limits import Limits
 from tests.processor_time import fair_cpu_s

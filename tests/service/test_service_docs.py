@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.analysis.default_scores import TAG_SCORES
 from bridge.service.decision_settings import Decisions
 from bridge.service.lists.store import PREDEFINED
 from bridge.service.metrics import ServiceMetrics

@@ -12,7 +12,7 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.office_attacks import tag_of_field
 from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.unpacking import Budget
-from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.analysis.default_scores import TAG_SCORES
 from tests.processor_time import fair_cpu_s, is_linear
 from tests.requirements import library
 from tests.service.service_kit import EICAR

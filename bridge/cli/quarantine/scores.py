@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def default_scores() -> dict[str, float]:
     """Another service has none."""
-    from bridge.service.analysis.decision import TAG_SCORES
+    from bridge.service.analysis.default_scores import TAG_SCORES
 
     return TAG_SCORES

@@ -1,11 +1,13 @@
 """The decision table: turns tags and scores into a verdict and a decision.
 
-Pure: the same tags always give the same result. Four rules override the table. A mail that was not
-inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself. Each tag
-counts once, no matter where it came from or how often. And the scores of engines together never count below
-0: a sender with good DKIM signatures gets a negative score from rspamd, which must not outweigh an attached program.
-And the points of the phishing model never count for a rule that bounces or drops mail: it may be wrong, and a mail
-in the quarantine can be released.
+Pure: the same tags always give the same result. Four rules override the table:
+
+- A mail that was not inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself.
+- Each tag counts once, no matter where it came from or how often.
+- The scores of engines together never count below 0: a sender with good DKIM signatures gets a negative score from
+  rspamd, which must not outweigh an attached program.
+- The points of the phishing model never count for a rule that bounces or drops mail: the model may be wrong, and a
+  mail in the quarantine can be released.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fnmatch import translate
 from typing import Protocol
 
 from bridge.api.scanning import MAX_RULE, MAX_SCORES, AnalysisResult, Decision, Scoring
-from bridge.mime import ambiguity
+from bridge.service.analysis.default_scores import TAG_SCORES
 from bridge.service.analysis.job import utc_now
 from bridge.service.decision_settings import DecisionRule, Decisions
 
@@ -26,68 +28,6 @@ _FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
 _DOUBTS = frozenset(
     {"auth:dmarc-temperror", "auth:dmarc-permerror"}
 )  # a reason to hold a mail, but never to return or drop it
-
-# The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
-TAG_SCORES: dict[str, float] = {
-    "mime:executable": 8.0,
-    "mime:double-extension": 5.0,
-    "mime:deceptive-name": 5.0,
-    "mime:type-mismatch": 4.0,
-    "mime:encrypted-archive": 4.0,
-    "mime:macro": 4.0,
-    "mime:nested-archive": 1.0,
-    "mime:broken-archive": 2.0,
-    "mime:unopened-archive": 2.0,
-    "document:encrypted": 2.0,
-    "document:not-read": 4.0,
-    "office:auto-macro": 3.0,
-    "office:macro-runs-program": 4.0,
-    "office:dde": 8.0,
-    "office:dde-link": 1.0,
-    "office:exploit": 8.0,
-    "office:launch": 8.0,
-    "office:remote-template": 8.0,
-    "office:remote-object": 4.0,
-    "office:equation": 4.0,
-    "office:embedded-file": 0.5,
-    "pdf:launch": 8.0,
-    "pdf:javascript": 2.0,
-    "pdf:open-action": 2.0,
-    "pdf:embedded-file": 0.5,
-    "attachment:builds-file": 4.0,
-    "attachment:builds-page": 4.0,
-    "attachment:credential-form": 4.0,
-    "picture:qr-link": 1.0,
-    "picture:not-read": 0.5,
-    "mime:partial": 8.0,
-    "mime:external-body": 4.0,
-    **{f"mime:ambiguous:{reason}": 8.0 for reason in ambiguity.CRAFTED},
-    **{f"mime:ambiguous:{reason}": 2.0 for reason in ambiguity.RARE},
-    "url:mismatch": 3.0,
-    "url:userinfo": 2.0,
-    "url:ip-host": 2.0,
-    "url:punycode": 0.5,
-    "header:missing-from": 2.0,
-    "header:missing-date": 1.0,
-    "header:missing-message-id": 0.5,
-    "header:bad-date": 1.0,
-    "header:duplicate": 2.0,
-    "header:several-from": 1.0,
-    "header:display-address": 2.0,
-    "header:reply-to-differs": 0.5,
-    "auth:spf-fail": 3.0,
-    "auth:spf-softfail": 1.0,
-    "auth:dkim-fail": 1.0,
-    "auth:dmarc-reject": 10.0,
-    "auth:dmarc-quarantine": 8.0,
-    "auth:dmarc-permerror": 8.0,
-    "auth:dmarc-temperror": 8.0,  # in doubt, the mail is held: 8 is the score of the rule that quarantines
-    "clamav:encrypted": 4.0,
-    "icap:blocked": 8.0,
-    "icap:policy": 8.0,
-    "icap:container": 8.0,
-}
-
 
 OTHERWISE = "otherwise (no rule matched)"
 NOT_DELIVERED = "otherwise (no rule matched; a mail that is incomplete is not delivered)"
