@@ -386,8 +386,8 @@ def test_the_entry_that_the_scanner_had_found_was_not_named(is_named: bool) -> N
     more = {"entries": {"blocked-domains": "evil.example"}} if is_named else {}
     tags = {"tags": "list:blocked-domains,list:blocked-urls", "action": "reject"}
     told = text(story(entry(more=more, **tags)))
-    named = "blocked-domains (evil.example) and blocked-urls: about its sender"
-    assert f"in the lists {named if is_named else 'blocked-domains and blocked-urls: about'}" in told
+    named = "blocked-domains (evil.example) and blocked-urls (for its sender"
+    assert f"in the lists {named if is_named else 'blocked-domains and blocked-urls (for'}" in told
     assert ("lists delete blocked-domains evil.example" in told) is is_named
     alone = text(story(entry(more=more, **tags | {"tags": "list:blocked-domains"})))
     assert ("in the list blocked-domains (evil.example).\n" in alone) is is_named

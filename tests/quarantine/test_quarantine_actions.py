@@ -177,7 +177,7 @@ def test_several_mails_are_exported_but_only_one_to_a_pipe(own: Desk, tmp_path: 
     forgotten = own.call("export", ids[0])
     assert forgotten.exit_code == 2 and f"'{ids[0]}' was read as the directory" in forgotten.stderr
     again = own.call("export", *ids[:2], str(target_directory))
-    assert again.exit_code == 1 and again.stderr.count("not exported") == 2
+    assert again.exit_code == 1 and again.stderr.count(": not exported: ") == 2
     unusable = own.call("export", ids[0], "/proc")
     assert unusable.exit_code == 1 and "[Errno" not in unusable.stderr
     assert f"{ids[0]}: not exported: /proc cannot be written to: No such file or directory; check" in unusable.stderr

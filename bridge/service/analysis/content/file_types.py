@@ -60,7 +60,7 @@ _EXTENSIONS = {
     "vhdx vhdset wim esd swm py pyc pyo pyw pyz pyzw pl rb php phar ahk au3 ade adp mad maf mag mam maq mar mas mau "
     "mav maw mda mde accde accda mdw mdz osd pcd plg prg ops bas bgi fxp grp hpj ex_ ex shb shs rdp theme "
     "terminal inetloc fileloc afploc ftploc vncloc atloc nfsloc httploc mailloc newsloc saver prefpane dylib wsb "
-    "xpi crx oxt vsix a3x mcf mdt cnt accdr accdu odc contact xsn "
+    "xpi crx oxt vsix a3x mcf mdt accdr accdu odc contact xsn "
     "themepack deskthemepack iqy oqy dqy rqy slk printerexport webpnp nsh air swf paf rgs tlb udl vsmacros "
     "vsw mobileconfig ppkg sparseimage prf",
     DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx "
