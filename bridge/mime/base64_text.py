@@ -47,19 +47,23 @@ def is_plain_base64(raw: bytes) -> bool:
     padding = others.translate(None, b"\r\n")
     if padding and (padding not in (b"=", b"==") or not raw.endswith(padding)):
         return False
-    return _has_equal_lines(raw, others.count(b"\n")) or all(map(_has_whole_groups, blocks(raw, AFTER_LINE)))
+    return _has_equal_lines(raw, others) or all(map(_has_whole_groups, blocks(raw, AFTER_LINE)))
 
 
 def _has_whole_groups(lines: bytes) -> bool:
     return all(len(line) % 4 == 0 for line in lines.split())
 
 
-def _has_equal_lines(raw: bytes, line_feeds: int) -> bool:
+def _has_equal_lines(raw: bytes, others: bytes) -> bool:
     """A quick test for what nearly all mail programs write: lines of one length, of which the last may be shorter."""
     step = raw.find(b"\n") + 1
     if step < 2:
         return False
-    width = step - 1 - raw.startswith(b"\r", step - 2)
+    line_feeds, returns = others.count(b"\n"), others.count(b"\r")
+    has_returns = raw.startswith(b"\r", step - 2)
+    if returns and not (has_returns and returns == line_feeds and raw[step - 2 :: step] == b"\r" * returns):
+        return False  # for some programs, a CR without LF ends a line as well
+    width = step - 1 - has_returns
     last = len(raw) - raw.rfind(b"\n") - 1
     return width % 4 == last % 4 == 0 and raw[step - 1 :: step] == b"\n" * line_feeds
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.mime import readings
+from bridge.mime import encodings, readings
 from bridge.service.analysis.file_inspection import EICAR
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
@@ -50,6 +50,16 @@ def test_odd_base64_is_decoded_in_every_way(way: str, kind: bytes) -> None:
     found = inspect(mail(WAYS[way](), kind=kind), Limits())
     assert {TAG, "malware:eicar"} <= found.tags
     assert not found.limits
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"ABC\rDEFG\nABCDEFGH", b"ABC\rEFGH\r\nABCDEFGH", b"ABCDEFGH\r\nABCDEFGHA\nABCDEFGH", b"ABCD\r\nA\rBCD\nABCD"],
+)
+def test_base64_with_line_ends_of_two_kinds_is_not_plain(raw: bytes) -> None:
+    """Lines of one length, with their line ends, were taken for whole groups: the inspection failed."""
+    assert not encodings.decode(raw, "base64")[1]
+    assert TAG in inspect(mail(raw), Limits()).tags
 
 
 @pytest.mark.parametrize("raw", [encoded(FILE), FILE.replace(b"S", b"=53"), FILE], ids=["base64", "quoted", "plain"])
