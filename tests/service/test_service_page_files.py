@@ -78,6 +78,18 @@ def test_a_page_without_an_end_is_linear() -> None:
     assert not found.tags & {"mime:executable"}
 
 
+@pytest.mark.parametrize("address", [b"data:,%00%00%00%00%00", b"data:,#", b"data:;base64," + b"!" * 27])
+def test_addresses_in_each_other_kept_a_process_busy(address: bytes) -> None:
+    """Only what they decoded to was charged: 80 KB of them took 15 seconds, and 300 KB all the time there is."""
+    assert inspect(mail(address * (80_000 // len(address)), Content_Type=HTML), Limits()).limits == {"readings"}
+
+
+def test_a_page_with_large_pictures_is_read_to_its_end() -> None:
+    """A newsletter that contains its own pictures."""
+    picture = b'<img src="data:image/png;base64,' + base64.encodebytes(b"\x89PNG\r\n\x1a\n" + bytes(250_000)) + b'">\n'
+    assert not inspect(mail(picture * 20, Content_Type=HTML), Limits()).limits
+
+
 SCRIPT = b"var a = 1;\n" * 10
 
 

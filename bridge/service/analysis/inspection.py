@@ -52,7 +52,7 @@ MAX_SENDERS = 200  # with more, TooMuch
 PART_WORK = 50_000  # nanoseconds, for `readings.Budget`: a part of an enclosed mail, or a file in a page,
 PAGE_WORK = 40  # a character of a page that is searched for them,
 REFERENCE_WORK = 1500  # a "&" in it,
-PAGE_FILE_WORK = 10  # and a byte of such a file
+PAGE_FILE_WORK = 120  # and a character of an address that is such a file, whatever it decodes to
 INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
 INLINE_FILES = 20  # in a page
 INLINE_LINES = 4000  # of a text with "begin" in it, which are all compared with lines of uuencode
@@ -303,11 +303,11 @@ class _MailInspector(AmbiguityInspector):
         names = page_files.names(text, lower)
         self.named(names)
         is_saved = has_download(lower)
-        for number, file in enumerate(page_files.files(text)):
+        addresses = page_files.files(text, lambda length: self.reading.take(PAGE_FILE_WORK * length))
+        for number, file in enumerate(addresses):
             is_hidden = file_types.family_of(file.content) != file_types.IMAGE  # engines may not find such files
             if (number >= INLINE_FILES or is_hidden) and not self.limits.archives:
                 raise NeedsProcess
-            self.reading.take(PAGE_FILE_WORK * (len(file.content) + 100))
             if file in done:
                 continue
             done[file] = None

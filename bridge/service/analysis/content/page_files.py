@@ -9,7 +9,7 @@ doubt, each end is tried. Everything here is linear in its length, but addresses
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -34,8 +34,11 @@ class PageFile(NamedTuple):
     content: bytes
 
 
-def files(page: str) -> Iterator[PageFile]:
-    """What is in `data:` addresses (RFC 2397)."""
+def files(page: str, charge: Callable[[int], object] = int) -> Iterator[PageFile]:
+    """What is in `data:` addresses (RFC 2397).
+
+    `charge` is called with the length of each, because each may contain all that follow, and it may raise.
+    """
     text = without_breaks(page)
     comma = -1
     for match in _SCHEME.finditer(text):
@@ -46,6 +49,7 @@ def files(page: str) -> Iterator[PageFile]:
         parameters = text[max(match.end(), comma - _MAX_PARAMETERS) : comma].rstrip().lower()
         is_long = comma - match.end() > _MAX_PARAMETERS
         for end in _ends(text, match.start(), comma + 1):
+            charge(end - comma)
             content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is not content
             if "base64" in parameters or is_long:
                 yield PageFile(kind, encodings.decode(content, "base64")[0])
