@@ -76,7 +76,12 @@ class Limits(Section):
         "Default: no limit.",
     )
     max_mails_per_connection: int = Field(10_000, ge=1, description="Maximum mails on one SMTP connection; then 421.")
-    max_errors: int = Field(20, ge=1, description="Maximum number of bad commands in one session; then 421.")
+    max_errors: int = Field(
+        20,
+        ge=1,
+        description="Maximum number of bad commands in one session; then 421. What a trusted client passes on for "
+        "others does not count: MAIL, RCPT, DATA, XFORWARD and XCLIENT.",
+    )
     command_timeout: Duration = Field(300.0, gt=0, description="Maximum silence between commands; then 421.")
     data_timeout: Duration = Field(180.0, gt=0, description="Maximum silence while a mail is being received; then 421.")
     mail_timeout: Duration = Field(

@@ -37,6 +37,8 @@ def receive_line(session: SmtpSession, line: bytes) -> Effect | None:
     else:
         verb, _, argument = line.partition(b" ")
         command = commands.get(verb) or commands.get(verb.upper(), _UNKNOWN)
+    session.is_blamed = not (command.is_for_others and session.trusted)
+    if arguments is None:
         refusal = refuse_line(session, command.name, verb, line, may_have_any_byte=command.parses_any_byte)
         if refusal is not None:
             return session.refuse(refusal)
@@ -165,6 +167,7 @@ class Command:
     extended_syntax: str = ""
     is_listed: Callable[[SmtpSession], bool] = _always
     is_idle: bool = True  # brings no mail closer
+    is_for_others: bool = False  # says what a mail server was told: it would take being cut off for an outage
     parses_any_byte: bool = False  # its own parser refuses CR, LF and NUL, with a better reply
 
 
@@ -172,14 +175,20 @@ _BOTH = (
     Command(
         *("MAIL", SmtpSession.mail, _mail_path, SmtpSession.is_greeted, "MAIL FROM: <address>", _PARAMETERS),
         is_idle=False,
+        is_for_others=True,
         parses_any_byte=True,
     ),
     Command(
         *("RCPT", SmtpSession.rcpt, _rcpt_path, SmtpSession.has_sender, "RCPT TO: <address>", _PARAMETERS),
         is_idle=False,
+        is_for_others=True,
         parses_any_byte=True,
     ),
-    Command("DATA", SmtpSession.data, _no_argument("DATA"), SmtpSession.has_recipients, "DATA", is_idle=False),
+    Command(
+        *("DATA", SmtpSession.data, _no_argument("DATA"), SmtpSession.has_recipients, "DATA"),
+        is_idle=False,
+        is_for_others=True,
+    ),
     Command("QUIT", SmtpSession.quit, _no_argument("QUIT"), syntax="QUIT", is_idle=False),
     Command("RSET", SmtpSession.rset, _no_argument("RSET"), syntax="RSET"),
     Command("NOOP", SmtpSession.noop, syntax="NOOP [ignored]"),
@@ -197,11 +206,13 @@ _BOTH = (
         *("XFORWARD", SmtpSession.xforward, _forwarded_client, SmtpSession.may_name_client),
         syntax="XFORWARD attribute=value ...",
         is_listed=lambda session: session.trusted,
+        is_for_others=True,
     ),
     Command(
         *("XCLIENT", SmtpSession.xclient, _introduced_client, SmtpSession.may_name_client),
         syntax="XCLIENT attribute=value ...",
         is_listed=lambda session: session.trusted,
+        is_for_others=True,
     ),
 )
 _SMTP = (

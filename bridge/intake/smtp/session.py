@@ -61,7 +61,8 @@ class SmtpSession(StockSession):
 
     __slots__ = (
         *("_excused", "_id", "calls_left", "client", "described", "envelope", "errors"),
-        *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_tls_accepted", "mails"),
+        *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_blamed", "is_tls_accepted"),
+        *("mails",),
         *("peer", "peer_address", "replies", "settings", "trusted"),
     )
 
@@ -88,6 +89,7 @@ class SmtpSession(StockSession):
         self.forwarded: Client | None = None  # from XFORWARD, for one mail
         self.described: tuple[Any, Session] | None = None  # the handler's description of this session, and its source
         self.errors = 0
+        self.is_blamed = True  # a mistake in the last command is the client's own, see `receive_line`
         self.idle_commands = 0  # in a row
         self.mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
@@ -112,12 +114,12 @@ class SmtpSession(StockSession):
         """Add a reply: a Reply, or a line of text without CRLF."""
         if isinstance(status, Reply):
             self.replies.append(status.to_bytes())
-            if 500 <= status.code <= 504:  # the client's mistake
+            if 500 <= status.code <= 504 and self.is_blamed:  # the client's mistake
                 self.errors += 1
         else:
             line = status.encode("utf-8") if isinstance(status, str) else status
             self.replies.append(line + b"\r\n")
-            if line[:2] == b"50":
+            if line[:2] == b"50" and self.is_blamed:
                 self.errors += 1
 
     def refuse(self, reply: Reply) -> Effect | None:
@@ -127,10 +129,11 @@ class SmtpSession(StockSession):
 
     def _refuse_out_of_order(self, reply: Reply) -> None:
         """For a command that needs an earlier one: not a mistake if that was refused while this was on its way."""
+        errors = self.errors
         self.answer(reply)
         if self._excused:
             self._excused -= 1
-            self.errors -= 1
+            self.errors = errors
 
     def excuse(self, count: int) -> None:
         """Do not count the next `count` commands out of order: the client may have sent them already."""

@@ -229,6 +229,18 @@ def test_too_many_errors_or_idle_commands_end_the_session(
     assert taken(session)[-1] == b"421 4.7.0 Error: too many errors or idle commands"
 
 
+def test_refusals_of_the_next_hop_do_not_cut_off_a_mail_server() -> None:
+    """Postfix takes a lost connection for an outage, and defers all mail."""
+    session = SmtpSession(LMTP)
+    session.trusted = True
+    play(session, [b"LHLO mx.example", b"MAIL FROM:<a@b.example>", *[b"RCPT TO:<c@d.example>"] * 30, b"DATA"])
+    session.receive_content(content())
+    session.answer_mail((Reply(501, "5.1.3", "Bad address"),) * 30)
+    assert session.check_patience() is None
+    play(session, [b"FROB"] * 20)
+    assert session.check_patience() == Close()
+
+
 def test_recipients_and_mails_over_the_limit_are_refused() -> None:
     """Recipients per mail and mails per connection, with and without the fast path."""
     hit: list[str] = []
