@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from bridge.intake.trusted_clients import LOOPBACK, Network, TrustedClients
+from bridge.intake.trusted_clients import LOOPBACK, UNKNOWN, Network, TrustedClients
 
 _UNTRUSTED_SHARE = 20  # clients that are not trusted get at most a twentieth of the connections,
 _UNTRUSTED_MIN = 5  # but never fewer than this
@@ -82,6 +82,11 @@ class ConnectionLimits(Generic[C]):
         self.open[connection] = client, is_trusted
         self._empty.clear()
         return None
+
+    def still_trusts(self, connection: C) -> bool:
+        """Whether an open connection's client is trusted; a reload may have changed that since it was admitted."""
+        client, was_trusted = self.open.get(connection, (UNKNOWN, False))
+        return was_trusted and client in self.trusted
 
     def forget(self, connection: C) -> None:
         """The connection is closed."""

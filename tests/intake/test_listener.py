@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import stat
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.trusted_clients import TrustedClients, peer_address
-from bridge.testing import SmtpClient, free_port, running_bridge
+from bridge.testing import TOKEN, RunningBridge, SmtpClient, free_port, running_bridge
+from tests.intake.hooks.hooks_kit import MailServer, facts
+from tests.intake.milter.milter_kit import connect_frame, frame, offer
 from tests.requirements import need_ipv6
 
 
@@ -97,3 +101,44 @@ async def test_connection_limits_and_counts() -> None:
         listener.forget(connection)
     assert (listener.open, listener.per_client, listener.untrusted) == ({}, {}, 0)
     assert await listener.wait_until_empty(0)
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "milter", "mta-hooks"])
+def test_client_that_is_no_longer_trusted_after_a_reload_sends_no_more_mail(tmp_path: Path, protocol: str) -> None:
+    """It kept its connection open, and could send 10,000 more mails in the name of any client."""
+    (tmp_path / "hooks-token").write_text(TOKEN)
+    hooks = {"hooks": {"token_file": "hooks-token"}} if protocol == "mta-hooks" else {}
+    with running_bridge(tmp_path, protocol=protocol, **hooks) as bridge, ExitStack() as stack:
+        sends_mail = {"smtp": _over_smtp, "milter": _over_milter, "mta-hooks": _over_hooks}[protocol](bridge, stack)
+        assert sends_mail()
+        listener = bridge.daemon.config.listeners[0].model_copy(update={"trusted_clients": ["192.0.2.0/24"]})
+        changed = bridge.daemon.config.model_copy(update={"listeners": [listener]})
+        bridge.background.run(bridge.daemon.reload(lambda: changed))
+        assert not sends_mail()
+        assert len(bridge.scanner.submissions) == 1
+
+
+def _over_smtp(bridge: RunningBridge, stack: ExitStack) -> Callable[[], bool]:
+    client = stack.enter_context(bridge.client())
+    client.open()
+    return lambda: client.mail().startswith(b"250 ")
+
+
+def _over_milter(bridge: RunningBridge, stack: ExitStack) -> Callable[[], bool]:
+    sock = stack.enter_context(bridge.connect())
+    sock.sendall(offer() + connect_frame())
+    mail = [frame("M", b"<a@b.example>\0"), frame("R", b"<c@example.org>\0"), frame("L", b"Subject\0 x\0")]
+
+    def sends_mail() -> bool:
+        sock.sendall(b"".join([*mail, frame("N"), frame("E")]))
+        said = b""
+        while said.count(frame("c")) < 3 and (block := sock.recv(4096)):  # for MAIL, RCPT and the whole
+            said += block
+        return frame("h", b"X-Scan-Decision\0 deliver\0") in said
+
+    return sends_mail
+
+
+def _over_hooks(bridge: RunningBridge, stack: ExitStack) -> Callable[[], bool]:
+    server = stack.enter_context(MailServer(bridge.port, TOKEN))
+    return lambda: server.ask(facts())[0] == 200

@@ -102,6 +102,8 @@ class HooksApp:
     async def _answer(
         self, method: str, path: str, headers: Mapping[str, str], peer: str | None, body: Body
     ) -> tuple[int, bytes]:
+        if peer not in self._context.trusted:  # a reload may have changed that while the connection was open
+            raise HttpError(403, "FORBIDDEN", "this address is not one of the trusted clients any more")
         place, _, identity = path.partition(f"{REGISTRATIONS}/")
         if path == DISCOVERY:
             _need(method, "GET")

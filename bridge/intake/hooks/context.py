@@ -21,7 +21,7 @@ from bridge.intake.hooks.replays import Replays
 from bridge.intake.milter.mail import Limits
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of
-from bridge.intake.trusted_clients import LOOPBACK, Network
+from bridge.intake.trusted_clients import LOOPBACK, Network, TrustedClients
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
 
@@ -90,6 +90,7 @@ class HooksContext:
     def _configure(self, settings: HooksSettings, filter_: Filter) -> None:
         self.settings = settings
         self.filter = filter_
+        self.trusted = TrustedClients(settings.trusted)
         self.registrations = Registrations(settings.token, settings.name, settings.ended)
         self.limits = Limits.of(settings, filter_, self.on_limit)
 

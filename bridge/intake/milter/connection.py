@@ -267,6 +267,8 @@ class MilterConnection(asyncio.Protocol):
         self._answer(protocol.HELO)
 
     def _on_mail(self, data: bytes) -> None:
+        if not self._context.listener.still_trusts(self):
+            raise ProtocolError("not in trusted_clients any more")
         if self._mail is not None:
             self._drop_mail()
         self._client.begin_mail()

@@ -202,7 +202,8 @@ class SmtpServer:
     def handle_MAIL(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        if not session.trusted:
+        if not (session.trusted and self.listener.still_trusts(server)):
+            session.trusted = False
             self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
             return _NOT_ALLOWED
