@@ -47,10 +47,14 @@ _TAKE_BACK_S = 5.0  # how long a reply may wait until a copy is removed
 class Actions:
     """Knows the next hop and the quarantine. Without a next hop (milter), the mail server delivers or holds."""
 
-    def __init__(self, headers: HeaderEditor, quarantine: Quarantine, relay: Relay | None) -> None:
+    def __init__(
+        self, headers: HeaderEditor, quarantine: Quarantine, relay: Relay | None, keeps_refused: bool = False
+    ) -> None:
+        """`keeps_refused`: after a queue, a mail whose content we refuse is quarantined."""
         self._headers = headers
         self._quarantine = quarantine
         self._relay = relay
+        self._keeps_refused = keeps_refused
 
     async def carry_out(self, record: Record, why: Case, rule: Rule, result: AnalysisResult | None) -> Outcome:
         tx, action = record.tx, rule.action
@@ -133,7 +137,8 @@ class Actions:
         stamp = self._stamp(tx, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
         if (refusal := _refusal(tx, result)) is not None:
-            return _refused(record, refusal, result)
+            refused = _refused(record, refusal, result)
+            return await self.keep_refused(record, refusal) if self._keeps_refused else refused
         if result is not None and result.changes is not None:
             stamp += result.changes.add
             if self._relay is None:

@@ -117,7 +117,7 @@ class Filter:
         self._slots = Slots(admission, limit, scanner)
         self._headers = headers
         self._header_checks = HeaderChecks(headers, settings.max_received, settings.keeps_refused)
-        self._actions = Actions(headers, quarantine, relay)
+        self._actions = Actions(headers, quarantine, relay, settings.keeps_refused)
         self._report = report
         self._trace = trace
         self._released_mail = released_mail

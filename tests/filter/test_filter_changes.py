@@ -137,6 +137,16 @@ def test_a_field_to_be_removed_stayed_behind_a_long_header_section(tmp_path: Pat
         assert not bridge.next_hop.mails[-1].fields("X-Old")
 
 
+def test_spam_with_too_many_fields_to_remove_bounced_to_a_forged_sender(tmp_path: Path, rspamd: RealRspamd) -> None:
+    """After a queue, what we refuse is quarantined."""
+    content = b"X-Old: x\r\n" * 501 + b"Subject: s\r\n\r\nbody\r\n"
+    with running_bridge(tmp_path, {"scanner": scanner(rspamd)}, profile="postfix-content-filter") as bridge:
+        assert send(bridge, content, milter=MILTER).startswith(b"250 ")
+        assert not bridge.next_hop.mails
+        (kept,) = bridge.quarantined
+        assert kept.read_bytes().endswith(content)
+
+
 def test_shadow_mode_changes_nothing(tmp_path: Path, rspamd: RealRspamd) -> None:
     """Mail goes on as if there were no scanner."""
     with running_bridge(tmp_path, {"scanner": scanner(rspamd)}, mode="shadow") as bridge:
