@@ -19,10 +19,16 @@ def read_json(body: bytes | str) -> Any:
 
 def read_decision(body: bytes, *keys: str) -> Any:
     """Like `read_json`, but refuses an object that has one of `keys` twice. Raises ValueError, RecursionError."""
-    if b"\\u00" in body or any(body.count(b'"%b"' % key.encode("ascii")) != 1 for key in keys):
-        # Rare: the key also occurs elsewhere, or is escaped.
+    if _may_occur_twice(body, keys):  # rare: a key also occurs elsewhere, or is escaped
         json.loads(body, object_pairs_hook=lambda pairs: _refuse_twice(pairs, keys))
     return from_json(body)
+
+
+def _may_occur_twice(body: bytes, keys: tuple[str, ...]) -> bool:
+    for key in keys:
+        if body.count(f'"{key}"'.encode("ascii")) != 1:
+            return True
+    return body.find(b"\\u00") >= 0
 
 
 def read_decision_in_any_bytes(body: bytes, *keys: str) -> Any:

@@ -10,6 +10,7 @@ would end with the kernel's out-of-memory killer.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import mmap
 import sys
 from collections.abc import Iterable, Iterator
@@ -162,9 +163,9 @@ class Message:
 
     def chunks(self) -> Iterator[bytes]:
         """The content from its start, in chunks of at most a few hundred KiB."""
-        if self._head:
-            yield self._head
-        yield from self._raw(self._skip)
+        if self._head is None and self._file is None:  # the usual case: a small mail as it came
+            return iter(self._chunks)
+        return itertools.chain((self._head,) if self._head else (), self._raw(self._skip))
 
     def _raw(self, offset: int) -> Iterator[bytes]:
         if self._file is not None:

@@ -50,11 +50,11 @@ class Reply:
     def to_bytes(self) -> bytes:
         """As sent to the client, with CRLF."""
         if not self._wire:
-            if self._is_plain():
-                wire = f"{self}\r\n"
-            else:
+            if "\n" in self.text:
                 *others, last = self.lines()
                 wire = "".join(f"{self.code}-{line}\r\n" for line in others) + f"{self.code} {last}\r\n"
+            else:
+                wire = f"{self}\r\n"
             object.__setattr__(self, "_wire", wire.encode("ascii"))
         return self._wire
 
@@ -64,13 +64,9 @@ class Reply:
         return self._shown
 
     def _show(self) -> str:
-        if self._is_plain():
+        if self.text.isascii() and self.text.isprintable():  # one line, and nothing to replace: nearly every reply
             return f"{self.code} {self.status} {self.text}" if self.status else f"{self.code} {self.text}"
         return f"{self.code} " + " / ".join(self.lines())
-
-    def _is_plain(self) -> bool:
-        """One line without characters to replace: nearly every reply."""
-        return self.text.isascii() and self.text.isprintable()
 
     @classmethod
     def from_lines(cls, code: int, lines: list[str]) -> Reply:

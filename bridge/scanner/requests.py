@@ -1,6 +1,6 @@
 """The requests to a scanner host, which its dialect writes: a mail to be scanned, and the question for its status.
 
-Each carries a random id, which our own service repeats in its answer. The bytes of a mail are made while they are
+Each carries a random id, which our own service repeats in its answer. The content of a mail is read while it is
 sent. Knows nothing of connections or answers.
 """
 
@@ -28,7 +28,7 @@ class Request(Protocol):
 
 @value
 class Submission:
-    """One mail as a request. Its bytes are created while they are sent, so that they do not wait in memory."""
+    """One mail as a request. Its content is read while it is sent, so that it is not in memory twice."""
 
     request: AnalysisRequest
     message: Message

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain
 
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import (
@@ -38,14 +39,12 @@ class EmailScanning:
 
     def submission(
         self, request: AnalysisRequest, message: Message, header: bytes, request_id: bytes
-    ) -> Iterator[bytes]:
+    ) -> Iterable[bytes]:
         boundary = request_id  # no sender can know it
         head, tail = form(_parameters(request), boundary)
         lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
         lines %= (_ID_FIELD, request_id, boundary, len(head) + message.size + len(tail))
-        yield b"".join((self._submit_head, header, lines, head))
-        yield from message.chunks()
-        yield tail
+        return chain((self._submit_head + header + lines + head,), message.chunks(), (tail,))
 
     def body_bytes(self, request: AnalysisRequest, message: Message) -> int:
         return message.size + sum(map(len, form(_parameters(request), b"x" * BOUNDARY_BYTES)))

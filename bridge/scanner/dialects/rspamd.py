@@ -9,8 +9,9 @@ it is there. If the table is wrong, mail that rspamd rejects is delivered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from bridge.api.changes import Changes
@@ -71,10 +72,9 @@ class Rspamd:
 
     def submission(
         self, request: AnalysisRequest, message: Message, header: bytes, request_id: bytes
-    ) -> Iterator[bytes]:
+    ) -> Iterable[bytes]:
         length = b"Content-Length: %d\r\n\r\n" % message.size
-        yield b"".join((self._head, header, _envelope(request), length))
-        yield from message.chunks()
+        return chain((b"".join((self._head, header, _envelope(request), length)),), message.chunks())
 
     def body_bytes(self, request: AnalysisRequest, message: Message) -> int:
         return message.size
