@@ -171,8 +171,8 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
     yield (
-        "the sender of each refusal, if there are very many refusals: above 50 a second, refusals before the content "
-        "is sent are counted per client"
+        "the sender of each refusal, if more than 50 mails a second are refused before their content is sent: "
+        "further refusals are counted per client"
     )
     yield (
         "individual recipients that were refused because their address is invalid, because the mail had too many "
