@@ -1,4 +1,4 @@
-"""What is wrong with a command line, whatever the command means: its bytes, its length, and missing TLS.
+"""What is wrong with a command line, whatever the command means: its bytes and its length.
 
 Pure. If this is wrong, a line means something else to us than to the mail server that relays it.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bridge.intake.smtp import replies
 from bridge.intake.smtp.session import SmtpSession
+from bridge.intake.smtp.tls_required import refuse_before_tls
 from bridge.mail.reply import Reply
 
-_BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see `bare_line_ends`)
 
 
@@ -24,8 +24,4 @@ def refuse_line(session: SmtpSession, name: str, word: bytes, line: bytes, *, ma
     if len(line) > session.settings.max_line(name, is_extended=session.extended_smtp):
         session.settings.on_limit("command")
         return replies.LINE_TOO_LONG
-    if not session.is_tls_accepted and name != "QUIT":
-        return replies.INSECURE
-    if session.settings.requires_tls and session.ssl is None and name not in _BEFORE_TLS:
-        return replies.STARTTLS_FIRST
-    return None
+    return refuse_before_tls(session, name)

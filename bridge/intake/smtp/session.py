@@ -36,8 +36,9 @@ from bridge.intake.smtp.ehlo import ehlo_reply, extensions
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path
+from bridge.intake.smtp.reply_per_recipient import is_expected, replies_to_dot
 from bridge.intake.smtp.session_settings import SessionSettings
-from bridge.mail.reply import Reply, weightiest
+from bridge.mail.reply import Reply
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import new_id
 
@@ -106,7 +107,7 @@ class SmtpSession(StockSession):
     @property
     def answers_each(self) -> bool:
         """Whether the final dot of the current mail is answered with one reply for each recipient."""
-        return self.settings.is_lmtp or self.envelope.prdr
+        return is_expected(self.settings.is_lmtp, self.envelope.prdr)
 
     # Replies
 
@@ -371,27 +372,17 @@ class SmtpSession(StockSession):
 
     def answer_mail(self, status: Any, default: Reply = replies.OK, *_: Any) -> None:
         """With what the handler decided; then this mail is over."""
-        recipients, is_prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
+        recipients, is_prdr, answers_each = len(self.envelope.rcpt_tos), self.envelope.prdr, self.answers_each
         self.reset()
         if isinstance(status, Outcome):
             status = status.replies or status.reply
         elif status is MISSING:
             status = default
-        if is_prdr:
-            self._answer_prdr(status, recipients)
-        elif self.settings.is_lmtp:
-            self._announce(status if isinstance(status, tuple) else (status,) * recipients)
+        if answers_each:
+            self._announce(replies_to_dot(status, recipients, is_prdr=is_prdr))
         else:
             assert not isinstance(status, tuple)
             self.answer(status)
-
-    def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
-        """draft-hall-prdr: 353, one reply for each accepted recipient, one for the whole mail."""
-        self.answer(replies.PRDR_BEGINS)
-        if isinstance(status, tuple):
-            self._announce((*status, _summary(status)))
-        else:
-            self._announce((status,) * (recipients + 1))
 
     # Other commands
 
@@ -434,11 +425,3 @@ class SmtpSession(StockSession):
             return self.refuse(replies.NO_TLS)
         self.answer(replies.READY_FOR_TLS)
         return _START_TLS
-
-
-def _summary(each: tuple[Reply, ...]) -> Reply:
-    """PRDR's last reply. Exim takes a refusal here as one for all recipients, so one acceptance is enough."""
-    accepted = sum(reply.is_success for reply in each)
-    if 0 < accepted < len(each):
-        return Reply(250, "2.0.0", f"Ok: accepted for {accepted} of {len(each)} recipients")
-    return weightiest(each) or each[0]
