@@ -14,15 +14,15 @@ BLOCK = 64 * 1024  # bytes, or characters; a multiple of 4, for groups of Base64
 AFTER_LF = re.compile(rb"\n")
 AFTER_LINE = re.compile(rb"\r\n?|\n")  # as `bytes.splitlines` sees them
 AFTER_SPACE = re.compile(rb"[ \t\n\r\f\v]")  # as `bytes.split` does
-BEFORE_EQUALS = re.compile(rb"(?==)")
+BEFORE_EQUALS = re.compile(rb"()=")  # up to its group; to search for "(?==)" takes fifty times as long (Python 3.11)
 
 
 def blocks(text: AnyStr, cut: re.Pattern[AnyStr], size: int = BLOCK) -> Iterator[AnyStr]:
-    """Each at least of this size, except for the last, and up to the end of the next match of `cut`."""
+    """Each at least of this size, except for the last, and up to the end of the next match of `cut` or its group."""
     at = 0
     while at < len(text):
         match = cut.search(text, at + size) if len(text) - at > size else None
-        end = len(text) if match is None else match.end()
+        end = len(text) if match is None else match.end(cut.groups)
         yield text[at:end]
         at = end
 

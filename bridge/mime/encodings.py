@@ -444,4 +444,4 @@ def _run_blocks(content: bytes) -> Iterator[bytes]:
         yield b"".join(out)
 
 
-_BEFORE_RUN = re.compile(rb"(?=\x90)")
+_BEFORE_RUN = re.compile(rb"()\x90")

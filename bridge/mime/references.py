@@ -46,7 +46,7 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[str], str], text:
     return "".join(pieces)
 
 
-_BEFORE = re.compile("(?=&)")
+_BEFORE = re.compile("()&")
 _REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?))")  # as in `html`
 _character = lru_cache(2048)(html.unescape)
 
