@@ -363,7 +363,7 @@ def _bodies(text: bytes, start: int, budget: Budget) -> Iterator[int]:
         count += 1
         budget.take(_SEARCH * (match.end() - before))
         yield match.end()
-        others = 0 if _HEADER_LINE.search(text, before, match.start()) else others + 1
+        others = 0 if _has_header_line(text, before, match.start()) else others + 1
         if others > 1:  # this is the body, and so is all that follows
             return
         before = match.end() - 1
@@ -371,6 +371,13 @@ def _bodies(text: bytes, start: int, budget: Budget) -> Iterator[int]:
         budget.take(_SEARCH * (window - before))
     if before == start and not odd and window < len(text):
         raise TooMuch("readings")  # a header section that does not end
+
+
+def _has_header_line(text: bytes, start: int, end: int) -> bool:
+    """Whether a line there begins like a field: the line with the first colon, or one after it."""
+    colon = text.find(b":", start, end)
+    line = max(start, text.rfind(b"\n", start, colon))
+    return colon >= 0 and _HEADER_LINE.search(text, line, end) is not None
 
 
 def _odd_lines(pattern: re.Pattern[bytes], text: bytes, start: int, end: int, budget: Budget) -> list[int]:

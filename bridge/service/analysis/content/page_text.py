@@ -38,10 +38,9 @@ def link_readings(page: str) -> list[str]:
     if "[" in page and "<!ENTITY" in page:  # they are in brackets
         return readings(page)
     plain = references.unescaped(page)
-    *before, _ = page.split("@")
-    is_clear = plain.count("@") == len(before) <= MAX_SIGNS  # none is written as a reference
+    is_clear = plain.count("@") == page.count("@") <= MAX_SIGNS  # none is written as a reference
     if is_clear:
-        is_clear = not any(references.have_delimiters(piece[_authority(piece) :]) for piece in before)
+        is_clear = not any(references.have_delimiters(piece[_authority(piece) :]) for piece in page.split("@")[:-1])
     return [plain] if is_clear else [plain, references.in_values(page)]
 
 

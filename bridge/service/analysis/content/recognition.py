@@ -130,7 +130,8 @@ def may_have_files(page: bytes) -> bool:
 
 def has_calendar(content: bytes) -> bool:
     """Whether a text has an appointment or a business card in it, whatever its type is."""
-    return _CALENDAR.search(content.lower()) is not None
+    lower = content.lower()
+    return b"begin:" in lower and _CALENDAR.search(lower) is not None
 
 
 def is_binhex(part: Part) -> bool:
