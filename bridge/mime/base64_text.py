@@ -304,11 +304,26 @@ _INNER_LINES = re.compile(  # begins with a literal byte: much faster (Python 3.
 
 def _by_lines(raw: bytes) -> bytes:
     """Each line separately; an incomplete group at the end of a line is dropped unless it is padded."""
-    return b"".join([_one_by_one(_in_lines(block)) for block in blocks(raw, AFTER_LINE)])
+    return b"".join([_lines_of(block.translate(None, _NOT_BASE64_PAD_OR_LINE)) for block in blocks(raw, AFTER_LINE)])
 
 
-def _in_lines(block: bytes) -> Iterator[bytes]:
-    for line in block.translate(None, _NOT_BASE64_PAD_OR_LINE).splitlines():
+def _lines_of(text: bytes) -> bytes:
+    """Of lines without padding, only whole groups count, so all of them are decoded together."""
+    padding = text.find(b"=")
+    if padding < 0:
+        return _whole_groups(text)
+    line = max(text.rfind(b"\n", 0, padding), text.rfind(b"\r", 0, padding)) + 1
+    return _whole_groups(text[:line]) + _one_by_one(_in_lines(text[line:]))
+
+
+def _whole_groups(lines: bytes) -> bytes:
+    if not is_plain_base64(lines):
+        lines = b"".join([line[: len(line) // 4 * 4] for line in lines.splitlines()])
+    return binascii.a2b_base64(lines)
+
+
+def _in_lines(text: bytes) -> Iterator[bytes]:
+    for line in text.splitlines():
         yield line.replace(b"=", b"") if b"=" in line else line[: len(line) // 4 * 4]
 
 
@@ -320,7 +335,14 @@ def _restarted(padded: bytes) -> bytes:
 def _by_groups(padded: bytes, letters: Callable[[bytes], bytes]) -> bytes:
     """Each group separately; `letters` makes groups without padding of some that may have it."""
     parts = (padded[at : at + BLOCK] for at in range(0, len(padded), BLOCK))
-    return b"".join([_one_by_one(map(letters, _GROUPS.findall(part))) for part in parts])
+    return b"".join([_part_by_groups(part, letters) for part in parts])
+
+
+def _part_by_groups(part: bytes, letters: Callable[[bytes], bytes]) -> bytes:
+    """What precedes the group with the first padding is decoded at once."""
+    padding = part.find(b"=")
+    start = (padding if padding >= 0 else len(part)) // 4 * 4
+    return binascii.a2b_base64(part[:start]) + _one_by_one(map(letters, _GROUPS.findall(part, start)))
 
 
 def _one_by_one(pieces: Iterable[bytes]) -> bytes:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
 from base64 import b64decode
 
 import pytest
 
 from bridge.mime import encodings
-from bridge.mime.base64_text import UnbrokenBase64, decode_base64, line_readings, similar_lines
+from bridge.mime.base64_text import (
+    UnbrokenBase64,
+    base64_readings,
+    decode_base64,
+    is_plain_base64,
+    line_readings,
+    similar_lines,
+)
 
 BYTES = b"AbC/+9zQ==\r\n\n# -x\xe9"
 
@@ -30,6 +38,23 @@ def test_base64_to_the_end_is_decoded_in_four_ways() -> None:
     assert by_lines == b"ABC" + b64decode(b"boundary") + b"DEF" + b64decode(b"R0gSUpL=")
     assert without_lines.startswith(b"ABCDEF")
     assert restarted.startswith(b"ABC") and restarted.endswith(b"IJK")
+
+
+PADDED_PIECES = (b"QUJD", 19 * b"QUJD", b"QU", b"Q", b"=", b"==", b"\r\n", b"\n", b"\r", b"#")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_and_groups_decoded_together_are_what_each_decodes_to(seed: int) -> None:
+    """What precedes the first padding is decoded at once; after it, each line and each group counts separately."""
+    dice = random.Random(seed)
+    raw = b"".join(dice.choices(PADDED_PIECES, k=dice.randrange(80)))
+    lines = raw.translate(None, b"#").splitlines()
+    pieces = [line.replace(b"=", b"") if b"=" in line else line[: len(line) // 4 * 4] for line in lines]
+    found = list(base64_readings(raw))
+    assert is_plain_base64(raw) or found[1] == b"".join(map(decode_base64, pieces))
+    letters = raw.translate(None, b"#\r\n")
+    groups = re.findall(rb"[^=]{4}|.{1,4}", letters)
+    assert b"=" not in raw or is_plain_base64(raw) or found[4] == b"".join(map(decode_base64, groups))
 
 
 def test_two_lines_may_begin_the_same_file() -> None:
