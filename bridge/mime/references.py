@@ -47,7 +47,8 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[str], str], text:
 
 
 _BEFORE = re.compile("()&")
-_REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?))")  # as in `html`
+# As in `html`, without what cannot begin with a name: in binary data, nearly all would be the first of its kind.
+_REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[a-zA-Z][a-zA-Z0-9][^\t\n\f <&#;]{0,30};?))")
 _character = lru_cache(2048)(html.unescape)
 
 

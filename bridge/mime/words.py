@@ -155,12 +155,12 @@ def whole_characters(text: str) -> str:
 
 def without_switches(text: str) -> str:
     """Without the escape sequences and shifts of ISO 2022, which mean nothing where ASCII follows."""
-    if "\x1b" in text or "\x0e" in text or "\x0f" in text:
-        return _SWITCH.sub("", text)
-    return text
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
+    return text.replace("\x0e", "").replace("\x0f", "")  # faster than a pattern with them (Python 3.11)
 
 
-_SWITCH = re.compile("\x1b(?:[ -/]{1,4}[0-~]|[NOno|}~])|\x0e|\x0f")  # not [\x0e\x0f]: a third of the time (Python 3.11)
+_ESCAPE = re.compile("\x1b(?:[ -/]{1,4}[0-~]|[NOno|}~])")
 _TABLES = _ONE_BYTE | set(rare_charsets.ONE_BYTE)
 
 

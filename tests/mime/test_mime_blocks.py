@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import binascii
+import html
+import html.entities
 import random
 import tracemalloc
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from bridge.mime import base64_text, encodings, references
+from bridge.mime import base64_text, encodings, references, words
 from bridge.mime.blocks import AFTER_LF, AFTER_LINE, BEFORE_EQUALS, BLOCK, blocks, line_lists
 from tests.long_cases import few
 
@@ -175,3 +177,18 @@ def test_decoders_take_a_few_times_the_memory_of_their_input(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 5 * SIZE + _OF_ONE_BLOCK
+
+
+def test_references_in_binary_data_are_those_of_html() -> None:
+    """Only what begins like a name is looked up, as none of the names begins in another way."""
+    assert all(name[:2].isascii() and name[0].isalpha() and name[1].isalnum() for name in html.entities.html5)
+    dice = random.Random(4)
+    pieces = ["&", "&#", "&#x", "&amp", "&ampx;", "&l", "&lt", "&\xe9t", "&1t", "&notit;", "9", "F;", "\xe9", " ", "x"]
+    for _ in range(200):
+        text = "".join(dice.choices(pieces, k=40))
+        assert references.unescaped(text) == html.unescape(text)
+
+
+def test_removing_a_shift_makes_no_escape_sequence() -> None:
+    """`ESC SO ( B` is none, although it is one without the shift in it."""
+    assert words.without_switches("a\x1b(Bb\x0ec\x0fd\x1b\x0e(Be") == "abcd\x1b(Be"
