@@ -235,8 +235,10 @@ class FileInspector(ABC):
             self.found.tags.add("mime:nested-archive")
         self.signatures(content)
         self.opaque += member.is_disputed
-        if self.opaque or self.limits.show_members:
-            self.show(content, member.names, "" if self.opaque else None)
+        if self.opaque or member.is_seldom_read or self.limits.show_members:
+            content_type = "" if self.opaque else None
+            with self.hidden_from_engines(member.is_seldom_read):
+                self.show(content, member.names, content_type)
         if recognition.is_mail_file(content, member.names) or (
             (kind in MAY_HAVE_MAIL or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):

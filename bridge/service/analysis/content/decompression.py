@@ -3,6 +3,9 @@
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
 so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
 grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams.
+
+Engines that look for malware may stop at damage, or after the first stream, as ClamAV does with bzip2: only a file
+that is one whole stream is certainly read by all.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
@@ -26,8 +29,10 @@ _CHUNK = 256 * 1024
 _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
+_USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
+_XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -162,11 +167,16 @@ def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
         is_whole = found.is_whole
         at = _after_zeros(content, found.end + 8)  # a checksum and a size, which other programs ignore too
     known = list(dict.fromkeys(known))
-    yield Member(tuple(known), b"".join(out))
+    is_usual = is_whole and len(out) == 1 and at == len(content) and _has_usual_header(content)
+    yield Member(tuple(known), b"".join(out), is_disputed=not is_usual)
     if content.startswith(_OLDER, at):
         yield Member(tuple(known), None, limit="archive-method")
     if not is_whole:
         raise BadArchive
+
+
+def _has_usual_header(content: bytes) -> bool:
+    return content[2:3] == b"\x08" and not content[3] & ~_USUAL_FLAGS
 
 
 def _gzip_header(content: bytes, at: int) -> tuple[int, str]:
@@ -187,7 +197,17 @@ def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
 
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
-    yield from _streams(new, b"\xfd7zXZ", content, _stems(names, ".xz"), budget)
+    for member in _streams(new, b"\xfd7zXZ", content, _stems(names, ".xz"), budget):
+        yield replace(member, is_disputed=member.is_disputed or not _has_one_plain_block(content))
+
+
+def _has_one_plain_block(content: bytes) -> bool:
+    """Whether it has no filters for programs, of which others know fewer: each block has its own.
+
+    The first two bits of the block's flags are their number; the index at the end begins with that of the blocks.
+    """
+    index = len(content) - _XZ_END - 4 * (int.from_bytes(content[-8:-4], "little") + 1)
+    return index > _XZ_START and content[index : index + 2] == b"\0\1" and not content[_XZ_START + 1] & 3
 
 
 def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -223,13 +243,14 @@ def _streams(
 ) -> Iterator[Member]:
     """Concatenated streams, with zeros between them, form one file."""
     budget.take_member()
-    out, at, is_whole = [], 0, True
+    out, at, is_whole, is_usual = [], 0, True, False
     while is_whole and content.startswith(magic, at):
         found = decode(new, content, at, budget)
         out.append(found.content)
         is_whole = found.is_whole
         at = _after_zeros(content, found.end)
-    yield Member(names, b"".join(out))
+        is_usual = is_whole and len(out) == 1 and found.end == len(content)
+    yield Member(names, b"".join(out), is_disputed=not is_usual)
     if not is_whole:
         raise BadArchive
 

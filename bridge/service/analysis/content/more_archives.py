@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,8 @@ _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 KINDS = frozenset(_READERS)
 SINGLE = frozenset(kind for kind, (_, formats) in _READERS.items() if formats == ("raw",))  # one file, without a name
-_SEEN_BY_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})  # ClamAV opens them itself
+# Engines open these themselves. But ClamAV knows few methods of 7z, and none of RAR without a library that is not free.
+_KNOWN_TO_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})
 
 _BLOCK = 256 * 1024
 _MEMBER_WORK = 4096  # for each member: names are converted
@@ -102,7 +104,7 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
     from libarchive.exception import ArchiveError
 
     budget.take_work(len(content))
-    count = 0
+    count, is_known = 0, kind in _KNOWN_TO_ENGINES
     with _prepared(kind, options) as (ffi, archive, entry):
         try:
             ffi.read_open_memory(archive, content, len(content))
@@ -112,8 +114,8 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
                 budget.take_work(_MEMBER_WORK)
                 if ffi.entry_filetype(entry) & 0o170000 != 0o040000:
                     own = _stems(names) if kind in SINGLE else _names(ffi, entry)
-                    member, is_over = _member(ffi, archive, entry, kind, own, budget)
-                    yield member
+                    member, is_over = _member(ffi, archive, entry, own, budget)
+                    yield replace(member, is_disputed=not is_known, is_seldom_read=is_known)
                     if is_over:
                         raise BadArchive
         except ArchiveError as exc:
@@ -150,9 +152,7 @@ def _prepared(kind: str, options: bytes) -> Iterator[tuple[Any, int, int]]:
         ffi.read_free(archive)
 
 
-def _member(
-    ffi: Any, archive: int, entry: int, kind: str, names: tuple[str, ...], budget: Budget
-) -> tuple[Member, bool]:
+def _member(ffi: Any, archive: int, entry: int, names: tuple[str, ...], budget: Budget) -> tuple[Member, bool]:
     """One file, and whether it is the last that can be read: after a fatal error, libarchive would crash."""
     from libarchive.exception import ArchiveError
 
@@ -171,7 +171,7 @@ def _member(
     except ArchiveError as exc:
         member = _unread(ffi, archive, exc, names, b"".join(pieces) or None)
         return member, exc.retcode == ffi.ARCHIVE_FATAL
-    return Member(names, b"".join(pieces), broken=length < 0, is_disputed=kind not in _SEEN_BY_ENGINES), False
+    return Member(names, b"".join(pieces), broken=length < 0), False
 
 
 def _unread(ffi: Any, archive: int | None, exc: Any, names: tuple[str, ...], content: bytes | None = None) -> Member:

@@ -126,7 +126,8 @@ class _Document:
                 data, is_known = self._decoder.decode(stream)
                 is_lost = not data and stream.end - stream.start > _NO_CONTENT and not self.is_encrypted
                 tags = ("pdf:embedded-file", NOT_READ) if is_lost else ("pdf:embedded-file",)
-                yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method")
+                # ClamAV knows no predictors, nor filters that are objects of their own.
+                yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method", is_disputed=True)
             elif _is_one_of(stream, scripts):
                 self._texts.append(_Text(self._decoded(stream), self._budget))
             elif _is_one_of(stream, forms):

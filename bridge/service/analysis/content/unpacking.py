@@ -52,7 +52,8 @@ class Member:
     """A file within a container. `content` is None if nothing of it can be read.
 
     `names` are all that some program would give it. `limit` names one of our limits: the file is not read, or not
-    completely, but other programs can read it. If `is_disputed`, other programs may not find it. `tags` and `links`
+    completely, but other programs can read it. If `is_disputed`, other programs may not find it. If `is_seldom_read`,
+    engines know the format, but some do not unpack everything that archive programs write. `tags` and `links`
     are what the container says: of the container as a whole if the member has no content.
     """
 
@@ -62,6 +63,7 @@ class Member:
     broken: bool = False
     limit: str = ""
     is_disputed: bool = False
+    is_seldom_read: bool = False
     tags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
 

@@ -4,6 +4,9 @@ A zip file describes each member twice: in the header before its data, and in th
 believe one or the other: about its name (of which each can have two), its compression and its size, and even
 about which members there are. So every header is used, whether or not the directory lists it, and a member is
 read according to both descriptions. Whatever any of the readings yields is a member.
+
+Engines that look for malware are such programs, too: ClamAV goes by sizes in the header that others ignore, and knows
+few methods of compression. Only what is described twice in the same plain way is certainly found by all.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.decompression import MAX_MEMORY, Decoder, Inflater, decode
@@ -30,6 +34,7 @@ _STORED, _DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ = 0, 8, 9, 12, 14, 95
 # Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them, we do not.
 _UNREAD = frozenset({1, 2, 3, 4, 5, 6, 7, _DEFLATED64, 10, 16, 18, 19, 20, 93, 94, 96, 97, 98})
 _METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
+_LATER, _PLAIN_FLAGS = 8, 0x80E  # sizes that follow the data; also how hard it was compressed, and names in UTF-8
 _LIKELY_HEADER = re.compile(rb"PK\x03\x04[\s\S]{4}[\0-\x14\x5d-\x63]\0")  # with a method that exists
 _MAX_DOUBTS = 10_000
 _HEADER_COST, _NAME_COST = 1024, 16  # work for each header, and for each byte of its names: they may overlap
@@ -48,6 +53,7 @@ class _Description:
     size: int
     names: tuple[str, ...]
     offset: int = 0
+    is_plain: bool = False  # without numbers in an extra field; in the directory, where every program looks for it
 
     @property
     def is_encrypted(self) -> bool:
@@ -59,12 +65,26 @@ class _Place:
     """A header in the file: where its data starts, and all descriptions of it."""
 
     start: int
-    is_listed: bool = False
     descriptions: list[_Description] = field(default_factory=list)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for described in self.descriptions for name in described.names))
+
+    def is_plain(self, packed: int) -> bool:
+        """Whether all programs find the same data of this length: the header and one entry say so, in the usual way."""
+        if len(self.descriptions) != 2 or not all(described.is_plain for described in self.descriptions):
+            return False
+        header, entry = self.descriptions
+        sizes = (entry.packed, entry.size)
+        is_later = entry.flags & _LATER and not (header.packed or header.size)
+        return (
+            (header.flags, header.method) == (entry.flags, entry.method)
+            and entry.method in (_STORED, _DEFLATED)
+            and not entry.flags & ~_PLAIN_FLAGS
+            and entry.packed == packed
+            and bool(is_later or (header.packed, header.size) == sizes)
+        )
 
 
 _MANY = 10_000  # headers: more than archives may have members
@@ -110,7 +130,7 @@ def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_De
         for at in sorted({entry.offset + shift for shift in shifts}):
             place = places.get(at) or _header(content, at, budget)
             if place is not None:
-                places[at], place.is_listed, found = place, True, True
+                places[at], found = place, True
                 place.descriptions.append(entry)
         if not found:
             lost.append(entry)
@@ -130,7 +150,7 @@ def _is_empty(content: bytes) -> bool:
 
 def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, set[int]]]:
     """Each entry of any directory, and by how much its offset may be wrong: bytes may precede the archive."""
-    shifts = _Shifts(_directory_ends(content, budget))
+    shifts, plain = _Shifts(_directory_ends(content, budget)), _plain_entries(content)
     at = content.find(_ENTRY)
     while at >= 0:
         if at + _CENTRAL.size <= len(content):
@@ -138,10 +158,27 @@ def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, set
             budget.take_work(_HEADER_COST + _NAME_COST * (name_length + extra_length))
             middle = at + _CENTRAL.size + name_length
             name, extra = content[at + _CENTRAL.size : middle], content[middle : middle + extra_length]
-            packed, size, offset = _real_sizes(extra, packed, size, offset)
-            entry = _Description(flags, method, packed, size, _names(name, extra), offset)
+            written = packed, size, offset
+            packed, size, offset = _real_sizes(extra, *written)
+            is_plain = at in plain and written == (packed, size, offset)
+            entry = _Description(flags, method, packed, size, _names(name, extra), offset, is_plain)
             yield entry, shifts.of(at, budget)
         at = content.find(_ENTRY, at + 4)
+
+
+def _plain_entries(content: bytes) -> set[int]:
+    """Where the entries are, if the last record says so, and they lie one after the other, up to that record."""
+    end = content.rfind(b"PK\x05\x06")
+    if end < 0 or end + _END.size > len(content) or not content.startswith(_HEADER):
+        return set()
+    _, size, at = _END.unpack_from(content, end)
+    if at + size != end:
+        return set()
+    found: set[int] = set()
+    while content.startswith(_ENTRY, at) and at + _CENTRAL.size <= end:
+        found.add(at)
+        at += _CENTRAL.size + sum(_CENTRAL.unpack_from(content, at)[5:8])
+    return found if at == end else set()
 
 
 class _Shifts:
@@ -188,9 +225,11 @@ def _header(content: bytes, at: int, budget: Budget) -> _Place | None:
     middle = at + _LOCAL.size + name_length
     start = middle + extra_length
     extra = content[middle:start]
+    written = packed, size
     packed, size, _ = _real_sizes(extra, packed, size, 0)
     names = _names(content[at + _LOCAL.size : middle], extra)
-    return _Place(start, descriptions=[_Description(flags, method, packed, size, names)])
+    is_plain = written == (packed, size)
+    return _Place(start, descriptions=[_Description(flags, method, packed, size, names, is_plain=is_plain)])
 
 
 def _is_plausible(content: bytes, at: int) -> bool:
@@ -243,42 +282,50 @@ def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
     if all(described.is_encrypted for described in place.descriptions):
         return
     readings = _readings(content, place, budget)
-    readable = {data: whole for data, whole, _ in readings if data is not None}
-    is_disputed = not place.is_listed or len(readable) > 1
-    for limit in {limit for _, _, limit in readings if limit}:
+    readable = {found.content: found.is_whole for found in readings if found.content is not None}
+    is_disputed = len(readable) > 1 or not any(place.is_plain(found.packed) for found in readings)
+    limits = {found.limit for found in readings if found.limit}
+    for limit in limits:
         yield Member(names, None, limit=limit)
-    if not readable and not is_encrypted and not any(limit for _, _, limit in readings):
+    if not readable and not is_encrypted and not limits:
         yield Member(names, None, broken=True)
     for data, whole in readable.items():
         if data or not all(name.endswith("/") for name in names):
             yield Member(names, data, broken=not whole, is_disputed=is_disputed)
 
 
-def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes | None, bool, str]]:
-    """For each distinct reading: the content, whether it is complete, and which of our limits prevents it."""
-    found: list[tuple[bytes | None, bool, str]] = []
+class _Reading(NamedTuple):
+    content: bytes | None
+    is_whole: bool = False
+    packed: int = -1  # the length of the data that it comes from
+    limit: str = ""  # which of our limits prevents it
+
+
+def _readings(content: bytes, place: _Place, budget: Budget) -> list[_Reading]:
+    """Each distinct one."""
+    found: list[_Reading] = []
     for method in dict.fromkeys(described.method for described in place.descriptions if not described.is_encrypted):
         if method == _STORED:
-            found += [(data, True, "") for data in _stored(content, place, budget)]
+            found += _stored(content, place, budget)
         elif method in (_DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ):
-            found += [(*reading, "") for reading in _decoded(content, place, method, budget)]
+            found += _decoded(content, place, method, budget)
         if method in _UNREAD:
-            found.append((None, False, "archive-method"))
+            found.append(_Reading(None, limit="archive-method"))
     return found
 
 
-def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[bytes]:
+def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[_Reading]:
     """By each of the sizes that are given; without any, up to what comes next."""
     sizes = {size for described in place.descriptions for size in (described.packed, described.size) if size}
-    if not sizes and any(described.flags & 8 for described in place.descriptions):
+    if not sizes and any(described.flags & _LATER for described in place.descriptions):
         following = _SIGNATURE.search(content, place.start)
         sizes = {(following.start() if following else len(content)) - place.start}
     for size in sorted({max(0, min(size, len(content) - place.start)) for size in sizes} or {0}):
         budget.take(size)
-        yield content[place.start : place.start + size]
+        yield _Reading(content[place.start : place.start + size], True, size)
 
 
-def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iterator[tuple[bytes, bool]]:
+def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iterator[_Reading]:
     """To the end of the stream, and by each of the sizes that are given: some programs stop there."""
     sizes = {described.size for described in place.descriptions if described.size}
     try:
@@ -287,12 +334,12 @@ def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iter
         return
     found = decode(new, content, start, budget)
     data = found.content
-    if data or found.is_whole:
-        yield data, found.is_whole or len(data) in sizes  # some streams of LZMA have no end
+    if data or found.is_whole:  # some streams of LZMA have no end
+        yield _Reading(data, found.is_whole or len(data) in sizes, found.end - place.start)
     for size in sizes:
         if size < len(data):
             budget.take(size)
-            yield data[:size], True
+            yield _Reading(data[:size], True)
 
 
 def _decoder(content: bytes, start: int, method: int) -> tuple[Callable[[], Decoder], int]:
