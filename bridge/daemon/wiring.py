@@ -447,6 +447,7 @@ def smtp_settings(conf: Config, listener: Listener) -> SmtpSettings:
             max_mails=limits.max_mails_per_connection,
             mail_timeout_s=limits.mail_timeout,
             keeps_bare=_keeps_refused(conf, listener),
+            shortens_lines=_keeps_refused(conf, listener),
         ),
         hidden=frozenset(listener.hide_extensions),
         groups=_route_groups(conf),

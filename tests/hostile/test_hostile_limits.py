@@ -86,7 +86,7 @@ def long_header(client: SmtpClient) -> bytes:
 
 
 CASES: dict[str, tuple[str, Callable[[SmtpClient], bytes], bytes]] = {
-    "line": ("line", lambda client: client.say(b"NOOP " + b"x" * 5000)[0], b"500 5.5.2 "),
+    "line": ("line", lambda client: client.say(b"NOOP " + b"x" * 9000)[0], b"500 5.5.2 "),
     "command": ("command", lambda client: client.say(b"NOOP " + b"x" * 600)[0], b"500 5.5.2 "),
     "header": ("header", long_header, b"554 5.6.0 "),
     "declared size": ("max_message_size", lambda client: client.say(b"MAIL FROM:<> SIZE=4000000")[0], b"552 5.3.4 "),

@@ -21,7 +21,8 @@ def refuse_line(session: SmtpSession, name: str, word: bytes, line: bytes, *, ma
         return replies.BAD_SYNTAX
     if (_NUL in line or _CR in line or _LF in line) and not may_have_any_byte:
         return replies.BARE_BYTE
-    if len(line) > session.settings.max_line(name, is_extended=session.extended_smtp):
+    is_for_parser = may_have_any_byte and session.settings.limits.shortens_lines  # it shortens the line, or refuses it
+    if not is_for_parser and len(line) > session.settings.max_line(name, is_extended=session.extended_smtp):
         session.settings.on_limit("command")
         return replies.LINE_TOO_LONG
     return refuse_before_tls(session, name)

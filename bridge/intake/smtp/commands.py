@@ -16,6 +16,7 @@ from bridge.intake.smtp import replies, xforward
 from bridge.intake.smtp.command_line_checks import refuse_line
 from bridge.intake.smtp.effects import Close, Effect
 from bridge.intake.smtp.fast_path import recognise
+from bridge.intake.smtp.parameters import shortened
 from bridge.intake.smtp.paths import Path, parse_path
 from bridge.intake.smtp.session import CLOSE, SmtpSession
 from bridge.mail.reply import Reply
@@ -100,6 +101,13 @@ def _path(session: SmtpSession, keyword: bytes, argument: bytes, form: str) -> t
         return path
     if path.params and not session.extended_smtp:
         return Reply(501, "5.5.4", form)
+    longest = session.settings.max_line("MAIL", is_extended=session.extended_smtp)  # that of RCPT is the same
+    if len("MAIL ") + len(argument) > longest:  # others have been refused, see `refuse_line`
+        short = shortened(path, longest - len("MAIL FROM:<>"))
+        if short is None:
+            session.settings.on_limit("command")
+            return replies.LINE_TOO_LONG
+        path = short
     limit = session.settings.local_part_limit
     if limit and len(path.address.rpartition("@")[0]) > limit:
         return replies.MALFORMED_ADDRESS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-LINE_LIMIT = 4096  # above every command's own limit
+LINE_LIMIT = 8192  # above every command's own limit, and what Postfix makes of 2,048 characters (xtext)
 PAUSE_AT = 256 * 1024  # bytes waiting while a mail is processed: above this, we stop reading from the client
 
 

@@ -49,6 +49,15 @@ def refuse_of_mail(path: Path, hidden: frozenset[str], max_size: int | None, tak
     return None
 
 
+def shortened(path: Path, limit: int) -> Path | None:
+    """The path without ENVID and ORCPT, which only appear in reports; None if that is still too long.
+
+    RFC 3461 allows 100 and 500 characters, but Postfix takes any number.
+    """
+    short = path._replace(params=tuple([param for param in path.params if param[0] not in ("ENVID", "ORCPT")]))
+    return short if len(" ".join((short.address, *short.as_sent)).encode()) <= limit else None
+
+
 def declared_size(path: Path) -> int:
     """The value of SIZE=, after `refuse_of_mail`; 0 without one."""
     return next((int(value or 0) for name, value in path.params if name == "SIZE"), 0)

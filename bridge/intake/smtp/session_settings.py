@@ -32,6 +32,7 @@ class SessionLimits:
     max_mails: int = 10_000  # on one connection
     mail_timeout_s: float = 7200.0  # from 354 to the final dot
     keeps_bare: bool = False  # after a queue: a mail with a bare CR, LF or NUL is left to the filter, which keeps it
+    shortens_lines: bool = False  # after a queue: ENVID and ORCPT that make a line too long are left out
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,5 @@ class SessionSettings:
         object.__setattr__(self, "fast_path_takes_parameters", self.hidden.isdisjoint(_FAST_PATH_EXTENSIONS))
 
     def max_line(self, verb: str, *, is_extended: bool) -> int:
+        """The longest line that may go on to the next hop."""
         return self.command_size_limit + (EXTENDED_SIZE if is_extended and verb in ("MAIL", "RCPT") else 0)
