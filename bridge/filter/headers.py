@@ -125,10 +125,7 @@ def message_id(head: bytes, lower: bytes) -> str:
     """
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
-    if found is None:
-        return ""
-    first, end = found.span(1)
-    return head[first : min(end, first + _MAX_MESSAGE_ID)].rstrip(b" \t").decode("utf-8", "replace")
+    return "" if found is None else found[1][:_MAX_MESSAGE_ID].rstrip(b" \t").decode("utf-8", "replace")
 
 
 def subject(head: bytes, lower: bytes) -> bytes:

@@ -135,7 +135,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        return self._written - self._skip + len(self._head or b"")
+        return self._written if self._head is None else self._written - self._skip + len(self._head)
 
     def write(self, chunk: bytes, is_last: bool = True) -> None:
         """Append. Raises Saturated above the common limit, OSError when the disk is full.
@@ -250,7 +250,7 @@ class Message:
 
     def is_head_cut(self) -> bool:
         """Whether `head` ended at its limit, and more fields follow. It stays true, whatever is removed from `head`."""
-        return self._after_head() not in (b"", b"\r\n")
+        return self._written > HEAD_LIMIT and self._after_head() not in (b"", b"\r\n")
 
     def is_head_cut_in_field(self) -> bool:
         """Whether `head` ended at its limit, and the last field in it continues in the rest."""
@@ -279,8 +279,9 @@ class Message:
 
     def close(self) -> None:
         """Release memory, file and the spool's bytes. Reading after this yields nothing."""
-        if self._written:  # a mail is closed by the filter, and once more by its connection
-            self._spool.give_back(self._written)
+        if not self._written and self._head is None:  # a mail is closed by the filter, and once more by its connection
+            return
+        self._spool.give_back(self._written)
         self._written = self._skip = 0
         self._chunks = []
         self._head = None

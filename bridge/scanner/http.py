@@ -114,9 +114,6 @@ class ScannerConnection(asyncio.Protocol):
         self._sent_whole = False
         self._may_be_read = False  # some of the request has been written: an answer may arrive
         self._request_id = b""
-        self._begin()
-
-    def _begin(self) -> None:
         self._parser: Any = None  # created when an answer arrives; it refers to us
         self._headers: Any = None  # created with it, like the body
         self._body: Any = None
@@ -142,10 +139,10 @@ class ScannerConnection(asyncio.Protocol):
         if self._lost:
             answer.set_exception(ConnectionLost("closed while idle", sent_whole=False, answered=False))
             return answer
-        self._begin()
-        self._sent_whole = self._may_be_read = False
+        self._sent_whole = self._may_be_read = self._head_complete = self.reusable = False
+        self._parser = self._headers = self._body = None
+        self._received = self._body_bytes = 0
         self._request_id = request_id
-        self.reusable = False
         self._answer = answer
         self._deadline = deadline
         self._slow_at, self._on_slow = slow_at, on_slow
@@ -296,7 +293,7 @@ class ScannerConnection(asyncio.Protocol):
         """An answer without a length ends with the connection."""
         lengths = {b"content-length", b"transfer-encoding"}
         if self._answer is not None and self._head_complete and not self._headers.keys() & lengths:
-            self._complete()
+            self._complete(is_reusable=False)
             self.reusable = False
         return False
 
@@ -335,19 +332,19 @@ class ScannerConnection(asyncio.Protocol):
             self._headers = {}
             self._head_complete = False
             return
-        if self._answer is None or self._answer.done():  # the end of a second answer
-            return
-        self.reusable = self._sent_whole and self._parser.should_keep_alive()
-        self._complete()
+        self._complete(is_reusable=self._sent_whole and self._parser.should_keep_alive())
 
-    def _complete(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            given = self._headers.get(REQUEST_ID_KEY)
-            if given is not None and self._request_id and given != self._request_id:
-                self._fail(WrongAnswer())
-                return
-            status, body = self._parser.get_status_code(), b"".join(self._body)
-            self._answer.set_result(Answer(status, self._headers, body, not self._sent_whole, given is not None))
+    def _complete(self, is_reusable: bool) -> None:
+        answer = self._answer
+        if answer is None or answer.done():  # the end of a second answer
+            return
+        self.reusable = is_reusable
+        given = self._headers.get(REQUEST_ID_KEY)
+        if given is not None and self._request_id and given != self._request_id:
+            self._fail(WrongAnswer())
+            return
+        status, body = self._parser.get_status_code(), b"".join(self._body)
+        answer.set_result(Answer(status, self._headers, body, not self._sent_whole, given is not None))
 
 
 class LateAnswer:
