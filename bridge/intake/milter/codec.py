@@ -63,9 +63,10 @@ class Decoder:
         if self._buffer or self._body_left:
             data, position = self._resume(data, events)
         end, limits, unpack_head = len(data), _FRAME_LIMITS, _HEAD.unpack_from
-        while position + 4 < end:
+        last_head = end - _HEAD.size
+        while position <= last_head:
             length, command = unpack_head(data, position)
-            if not 0 < length <= limits[command]:
+            if length > limits[command] or not length:
                 kind = FrameTooLong if length > limits[command] > 0 else ProtocolError
                 raise kind(f"frame of {length} bytes with command {command:#04x}")
             stop = position + 4 + length

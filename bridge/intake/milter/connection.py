@@ -160,7 +160,7 @@ class MilterConnection(asyncio.Protocol):
     def _write(self) -> None:
         out = self._out
         if out:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._transport.write(b"".join(out))
             out.clear()
 
     # --- called by the listener and its timer ----------------------------------------------------

@@ -7,7 +7,6 @@ a handler written for aiosmtpd does.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from types import CoroutineType, MethodType
 from typing import Any
@@ -108,13 +107,3 @@ class StockSurface(SMTP):
         """The hook's answer, or an awaitable for it."""
         hook = self._context.hooks.get(name)
         return MISSING if hook is None else hook(self, self.session, self.session.envelope, *arguments)
-
-    async def _call_process_message(self) -> Any:
-        """aiosmtpd's deprecated hook, which its test suite still covers."""
-        hook = getattr(self._context.stock.event_handler, "process_message", None)
-        if hook is None:
-            return MISSING
-        envelope = self.session.envelope
-        status = hook(self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
-        status = await status if asyncio.iscoroutine(status) else status
-        return MISSING if status is None else status

@@ -179,7 +179,7 @@ class SmtpConnection(StockSurface):
         """Execute the whole lines at the start of `data` until something has to wait; the rest is returned."""
         start, end = 0, data.find(b"\r\n")
         try:
-            while 0 <= end <= start + LINE_LIMIT:
+            while end >= 0 and end - start <= LINE_LIMIT:
                 self._execute(data[start:end])
                 start = end + 2
                 if start == len(data) or not self._takes_commands():
@@ -240,7 +240,7 @@ class SmtpConnection(StockSurface):
             status = MISSING if hook is None else hook(self, session, session.envelope, *effect.arguments)
             if isinstance(status, CoroutineType):
                 return self._start(self._await_answer, status, effect)
-            effect = effect.then(status, *effect.arguments)
+            effect = effect.then(session, status, *effect.arguments)
         match effect:
             case None:
                 return None
@@ -258,7 +258,7 @@ class SmtpConnection(StockSurface):
                 assert_never(effect)
 
     async def _await_answer(self, status: Awaitable[Any], ask: Ask) -> None:
-        self._perform(ask.then(await status, *ask.arguments))
+        self._perform(ask.then(self.session, await status, *ask.arguments))
 
     # Tasks
 
@@ -312,7 +312,7 @@ class SmtpConnection(StockSurface):
 
     def _greet_now(self) -> None:
         try:
-            self._perform(Ask("CONNECT", self.session.greet))
+            self._perform(Ask("CONNECT", SmtpSession.greet))
         except Exception:
             self._break_down()
         self._flush()
@@ -415,7 +415,7 @@ class SmtpConnection(StockSurface):
             del content  # thousands of mails may wait here: each keeps only what is needed
             if isinstance(status, Ask):
                 arguments = status.arguments
-                status = self._call_mail_hook(status)
+                status = self._call_hook(status.hook, arguments)
             if isinstance(status, CoroutineType):
                 status = await status
         except Exception as error:
@@ -426,11 +426,6 @@ class SmtpConnection(StockSurface):
         self.session.answer_mail(status, *arguments)
         if self._farewell is not None:
             self.goodbye(self._farewell)
-
-    def _call_mail_hook(self, ask: Ask) -> Any:
-        if ask.hook == "DATA" and "DATA" not in self._context.hooks:
-            return self._call_process_message()
-        return self._call_hook(ask.hook, ask.arguments)
 
     # Time
 
@@ -471,7 +466,7 @@ class SmtpConnection(StockSurface):
         replies = self.session.replies
         if replies:
             if self.transport is not None:
-                self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
+                self._transport.write(b"".join(replies))
             replies.clear()
 
     def _before_wait(self) -> None:

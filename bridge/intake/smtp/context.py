@@ -11,10 +11,13 @@ import asyncio
 import inspect
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from aiosmtpd.smtp import SMTP
+from aiosmtpd.smtp import MISSING, SMTP
 
+from bridge.intake.smtp.envelope import SmtpEnvelope
+from bridge.intake.smtp.session import SmtpSession
 from bridge.intake.smtp.session_settings import SessionLimits, SessionSettings
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
@@ -42,6 +45,8 @@ class SmtpContext:
         stock = SMTP(handler, **options)
         self.stock = stock  # never serves a client; aiosmtpd's own code finds its settings here
         self.hooks: dict[str, Callable[..., Any]] = stock._handle_hooks
+        if "DATA" not in self.hooks and hasattr(handler, "process_message"):
+            self.hooks["DATA"] = partial(_process_message, handler.process_message)
         self.loop: asyncio.AbstractEventLoop = stock.loop
         self.spool = spool or Spool(1 << 30)
         self.tls_context: ssl.SSLContext | None = stock.tls_context
@@ -86,6 +91,13 @@ def _settings(
         call_limits=stock._call_limit_base if stock._enforce_call_limit else None,
         default_call_limit=stock._call_limit_default if stock._enforce_call_limit else 0,
     )
+
+
+async def _process_message(process: Callable[..., Any], _: object, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
+    """aiosmtpd's deprecated hook, which its test suite still covers."""
+    status = process(session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
+    status = await status if asyncio.iscoroutine(status) else status
+    return MISSING if status is None else status
 
 
 def _ignore(*_: object) -> None:

@@ -234,7 +234,7 @@ class SmtpSession(StockSession):
             return self.refuse(Reply(501, "5.5.4", "Syntax: HELO hostname"))
         self.reset()
         self.extended_smtp = False
-        return Ask("HELO", self._greet_back, (hostname,))
+        return Ask("HELO", SmtpSession._greet_back, (hostname,))
 
     def _greet_back(self, status: Any, hostname: str) -> None:
         if status is MISSING:
@@ -254,9 +254,9 @@ class SmtpSession(StockSession):
             return None
         lines = extensions(settings, is_secure=is_secure, is_trusted=self.trusted)
         if settings.ehlo_hook == "new":
-            return Ask("EHLO", self._announce, (hostname, [*lines, "250 HELP"]))
+            return Ask("EHLO", SmtpSession._announce, (hostname, [*lines, "250 HELP"]))
         self._announce(lines)
-        return Ask("EHLO", lambda line, _: self.answer(line), (hostname,))
+        return Ask("EHLO", lambda session, line, _: session.answer(line), (hostname,))
 
     def _announce(self, lines: Iterable[str | Reply], *_: Any) -> None:
         for line in lines:
@@ -290,9 +290,9 @@ class SmtpSession(StockSession):
             envelope.smtp_utf8 = envelope.prdr = False
         elif (refusal := self._refuse_mail(unchecked)) is not None:
             if refusal is TOO_LARGE:
-                return Ask("OVERSIZE", self._refuse_oversize, (address, declared_size(unchecked)))
+                return Ask("OVERSIZE", SmtpSession._refuse_oversize, (address, declared_size(unchecked)))
             return self.refuse(refusal)
-        return Ask("MAIL", self._begin_mail, (address, options))
+        return Ask("MAIL", SmtpSession._begin_mail, (address, options))
 
     def _refuse_mail(self, path: Path) -> Reply | None:
         settings, names = self.settings, [name for name, _ in path.params]
@@ -325,7 +325,7 @@ class SmtpSession(StockSession):
         refusal = self._refuse_rcpt(address, unchecked)
         if refusal is not None:
             return self.refuse(refusal)
-        return Ask("RCPT", self._add_recipient, (address, options))
+        return Ask("RCPT", SmtpSession._add_recipient, (address, options))
 
     def _refuse_rcpt(self, address: str, unchecked: Path | None) -> Reply | None:
         if unchecked is not None:
@@ -347,7 +347,7 @@ class SmtpSession(StockSession):
         return self.replies.append(b"250 2.1.5 OK\r\n")
 
     def data(self) -> Effect | None:
-        return Ask("PREDATA", self._begin_content)
+        return _ASK_BEFORE_CONTENT
 
     def _begin_content(self, status: Any) -> Effect | None:
         if status is not MISSING:
@@ -364,11 +364,11 @@ class SmtpSession(StockSession):
             if (limit := _LIMITS.get(content.fault)) is not None:
                 self.settings.on_limit(limit)
             refusal = _FAULTS[content.fault]
-            return Ask("REFUSED", self.answer_mail, (refusal, content.total))
+            return Ask("REFUSED", SmtpSession.answer_mail, (refusal, content.total))
         if self.settings.content_encoding == "ascii" and not (self.envelope.original_content or b"").isascii():
             return replies.STRICT_ASCII_CONTENT
         self.errors = 0  # a client that brings mail may make a mistake now and then
-        return Ask("DATA", self.answer_mail)
+        return _ASK_ABOUT_CONTENT
 
     def answer_mail(self, status: Any, default: Reply = replies.OK, *_: Any) -> None:
         """With what the handler decided; then this mail is over."""
@@ -388,23 +388,23 @@ class SmtpSession(StockSession):
 
     def rset(self) -> Effect | None:
         self.reset()
-        return Ask("RSET", self._agree)
+        return Ask("RSET", SmtpSession._agree)
 
     def noop(self, text: str | None) -> Effect | None:
-        return Ask("NOOP", self._agree, (text,))
+        return Ask("NOOP", SmtpSession._agree, (text,))
 
     def _agree(self, status: Any, *_: Any) -> None:
         self.answer(replies.OK if status is MISSING else status)
 
     def quit(self) -> Effect | None:
-        return Ask("QUIT", self._say_bye)
+        return _ASK_AT_QUIT
 
     def _say_bye(self, status: Any) -> Effect | None:
         self.answer(replies.BYE if status is MISSING else status)
         return CLOSE
 
     def vrfy(self, address: str) -> Effect | None:
-        return Ask("VRFY", self._verify, (address,))
+        return Ask("VRFY", SmtpSession._verify, (address,))
 
     def _verify(self, status: Any, _: str) -> None:
         self.answer(replies.NOT_VERIFIED if status is MISSING else status)
@@ -425,3 +425,9 @@ class SmtpSession(StockSession):
             return self.refuse(replies.NO_TLS)
         self.answer(replies.READY_FOR_TLS)
         return _START_TLS
+
+
+# Those of every mail that have no arguments are made once.
+_ASK_BEFORE_CONTENT = Ask("PREDATA", SmtpSession._begin_content)
+_ASK_ABOUT_CONTENT = Ask("DATA", SmtpSession.answer_mail)
+_ASK_AT_QUIT = Ask("QUIT", SmtpSession._say_bye)

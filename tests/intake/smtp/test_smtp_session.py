@@ -32,7 +32,7 @@ def play(session: SmtpSession, lines: list[bytes], answers: dict[str, Any] | Non
     for line in lines:
         effect = receive_line(session, line)
         while isinstance(effect, Ask):
-            effect = effect.then((answers or {}).get(effect.hook, MISSING), *effect.arguments)
+            effect = effect.then(session, (answers or {}).get(effect.hook, MISSING), *effect.arguments)
     return effect
 
 
