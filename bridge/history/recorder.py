@@ -33,6 +33,7 @@ from bridge.observe.redaction import FULL, Redaction
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB; twenty recipients weigh as much as a row
+_RECIPIENTS_OF_ROW = 20
 MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
 MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
 MAX_DEFERRED = 10_000  # mails that may come again
@@ -72,7 +73,7 @@ _OTHERS = ""  # instead of a client: further ones, which share a row
 
 
 def _weight(more_recipients: int) -> int:
-    return 1 + max(0, more_recipients) // 20
+    return 1 + max(0, more_recipients) // _RECIPIENTS_OF_ROW
 
 
 @dataclass(slots=True)
@@ -152,7 +153,8 @@ class Recorder:
         if self._added - self._removed >= self._settings.max_waiting:
             self._count("overflow", 1)
             return
-        self._added += _weight(len(record.tx.envelope.recipients) - 1)
+        recipients = len(record.tx.envelope.recipients)
+        self._added += 1 if recipients <= _RECIPIENTS_OF_ROW else _weight(recipients - 1)
         self._waiting.append((now, record, self._attempt(record, now)))
 
     def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
@@ -337,7 +339,7 @@ class Recorder:
         self._written(len(rows) - len(again), len(rows) - len(refused))
 
     def _written(self, taken: int, written: int) -> None:
-        self._removed += sum(_weight(row.recipients.count("\n")) for _, row in self._rows[:taken])
+        self._removed += sum([1 + row.recipients.count("\n") // _RECIPIENTS_OF_ROW for _, row in self._rows[:taken]])
         del self._rows[:taken]
         self._count("written", written)
 

@@ -24,6 +24,9 @@ _MAX_TEXT = 1000  # characters
 _MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
 
+# Without the call of `Row.__new__`, which is written in Python: 0.27 us instead of 0.52.
+_new_row = tuple.__new__
+
 _kinds: dict[tuple[Any, ...], Kind] = {}
 
 
@@ -45,7 +48,7 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         kind = _any_kind(record)
     else:
         kind = _ordinary_kind(record, outcome, result)
-    row = Row(
+    values = (
         at,
         tx.id,
         session.id,
@@ -67,6 +70,7 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         1,
         _more(record, redaction) if is_special or (result and (result.reasons or result.listed)) else None,
     )
+    row = _new_row(Row, values)
     return (kind, row) if redaction is FULL else _redacted(kind, row, redaction)
 
 

@@ -22,7 +22,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from bridge.history.segment_files import (
 )
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
-from bridge.runtime.storable import storable_row
+from bridge.runtime.storable import storable, storable_row
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,9 @@ CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fi
 CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
 """
 _PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
-_ONE_MAIL = f"(?, {', '.join('?' * len(Row._fields))})"
+# The last value is `more`. For None, Python looks for an adapter and drops an exception, so "" takes its place: 0.3 us.
+_ONE_MAIL = f"(?, {'?, ' * (len(Row._fields) - 1)}NULLIF(?, ''))"
+_WIDTH = 1 + len(Row._fields)
 # By the number of mails in one statement: with 100, each takes 4.2 us instead of 4.8; SQLite takes 32,766 values. Each
 # statement releases the interpreter's lock, so the rest of a batch is not written mail by mail either.
 _PUT_MAILS = {number: f"INSERT INTO mail VALUES {', '.join([_ONE_MAIL] * number)}" for number in (100, 10, 1)}  # noqa: S608
@@ -116,13 +117,15 @@ class SegmentWriter:
             connection = self._open()
             known = len(self._kinds)
             new: list[tuple[Any, ...]] = []
-            values = []
+            values: list[Any] = []  # of all mails: a tuple for each would only be taken apart again
             for kind, row in rows:
                 number = self._kinds.get(kind)
                 if number is None:
                     number = self._kinds[kind] = self._last_kind + len(new) + 1
                     new.append((number, *kind))
-                values.append((number, *row))
+                values.append(number)
+                values += row
+                values[-1] = row.more or ""
             try:
                 _insert(connection, new, values)
             except BaseException as exc:
@@ -223,22 +226,23 @@ def set_aside(path: Path) -> None:
         log.warning("history: %s is damaged; it was renamed to %s", path, aside.name)
 
 
-def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[Any]) -> None:
+    """`mails`: their values, one mail after the other."""
     try:
         with transaction(connection):
             _put(connection, kinds, mails)
     except UnicodeEncodeError:  # bytes of a mail that are not text; SQLite stores UTF-8 only
         with transaction(connection):
-            _put(connection, list(map(storable_row, kinds)), list(map(storable_row, mails)))
+            _put(connection, list(map(storable_row, kinds)), list(map(storable, mails)))
 
 
-def _put(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+def _put(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[Any]) -> None:
     connection.executemany(_PUT_KIND, kinds)
     start = 0
     for number, statement in _PUT_MAILS.items():
-        while len(mails) - start >= number:
-            connection.execute(statement, list(chain.from_iterable(mails[start : start + number])))
-            start += number
+        while len(mails) - start >= number * _WIDTH:
+            connection.execute(statement, mails[start : start + number * _WIDTH])
+            start += number * _WIDTH
 
 
 def finish(path: Path, busy_s: float = BUSY_S) -> None:

@@ -8,7 +8,7 @@ from binascii import b2a_base64
 import pytest
 
 from bridge.mime.mail_text import html_of, read
-from bridge.mime.words import as_text, codec_of, codecs_of, decode_words
+from bridge.mime.words import as_text, codec_of, codecs_of, decode_words, subject_text
 from bridge.quarantine.record import subject
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
@@ -89,6 +89,24 @@ def test_charsets_of_real_mail_are_decoded(charset: str, text: str) -> None:
 )
 def test_encoded_words(text: str, decoded: str) -> None:
     assert decode_words(text) == decoded
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"", ""),
+        (b" a plain subject \r\n", "a plain subject"),
+        (b"two  spaces,\r\n\tfolded", "two spaces, folded"),
+        (b"a\0b\x7f", "a b\x7f"),
+        (b"x\xa0", "x\ufffd"),
+        ("h\u00e4".encode(), "h\u00e4"),
+        (b"=?utf-8?q?a=C3=A9?=", "a\u00e9"),
+        (b"word " * 100, ("word " * 100)[:200]),
+    ],
+)
+def test_a_plain_subject_is_shown_as_any_other(raw: bytes, shown: str) -> None:
+    """Plain subjects are recognised early, because every mail has one."""
+    assert subject_text(raw) == shown
 
 
 HIDDEN = '<a href="https://evil.example/x">x</a>'
