@@ -15,7 +15,7 @@ class ApiToken(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Name of the token's user, for people who read this file.",
     )
-    token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
+    token_file: str = Field(description=f"File that contains the bearer token. {FILE_LOOKUP}")
     tenants: list[TenantUid] | None = Field(
         None,
         min_length=1,
@@ -27,7 +27,7 @@ class Api(Section):
     tokens: list[ApiToken] = Field(
         [],
         description="Tokens with which programs may [query the history over HTTP](../operate/history-over-http.md). "
-        "Without tokens, every request is refused.",
+        "If there are none, every request is refused.",
     )
 
     @field_validator("tokens")

@@ -34,5 +34,5 @@ class Cluster(Section):
     @classmethod
     def _reachable(cls, addresses: list[Endpoint]) -> list[Endpoint]:
         if any(address.systemd or address.is_any for address in addresses):
-            raise ValueError("a node's address must be host:port or unix:/path")
+            raise ValueError("a node's address must be given as host:port or unix:/path")
         return addresses

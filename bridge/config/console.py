@@ -29,7 +29,7 @@ class Oidc(Section):
     issuer: str = Field(description="The provider's issuer URL, as in its discovery document.")
     client_id: str = Field(min_length=1, max_length=200, description="Our client ID at the provider.")
     client_secret_file: SecretFile | None = Field(
-        None, description=f"File with our client secret; none for a public client. {FILE_LOOKUP}"
+        None, description=f"File that contains our client secret; none for a public client. {FILE_LOOKUP}"
     )
     ca_file: str | None = Field(None, description=CA_FILE)
     scopes: list[str] = Field(

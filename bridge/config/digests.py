@@ -46,12 +46,12 @@ class UserPolicy(Section):
 
     spam: Literal["release", "request", "nothing"] = Field(
         "release",
-        description="Spam and bulk mail. `release`: users release it themselves. `request`: they ask, and the release "
-        "waits for a releaser in the console. `nothing`: they only see that it is held.",
+        description="Spam and bulk mail. `release`: users release it themselves. `request`: they request the "
+        "release, which a releaser grants or refuses in the console. `nothing`: they only see that it is held.",
     )
     phishing: Literal["release", "request", "nothing"] = Field("request", description="Phishing and fraud.")
     malware: Literal["request", "nothing"] = Field(
-        "request", description="Malware. Users never release it themselves, whatever is configured."
+        "request", description="Malware. Users can never release it themselves."
     )
     blocked: Literal["release", "request", "nothing"] = Field(
         "request", description="Mail that matches a list of the tenant or the deployment."
@@ -75,7 +75,7 @@ class TenantDigests(Section):
     schedule: Schedule | None = Field(None, description="Default: as in `digests`.")
     from_: Sender | None = Field(None, alias="from", description="Default: as in `digests`.")
     language: Language | None = Field(None, description="Default: the first of `digests.languages`.")
-    templates: str | None = Field(None, description="Directory with the tenant's templates. Default: as in `digests`.")
+    templates: str | None = Field(None, description="Directory of the tenant's templates. Default: as in `digests`.")
     notify: list[MailAddress] | None = Field(None, description="Default: as in `digests`.")
     users: UserPolicy = Field(
         UserPolicy(),
@@ -168,13 +168,13 @@ class Digests(Section):
     link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest work.")
     key_file: SecretFile | None = Field(
         None,
-        description="File with the keys that sign links, one per line, the newest first: "
+        description="File that contains the keys that sign links, one per line, the newest first: "
         "`scanbridge digest keys rotate` writes it. It must be the same on all machines that share a quarantine. "
         f"{FILE_LOOKUP} Default: a generated file in the state directory.",
     )
     templates: str | None = Field(
         None,
-        description="Directory with templates that replace ours: `digest.txt`, `digest.html`, `digest-subject.txt`.",
+        description="Directory of templates that replace ours: `digest.txt`, `digest.html`, `digest-subject.txt`.",
     )
     max_listed: int = Field(
         50, ge=1, le=500, description="Maximum number of mails listed in a digest; the page shows the others."

@@ -54,9 +54,9 @@ class EventSink(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the sink in the log and in metrics.")
     type: Literal["file", "webhook", "syslog", "nats"] = Field(
         description="`file`: JSON lines. `webhook`: HTTP POST with Standard Webhooks signatures. `syslog`: RFC 5424 "
-        "over TCP or TLS. `nats`: a NATS server; requires the extra `scanbridge[nats]`."
+        "over TCP or TLS. `nats`: a NATS server; requires the `scanbridge[nats]` extra."
     )
-    types: list[EventTypeName] = Field(_ALL, min_length=1, description="Types of events that this sink gets.")
+    types: list[EventTypeName] = Field(_ALL, min_length=1, description="Types of events that this sink receives.")
     format: Literal["json", "ocsf"] = Field(
         "json",
         description="`json`: as in [the reference](events.md). `ocsf`: the Open Cybersecurity Schema Framework.",
@@ -84,8 +84,8 @@ class EventSink(Section):
     url: str | None = Field(None, description="`webhook`: the URL to which events are posted.")
     secret_file: str | None = Field(
         None,
-        description="`webhook`: file with the secret (`whsec_` and base64) with which events are signed. If the file "
-        f"has several lines, each event is signed with all of these secrets. {FILE_LOOKUP}",
+        description="`webhook`: file that contains the secret (`whsec_` and base64) with which events are signed. If "
+        f"the file has several lines, each event is signed with all of these secrets. {FILE_LOOKUP}",
     )
     allow_plain_http: bool = Field(False, description=f"`webhook`: {ALLOW_PLAIN_HTTP[0].lower()}{ALLOW_PLAIN_HTTP[1:]}")
     address: AddressField | None = Field(None, description="`syslog`: the receiver, host:port or [IPv6]:port.")
@@ -98,8 +98,10 @@ class EventSink(Section):
         description="`nats`: the first part of an event's subject, followed by a dot and the event's type.",
     )
     jetstream: bool = Field(False, description="`nats`: wait until a stream has stored the event.")
-    credentials_file: str | None = Field(None, description=f"`nats`: file with credentials (.creds). {FILE_LOOKUP}")
-    token_file: str | None = Field(None, description=f"`nats`: file with a token. {FILE_LOOKUP}")
+    credentials_file: str | None = Field(
+        None, description=f"`nats`: file that contains credentials (.creds). {FILE_LOOKUP}"
+    )
+    token_file: str | None = Field(None, description=f"`nats`: file that contains a token. {FILE_LOOKUP}")
 
     @model_validator(mode="before")
     @classmethod
@@ -153,7 +155,9 @@ class EventSink(Section):
     def _servers(cls, servers: list[str]) -> list[str]:
         for server in servers:
             if not re.fullmatch(r"(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", server):
-                raise ValueError("a server must be nats://host:port or tls://host:port, without user name or password")
+                raise ValueError(
+                    "a server must be given as nats://host:port or tls://host:port, without a user name or password"
+                )
         return servers
 
 

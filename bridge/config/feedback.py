@@ -17,7 +17,7 @@ class Learning(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     url: str = Field(description="rspamd's controller, for example http://127.0.0.1:11334.")
     password_file: SecretFile | None = Field(
-        None, description=f"File with the controller's `enable_password`, or its `password`. {FILE_LOOKUP}"
+        None, description=f"File that contains the controller's `enable_password`, or its `password`. {FILE_LOOKUP}"
     )
     ca_file: str | None = Field(None, description=CA_FILE)
     timeout: Duration = Field(10.0, gt=0, le=300, description="Maximum time for one mail.")
@@ -44,7 +44,7 @@ class Feedback(Section):
     scanner: bool | None = Field(
         None,
         description="Have the included scanning service, at `scanner.urls`, learn from reported mail; its token needs "
-        "the permission `feedback`. Default: only if the service is embedded.",
+        "the `feedback` permission. Default: only if the service is embedded.",
     )
     retention: Duration = Field(
         90 * 86400.0,

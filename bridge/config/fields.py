@@ -21,7 +21,7 @@ from bridge.runtime.endpoints import Endpoint, NextHop
 
 # Descriptions that several keys share
 ALLOW_PLAIN_HTTP = "Allow http:// to a host other than loopback. The secret is then sent unencrypted."
-CA_FILE = "File with CA certificates (PEM) to trust instead of the system's."
+CA_FILE = "File that contains CA certificates (PEM) to trust instead of the system's."
 FILE_LOOKUP = "A relative name is looked up in $CREDENTIALS_DIRECTORY, then next to the configuration file."
 
 
@@ -39,7 +39,7 @@ def _reader(kind: type[Endpoint] | type[NextHop]) -> BeforeValidator:
 
 def _not_the_secret(name: str) -> str:
     if _SECRET.fullmatch(name):
-        raise ValueError("this looks like the secret itself; write it to a file, and the name of that file here")
+        raise ValueError("this looks like the secret itself; put it in a file, and give the name of that file here")
     return name
 
 
@@ -195,12 +195,13 @@ def _database_url(value: str) -> str:
     if parts.scheme == "sqlite":
         if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
             raise ValueError(
-                "an SQLite database must be sqlite:///file, relative to the state directory, or sqlite:////path"
+                "an SQLite database must be given as sqlite:///file, relative to the state directory, or as "
+                "sqlite:////path"
             )
         return value
     if parts.scheme != "postgresql" or len(parts.path) < 2 or parts.fragment:
         hint = "; write postgresql:// instead of postgres://" if parts.scheme == "postgres" else ""
-        raise ValueError(f"a database must be postgresql://user@host:port/name, or sqlite:///file{hint}")
+        raise ValueError(f"a database must be given as postgresql://user@host:port/name, or sqlite:///file{hint}")
     if parts.password is not None or "password" in parse_qs(parts.query):
         raise ValueError("the URL must not contain a password; set state_database_password_file")
     return value

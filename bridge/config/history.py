@@ -14,8 +14,8 @@ from bridge.runtime.units import Duration, Size
 class History(Section):
     enabled: bool = Field(
         True,
-        description="Keep a history of what happened to each mail: its addresses (as `log.addresses` says), its "
-        "subject (only with `log.addresses: full`), its decision and its replies, but not its content.",
+        description="Keep a history of what happened to each mail: its addresses (in the form set by `log.addresses`), "
+        "its subject (only with `log.addresses: full`), its decision and its replies, but not its content.",
     )
     retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
     max_size: Size | None = Field(

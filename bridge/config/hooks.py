@@ -13,7 +13,9 @@ from bridge.config.fields import FILE_LOOKUP, Section
 
 
 class Hooks(Section):
-    token_file: str = Field(description=f"File with the token that the mail server sends (`Bearer`). {FILE_LOOKUP}")
+    token_file: str = Field(
+        description=f"File that contains the token that the mail server sends (`Bearer`). {FILE_LOOKUP}"
+    )
     deletes: bool = Field(
         True,
         description="Whether the mail server deletes and changes header fields, and removes recipients, when it is "

@@ -58,8 +58,8 @@ class Limits(Section):
     max_message_size: Size = Field(
         MAX_MESSAGE_BYTES,
         ge=1,
-        description="Maximum size of a mail. Larger mail is refused with 552. With `scanner.size_limit_counts: "
-        "request`, the form around the mail must fit into 50 MiB as well.",
+        description="Maximum size of a mail. Larger mail is refused with 552. If `scanner.size_limit_counts` is "
+        "`request`, the form around the mail must fit into 50 MiB as well.",
     )
     max_recipients: int = Field(1000, ge=1, description="Maximum recipients of one mail; further ones get 452 4.5.3.")
     max_connections: int = Field(2000, ge=1, description="Maximum connections of a listener; further ones get 421.")

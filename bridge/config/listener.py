@@ -63,7 +63,7 @@ class Listener(Section):
     tls: Tls | None = Field(
         None,
         validate_default=True,
-        description="Offer STARTTLS with this certificate. MTA Hooks: speak HTTPS with it.",
+        description="Offer STARTTLS with this certificate or, on an MTA Hooks listener, use HTTPS with it.",
     )
     proxy_protocol: bool = Field(False, description="Expect a PROXY protocol header (v1 or v2) on every connection.")
     client_header: str | None = Field(
@@ -76,14 +76,14 @@ class Listener(Section):
     )
     refuse_ambiguous_mime: bool = Field(
         False,
-        description="Refuse mail with a MIME structure that mail programs may read in different ways, with 554 5.6.0 "
-        "and without a scan. This applies only to [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2, "
+        description="Refuse mail, with 554 5.6.0 and without a scan, if mail programs may read its MIME structure in "
+        "different ways. This applies only to [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2, "
         "and to structures that are too large to be read completely. Some legitimate mail has such a structure; "
         "`mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
-        description="ESMTP extensions that are neither announced nor accepted. Meant for those that the next hop "
+        description="ESMTP extensions that are neither announced nor accepted. List those that the next hop "
         "lacks: the mail server in front of us then converts the mail (8BITMIME), reports its delivery (DSN) or "
         "refuses it (SMTPUTF8) itself.",
     )

@@ -75,7 +75,7 @@ class Lists(Section):
         description="Base URLs of other services with the same database, used in this order while the first one is "
         "unavailable.",
     )
-    api_key_file: SecretFile = Field(description=f"File with the API key. {FILE_LOOKUP}")
+    api_key_file: SecretFile = Field(description=f"File that contains the API key. {FILE_LOOKUP}")
     ca_file: str | None = Field(None, description=CA_FILE)
     refresh: Duration = Field(
         300.0, ge=1, description="How often the local copies of the lists that listeners use are refreshed."

@@ -80,7 +80,7 @@ class Tenant(Section):
     recipient_domains: list[DomainField] = Field(
         min_length=1,
         description="Mail to recipients in these domains, without their subdomains, belongs to the tenant. A domain "
-        "may be written in any spelling: with capitals, with a final dot, in Unicode or as `xn--`.",
+        "may be written in any form: with capitals, with a final dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(
@@ -159,7 +159,7 @@ class Tracing(Section):
     endpoint: str = Field(
         pattern=r"^https?://[^\s/]+",
         description="URL at which an OpenTelemetry collector receives traces (OTLP over HTTP), for example "
-        "http://127.0.0.1:4318/v1/traces. Requires the extra `scanbridge[otel]`.",
+        "http://127.0.0.1:4318/v1/traces. Requires the `scanbridge[otel]` extra.",
     )
     sample_percent: float = Field(100.0, ge=0, le=100, description="Percentage of mail that is traced.")
 
@@ -196,7 +196,7 @@ class Config(Section):
     workers: Workers = Field(
         1,
         description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "
-        "apply to all of them together. With more than one, a supervisor starts and restarts them.",
+        "apply to all of them together. If there is more than one, a supervisor starts and restarts them.",
     )
     log: Log = Log()
     events: EventSinks = Field([], description="Sinks that receive events about mail, lists and scanners.")
@@ -218,11 +218,9 @@ class Config(Section):
     state_database_password_file: str | None = Field(
         None,
         validate_default=True,
-        description=f"File with the password of `state_database`. {FILE_LOOKUP}",
+        description=f"File that contains the password of `state_database`. {FILE_LOOKUP}",
     )
-    drain_timeout: Duration = Field(
-        60.0, description="Maximum time to finish the mail being processed when scanbridge stops."
-    )
+    drain_timeout: Duration = Field(60.0, description="Maximum time to finish processing mail when scanbridge stops.")
     embedded_service: bool = Field(
         False, description="Also run the embedded scanning service, at the first of `scanner.urls`."
     )

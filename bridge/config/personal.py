@@ -29,7 +29,7 @@ class PersonalLists(Section):
         ["spam", "bulk"],
         description="Mail with one of these verdicts is delivered if its recipient has allowed the sender. Mail "
         "in which [something dangerous](../operate/personal-lists.md#limits-of-allow-entries) was found is "
-        "never delivered, whatever its verdict.",
+        "never delivered, regardless of its verdict.",
     )
     max_entries: int = Field(200, ge=1, le=10_000, description="Maximum number of entries for one recipient.")
 

@@ -63,8 +63,8 @@ class Policy(Section):
     undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="The service gives no answers at all, for whatever reason. Each of the next four keys overrides "
-        "this for one reason. If only a single mail gets no answer, `failed` applies to it.",
+        description="The service gives no answers at all. Each of the next four keys overrides this for one "
+        "reason. If only a single mail gets no answer, `failed` applies to it.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"
@@ -85,8 +85,8 @@ class Policy(Section):
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="Too much mail is being processed, here or at the scanner. With any action but tempfail, such mail "
-        "is accepted at MAIL instead of being refused there.",
+        description="Too much mail is being processed, here or at the scanner. If the action is not `tempfail`, such "
+        "mail is accepted at MAIL instead of being refused there.",
     )
     too_large: PolicyEntry = Field(
         PolicyEntry(action=Action.REJECT), description="The mail is larger than `limits.max_message_size`."

@@ -29,14 +29,14 @@ class S3(Section):
     )
     access_key_file: str | None = Field(
         None,
-        description=f"File with the access key. {FILE_LOOKUP} "
+        description=f"File that contains the access key. {FILE_LOOKUP} "
         "Default: the environment variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
     )
     secret_key_file: str | None = Field(
-        None, validate_default=True, description=f"File with the secret key. {FILE_LOOKUP}"
+        None, validate_default=True, description=f"File that contains the secret key. {FILE_LOOKUP}"
     )
     ca_file: str | None = Field(
-        None, description="File with CA certificates (PEM) to trust in addition to the system's."
+        None, description="File that contains CA certificates (PEM) to trust in addition to the system's."
     )
 
     @field_validator("endpoint")
@@ -68,7 +68,7 @@ class Quarantine(Section):
     )
     release_key_file: str | None = Field(
         None,
-        description="File with the key that marks released mail, so that it is not quarantined again. It must be the "
-        f"same on all machines that released mail may pass through. {FILE_LOOKUP} Default: a generated key in the "
-        f"state directory.",
+        description="File that contains the key that marks released mail, so that it is not quarantined again. It "
+        f"must be the same on all machines that released mail may pass through. {FILE_LOOKUP} Default: a generated "
+        "key in the state directory.",
     )

@@ -28,7 +28,8 @@ class NextHops(BaseModel):
     )
     next_hops: list[NextHopField] = Field(
         [],
-        description="Several next hops, instead of `next_hop`. The first one that accepts a connection gets the mail.",
+        description="Several next hops, instead of `next_hop`. The first one that accepts a connection receives the "
+        "mail.",
     )
 
     @model_validator(mode="before")
@@ -60,7 +61,9 @@ class TenantRelay(NextHops, Section):
 
 class Route(NextHops, Section):
     recipient_domains: list[DomainField] = Field(
-        min_length=1, description="Mail to recipients in these domains, in any spelling, goes to this route's next hop."
+        min_length=1,
+        description="Mail to recipients in these domains, which may be written in any form, goes to this route's "
+        "next hop.",
     )
 
 
@@ -81,7 +84,7 @@ class Relay(NextHops, Section):
     )
     probe_interval: Duration = Field(
         60.0,
-        description="How often a next hop that gets no mail is tested with a connection, EHLO and QUIT. It is also "
+        description="How often a next hop that receives no mail is tested with a connection, EHLO and QUIT. It is also "
         "tested at startup. 0: never; its state is then unknown until a mail is sent to it.",
     )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")

@@ -58,7 +58,7 @@ class Discovery(Section):
     nameservers: list[AddressField] = Field(
         [], description="Name servers, such as `127.0.0.1:8600`. Default: those of the system, in `/etc/resolv.conf`."
     )
-    min_interval: Duration = Field(5.0, ge=0.1, description="Minimum time between lookups, whatever the TTL.")
+    min_interval: Duration = Field(5.0, ge=0.1, description="Minimum time between lookups, regardless of the TTL.")
     max_interval: Duration = Field(60.0, ge=0.1, description="Maximum time between lookups.")
 
     @field_validator("nameservers")
@@ -96,7 +96,7 @@ class Scanner(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     urls: list[str] = Field(
         min_length=1,
-        description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
+        description="Base URLs of the scanning service. If there are several, each mail is sent to the least busy one.",
     )
     discovery: Discovery | None = Field(
         None,
@@ -107,7 +107,8 @@ class Scanner(Section):
         None,
         validate_default=True,
         json_schema_extra=_no_default,
-        description=f"File with the bearer token. With `dialect: rspamd`, the password (optional). {FILE_LOOKUP}",
+        description="File that contains the bearer token or, for `dialect: rspamd`, the password (optional). "
+        f"{FILE_LOOKUP}",
     )
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
     ca_file: str | None = Field(None, description=CA_FILE)
@@ -178,14 +179,14 @@ class Scanner(Section):
     def _only_email_scanning(cls, value: str | None, info: ValidationInfo) -> str | None:
         dialect = info.data.get("dialect", DEFAULT_DIALECT)
         if value not in (None, "mail") and dialect != DEFAULT_DIALECT:
-            raise ValueError(f"{info.field_name} belongs to the dialect email-scanning; {dialect} does not support it")
+            raise ValueError(f"{info.field_name} belongs to the email-scanning dialect; {dialect} does not support it")
         return value
 
     @field_validator("allow_changes")
     @classmethod
     def _with_changes(cls, changes: list[str] | None, info: ValidationInfo) -> list[str] | None:
         if changes and info.data.get("dialect", DEFAULT_DIALECT) == DEFAULT_DIALECT:
-            raise ValueError("with the dialect email-scanning, a scanner cannot ask for changes; remove this key")
+            raise ValueError("in the email-scanning dialect, a scanner cannot request changes; remove this key")
         return changes
 
     @field_validator("rspamd")

@@ -32,7 +32,7 @@ class Endpoint:
         match = _HOST_PORT.fullmatch(text)
         if match is None:
             forms = "host:port, [IPv6]:port, unix:/path or systemd:NAME"
-            raise ValueError(f"an address must be {forms}{_bracket_hint(text)}")
+            raise ValueError(f"an address must be given as {forms}{_bracket_hint(text)}")
         if int(match.group(3)) > 65535:
             raise ValueError("a port must be a number from 1 to 65535")
         return cls(host=match.group(1) or match.group(2), port=int(match.group(3)))
@@ -96,7 +96,7 @@ class NextHop:
         match = _HOST_PORT.fullmatch(text.rstrip("/"))
         if match is None:
             forms = "smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path"
-            raise ValueError(f"a next hop must be {forms}{_bracket_hint(text.rstrip('/'))}")
+            raise ValueError(f"a next hop must be given as {forms}{_bracket_hint(text.rstrip('/'))}")
         if not 0 < int(match.group(3)) <= 65535:
             raise ValueError("a port must be a number from 1 to 65535")
         return Endpoint(host=match.group(1) or match.group(2), port=int(match.group(3)))

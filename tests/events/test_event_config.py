@@ -52,7 +52,7 @@ def load(directory: Path, *sinks: dict[str, Any]) -> Config:
         ({**SYSLOG, "address": "unix:/run/log"}, "host:port"),
         ({**SYSLOG, "ca_file": "ca.pem"}, "without tls: true"),
         ({**SYSLOG, "facility": "kern"}, "facility"),
-        ({**NATS, "servers": ["nats://u:hunter2@h:4222"]}, "without user name or password"),
+        ({**NATS, "servers": ["nats://u:hunter2@h:4222"]}, "without a user name or password"),
         ({**NATS, "subject": "a b"}, "subject"),
         ({**NATS, "credentials_file": "c", "token_file": "t"}, "not both"),
     ],
