@@ -114,7 +114,7 @@ def _fitting(conf: Config, mode: str, name: str | None) -> Listener:
         listeners = [listener for listener in listeners if listener.name == name]
     if not listeners:
         subject = f"listener {name} does not have" if name else "no listener has"
-        raise ConfigError(f"listeners: {subject} the profile {profile}; add\n  - {_EXAMPLES[mode]}")
+        raise ConfigError(f"listeners: {subject} the {profile} profile; add\n  - {_EXAMPLES[mode]}")
     if len(listeners) > 1:
         names = [listener.name for listener in listeners]
         raise ConfigError(f"listeners: several are suitable; choose one: --listener {' or '.join(names)}")

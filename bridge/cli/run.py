@@ -31,7 +31,7 @@ The embedded default has fixed addresses. Stop the other program, or choose othe
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 def run(path: Path | None, demo: bool) -> None:
-    """Run the daemon. Without a configuration file, the daemon also runs the embedded scanning service."""
+    """Run the daemon. If there is no configuration file, it also runs the embedded scanning service."""
     early = EarlySignals()
     import uvloop
 

@@ -48,7 +48,7 @@ def scan(
 ) -> None:
     """Scan stored mail and print the decisions.
 
-    FILES are mails saved by a mail program (.eml). Exit code 1 if any file got no decision.
+    FILES are mails saved by a mail program (.eml). Exit code 1 if there is no decision for one or more files.
     """
     import uvloop
 
@@ -57,7 +57,7 @@ def scan(
 
     conf = load_or_exit(path)
     if tenant and conf.scanner.dialect != "email-scanning":
-        raise click.UsageError(f"--tenant: the dialect {conf.scanner.dialect} does not support tenants")
+        raise click.UsageError(f"--tenant: the {conf.scanner.dialect} dialect does not support tenants")
     tenant_uid = tenant or conf.scanner.tenant_uid
     request = AnalysisRequest(BorderMtaData(sender, recipients, remote_address, helo), tenant_uid)
     try:

@@ -70,7 +70,8 @@ def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
 
     Start as many workers as you like, on any machine, and stop them at any time: they are not listed in any
     configuration.
-    On SIGTERM, a worker finishes its current mail before it exits; on SIGHUP, it reloads its configuration.
+    On SIGTERM, a worker finishes processing its current mail before it exits; on SIGHUP, it reloads its
+    configuration.
     """
     address = _address(listen)
     try:
@@ -162,7 +163,7 @@ def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_j
     """Explain what the service finds in a mail, and the reasons for its decision.
 
     FILE is a mail saved by a mail program (.eml). Only the mail itself is examined: no lists, no other engines,
-    no network. Without a configuration, the service's defaults apply.
+    no network. If there is no configuration, the service's defaults apply.
     """
     from bridge.cli.service_explain import lines_of
     from bridge.service.analysis.explanation import explain as explained
@@ -189,7 +190,7 @@ service.add_command(learning)
 
 @service.group()
 def apikey() -> None:
-    """Manage keys of the List API. Without a configuration, the keys are those of the embedded service."""
+    """Manage keys of the List API. If no configuration is given, the keys are those of the embedded service."""
 
 
 @apikey.command("create")

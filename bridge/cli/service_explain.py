@@ -21,7 +21,7 @@ def lines_of(found: Explanation) -> Iterator[str]:
 
 def _model_lines(answer: ModelAnswer) -> Iterator[str]:
     yield (
-        f"model: {answer.margin:.2f}, threshold of the profile {answer.profile}: {answer.threshold:.2f}; "
+        f"model: {answer.margin:.2f}, threshold of the {answer.profile} profile: {answer.threshold:.2f}; "
         f"that is {answer.points:g} points"
     )
     yield f"  {answer.bias:+6.2f}  (every mail)"

@@ -113,7 +113,9 @@ def test_postfix_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     need("postconf")
     (found,) = problems(check_postfix(config(tmp_path), tmp_path))
     assert "postconf cannot read it" in found.problem
-    assert found.problem.endswith("; --postfix must be the directory with main.cf and master.cf, usually /etc/postfix")
+    assert found.problem.endswith(
+        "; --postfix must be the directory that contains main.cf and master.cf, usually /etc/postfix"
+    )
 
 
 GOOD_LINE = "Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:10m"

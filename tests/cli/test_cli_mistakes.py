@@ -250,7 +250,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no List API", _nothing, "lists show", 78,
      ["not configured", "lists: {url: ..., api_key_file: ...} to ", "bridge.yml", "apikey create"]),
     ("no listener for the milter", _nothing, "setup postfix --mode milter", 78,
-     ["no listener has the profile postfix-milter", "- {name: milter"]),
+     ["no listener has the postfix-milter profile", "- {name: milter"]),
     # on the command line, by people who know other programs
     ("start for run", _nothing, "start", 2, ["No such command 'start'", "Did you mean 'run'"]),
     ("validate for check", _nothing, "validate", 2, ["No such command 'validate'", "Did you mean 'check'"]),

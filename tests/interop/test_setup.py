@@ -88,7 +88,7 @@ def test_times_sizes_and_processes_are_those_of_the_configuration(tmp_path):
     ("mode", "change", "sections", "words"),
     [
         ("milter", {"profile": "sendmail-milter"}, {}, "add\n  - {name: milter, protocol: milter"),
-        ("proxy", {"profile": "haraka"}, {}, "no listener has the profile postfix-proxy"),
+        ("proxy", {"profile": "haraka"}, {}, "no listener has the postfix-proxy profile"),
         ("proxy", {"address": "systemd:mx"}, {}, "use host:port instead"),
         ("proxy", {"proxy_protocol": True}, {}, "sends no PROXY header"),
         ("content-filter", {"address": "unix:/run/x"}, {}, "use 127.0.0.1:10025"),

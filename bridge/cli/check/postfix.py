@@ -47,7 +47,7 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     try:
         settings = read(directory, *_NAMES)
     except (OSError, subprocess.SubprocessError) as exc:
-        expected = "--postfix must be the directory with main.cf and master.cf, usually /etc/postfix"
+        expected = "--postfix must be the directory that contains main.cf and master.cf, usually /etc/postfix"
         yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {why_unreadable(exc)}; {expected}")
         return
     used = [listener for listener in conf.listeners if _is_used(listener, settings)]

@@ -103,9 +103,8 @@ def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: boo
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Update LIST to match FILE, or many lists to match the files in DIRECTORY.
 
-    In DIRECTORY, blocked-senders.txt is the file for the deployment's list blocked-senders, and
-    TENANT/blocked-senders.txt is the file for the list blocked-senders of that tenant. After an interruption, run the
-    command again to continue.
+    In DIRECTORY, blocked-senders.txt contains the deployment's blocked-senders list, and TENANT/blocked-senders.txt
+    contains that tenant's. After an interruption, run the command again to continue.
     """
     from bridge.cli.lists import sync
 
@@ -166,7 +165,7 @@ def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[st
 @click.argument("recipient")
 @click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
 def delete_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
-    """Delete entries of RECIPIENT for these senders. Missing entries are ignored."""
+    """Delete RECIPIENT's entries for these senders. Missing entries are ignored."""
     from bridge.cli.lists import personal
 
     personal.delete(path, kind, recipient, senders)

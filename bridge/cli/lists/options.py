@@ -19,7 +19,7 @@ _OPTIONS = (
     click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base URL of the List API, instead of lists.url."),
     click.option(
         "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
-        help="File with the API key, instead of lists.api_key_file.",
+        help="File that contains the API key, instead of lists.api_key_file.",
     ),
     click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
     click.option(

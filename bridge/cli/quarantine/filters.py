@@ -37,7 +37,7 @@ _OPTIONS = (
                  help="Envelope sender: a whole address or @domain must match exactly; other text matches any part; "
                  "'*' is a wildcard; '<>' is the null sender."),
     click.option("--subject", metavar="TEXT",
-                 help="Subject contains TEXT; if TEXT has a '*' (a wildcard), it must match the whole subject."),
+                 help="Subject contains TEXT; if TEXT contains a '*' (a wildcard), it must match the whole subject."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
     click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same formats)."),

@@ -39,7 +39,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @config_option
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")
-@click.option("--token-file", type=_FILE, help="File with the token for --scanner.")
+@click.option("--token-file", type=_FILE, help="File that contains the token for --scanner.")
 @click.option("--ca-file", type=_FILE, help="CA certificates for --scanner and --baseline. Default: scanner.ca_file.")
 @click.option(
     "--service",
@@ -50,10 +50,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--baseline",
     metavar="URL|FILE",
-    help="Compare with the current decisions of this scanner: give its base URL, or a configuration file of the "
+    help="Compare with the current decisions of this scanner: give its base URL, or a configuration file for the "
     "included service. Default: compare with the decisions made when the mail arrived.",
 )
-@click.option("--baseline-token-file", type=_FILE, help="File with the token for --baseline.")
+@click.option("--baseline-token-file", type=_FILE, help="File that contains the token for --baseline.")
 @click.option(
     "--profiles",
     is_flag=True,
@@ -119,11 +119,11 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     The mail is scanned by another scanner, by the included service with another configuration, or by the current
     scanner.
 
-    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, quarantined mail is replayed: all of it, or
-    the mail that the filters of `quarantine list` select.
+    PATH is a mail (.eml), a directory of such files, or a Maildir. If no PATH is given, quarantined mail is replayed:
+    all of it, or the mail that the filters of `quarantine list` select.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
-    changed. 75: nothing changed, but some mail got no decision. 3: no mail was selected.
+    changed. 75: nothing changed, but there is no decision for some of the mail. 3: no mail was selected.
     """
     from bridge.cli.replay.judgement import Replay
     from bridge.cli.replay.run import Settings

@@ -58,7 +58,7 @@ _COLUMNS = ("CASE", "ACTION", "RULE", "REPLY")
     "case",
     type=click.Choice(CASES),
     metavar="WORD",
-    help="Assume this decision of the scanner, or this reason why there is none: "
+    help="Assume that the scanner made this decision, or made none for this reason: "
     f"{', '.join(CASES)}. Default: show what the policy does in every case.",
 )
 @click.option("--probe", is_flag=True, help="Test whether the next hops answer.")
