@@ -75,12 +75,12 @@ class Metrics(Collector):
     def _declare_mails(self) -> None:
         self.mails = Counter(
             "scanbridge_mails",
-            "Finished mails, by the service's decision and our action.",
+            "Mails that were processed, by the service's decision and our action.",
             ("listener", "decision", "action"),
         )
         self.replies = Counter(
             "scanbridge_replies",
-            "Replies to mails, by first digit of the code; with one reply per recipient, the most severe counts.",
+            "Replies to mails, by first digit of the code; if each recipient has its own, the most severe one counts.",
             ("listener", "code"),
         )
         self.mixed_mails = Counter(
@@ -90,7 +90,7 @@ class Metrics(Collector):
             "again).",
             ("listener", "told"),
         )
-        self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of finished mails.", ("listener",))
+        self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were processed.", ("listener",))
         self.failures = Counter("scanbridge_failures", "Mails with an error, by kind of error.", ("reason",))
         self.failures.start([label.value for label in FailureLabel])
         self.ambiguous_mails = Counter(
@@ -193,7 +193,8 @@ class Metrics(Collector):
         )
         self.scanner_circuit = Gauge(
             "scanbridge_scanner_circuit",
-            "State of the circuit breaker: 0 closed (gets mail), 1 half open (one mail tests it), 2 open (gets none).",
+            "State of the circuit breaker: 0 closed (mail is sent), 1 half open (one mail tests the host), 2 open (no "
+            "mail is sent).",
             ("host",),
         )
         self.scanner_info = Gauge(
@@ -273,8 +274,8 @@ class Metrics(Collector):
         """What an operator maintains: certificates, lists, workers, the configuration."""
         self.certificate_expiry = Gauge(
             "scanbridge_tls_certificate_expiry_time_seconds",
-            "When a certificate expires, in Unix time; for a chain, when the first one in it expires. For scanner and "
-            "next_hop, as seen on the last connection.",
+            "When a certificate expires, in Unix time; for a chain, when the first of its certificates expires. For "
+            "scanner and next_hop, as seen on the last connection.",
             ("role", "name"),
             combine=min,
         )
@@ -283,7 +284,7 @@ class Metrics(Collector):
             "Longest delay of the event loop in the last 15 to 30 s.",
         )
         self.list_entries = Gauge(
-            "scanbridge_list_entries", "Entries in the local copies of this list, all scopes together.", ("list",)
+            "scanbridge_list_entries", "Entries in the local copies of this list, in all scopes together.", ("list",)
         )
         self.list_age = Gauge(
             "scanbridge_list_age_seconds",
@@ -319,7 +320,7 @@ class Metrics(Collector):
         )
         self.events_lost = Counter(
             "scanbridge_events_lost",
-            "Events that a sink will never get, by reason: the database was slow or unavailable and the queue in "
+            "Events that a sink will never receive, by reason: the database was slow or unavailable and the queue in "
             "memory was full (queue), too many were waiting (outbox), the database was unavailable when scanbridge "
             "stopped (stop), or a dead letter was 30 days old (expired).",
             ("sink", "reason"),
