@@ -132,7 +132,7 @@ class Guard:
             return
         if not person.may(route.role):
             call.audit_detail = f"needs the role {route.role}"
-            text = f"You are signed in as {person.name} with the role {person.role}; this needs the role {route.role}."
+            text = f"You are signed in as {person.name} with the {person.role} role; this needs the {route.role} role."
             raise Refused(403, "Not allowed", text)
         if not person.may(route.role, all_tenants=route.all_tenants):
             call.audit_detail = "needs access to all tenants"

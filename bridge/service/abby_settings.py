@@ -46,7 +46,8 @@ class Core(Section):
         for host in hosts:
             if re.search(r"[{}<>$]|%7[bd]", host, re.IGNORECASE):
                 raise ValueError(PLACEHOLDER_HINT)
-            check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
+            rule = "a core host must be given as https://host:9785, or as http://host:port on loopback"
+            check_url(host, rule, https=True)
         return [host.rstrip("/") for host in hosts]
 
     @model_validator(mode="after")
@@ -100,8 +101,8 @@ class StaticApiToken(Section):
     token_file: str | list[str] | None = Field(
         None,
         exclude=True,
-        description="File with the secret, or with several secrets, one per line; or a list of files. A relative "
-        "name is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
+        description="File that contains the secret, or several secrets, one per line; or a list of such files. A "
+        "relative name is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     permissions: list[str] = Field(
         [], description="What the token may do: scan, status, metrics, feedback; all if empty."

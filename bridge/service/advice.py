@@ -38,8 +38,8 @@ def _tokens(loaded: Loaded) -> Iterator[str]:
         )
     elif not any(token.may(Permission.SCAN) for token in tokens):
         yield (
-            f"{loaded.at('abby', 'staticApiTokens')}: {NOT_SCANNING}: no token has the permission "
-            f"`{Permission.SCAN}`, so every scan is answered with 403; add it to `permissions`"
+            f"{loaded.at('abby', 'staticApiTokens')}: {NOT_SCANNING}: no token has the "
+            f"`{Permission.SCAN}` permission, so every scan is answered with 403; add it to `permissions`"
         )
     for i, token in enumerate(tokens):
         if any(len(secret) < SHORT_TOKEN for secret in token.secrets):
@@ -59,6 +59,6 @@ def _address(loaded: Loaded) -> Iterator[str]:
 def _decisions(loaded: Loaded) -> Iterator[str]:
     for tag in delivered_anyway(loaded.config.decisions):
         yield (
-            f"{loaded.at('decisions', 'rules')}: mail with the tag {tag} is delivered; `rules` replaces all default "
+            f"{loaded.at('decisions', 'rules')}: mail with the {tag} tag is delivered; `rules` replaces all default "
             f"rules, so add one for {tag}, or set only `scores`"
         )

@@ -40,10 +40,10 @@ class Mime(AnalyzerSection):
         256 * MiB, description="Maximum size of everything unpacked from all archives together."
     )
     libarchive: Literal["auto"] | bool = Field(
-        "auto", description="Opens RAR, 7z, cab, ISO and other archives; auto: if the extra `archives` is installed."
+        "auto", description="Opens RAR, 7z, cab, ISO and other archives; auto: if the `archives` extra is installed."
     )
     qr_codes: Literal["auto"] | bool = Field(
-        "auto", description="Reads QR codes in images; auto: if the extra `pictures` is installed."
+        "auto", description="Reads QR codes in images; auto: if the `pictures` extra is installed."
     )
     office: bool = Field(True, description="Reads Office documents and RTF: macros, links, embedded files.")
     pdf: bool = Field(True, description="Reads PDF documents: links, actions, embedded files.")
@@ -87,7 +87,7 @@ class Phishing(AnalyzerSection):
 class Authentication(AnalyzerSection):
     required: bool = False
     timeout: Duration = 10.0
-    dns: bool = Field(False, description="Allows DNS queries. Without them there is no SPF, DKIM or DMARC.")
+    dns: bool = Field(False, description="Allows DNS queries, which SPF, DKIM and DMARC require.")
     nameservers: list[AddressField] = Field([], description="Name servers to query instead of the system's.")
 
 

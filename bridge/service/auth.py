@@ -42,7 +42,7 @@ class StaticTokens:
             raise Refused(401, "unauthorized", "unknown token", challenge=CHALLENGE_BEARER)
         name, permissions = found
         if permissions and permission not in permissions:
-            raise Refused(403, "forbidden", f"the token lacks the permission `{permission}`")
+            raise Refused(403, "forbidden", f"the token lacks the `{permission}` permission")
         return name
 
 

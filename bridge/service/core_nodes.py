@@ -302,7 +302,7 @@ def _token(config: ServiceConfig) -> str:
         if not token.permissions or {Permission.SCAN, Permission.STATUS} <= set(token.permissions):
             return token.secrets[0]
     raise ConfigError(
-        "abby.staticApiTokens: core hosts need a token with the permissions scan and status; add one, or remove "
+        "abby.staticApiTokens: core hosts need a token with the scan and status permissions; add one, or remove "
         "abby.serviceProviders.core.hosts"
     )
 

@@ -135,7 +135,7 @@ def _analyzer(engine: str, options: dict[str, Any], timeout_s: float) -> Analyze
     if engine.startswith(("http://", "https://")):
         return HookAnalyzer(NAME, Hook.model_validate({"url": engine, "timeout": timeout}))
     if ":" not in engine:
-        raise ConfigError(f"{engine}: an engine must be package.module:Class, or a URL")
+        raise ConfigError(f"{engine}: an engine must be given as package.module:Class, or as a URL")
     settings = Plugin.model_validate({"options": options, "timeout": timeout, "processes": 1})
     return PluginAnalyzer(NAME, settings, EntryPoint(NAME, engine, ENTRY_POINTS))
 

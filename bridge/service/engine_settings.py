@@ -56,13 +56,13 @@ class AnalyzerSection(Section):
 class ClamAv(AnalyzerSection):
     address: AddressField = Field(description="clamd's socket: host:port or unix:/path.")
     max_size: Size = Field(
-        50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent and gets the tag `limit:clamav`."
+        50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent and is tagged `limit:clamav`."
     )
 
 
 class Rspamd(AnalyzerSection):
     url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:rspamd`.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and is tagged `limit:rspamd`.")
     spam_score: float = Field(
         2.0,
         ge=0,
@@ -86,16 +86,16 @@ class Icap(AnalyzerSection):
     connections: int = Field(
         10, ge=1, le=1000, description="Maximum number of connections, and of objects sent at the same time."
     )
-    max_size: Size = Field(50 * MiB, description="A larger object is not sent; its mail gets the tag `limit:icap`.")
+    max_size: Size = Field(50 * MiB, description="A larger object is not sent; its mail is tagged `limit:icap`.")
     max_objects: int = Field(
-        500, ge=1, description="Maximum number of objects in one mail; a mail with more gets the tag `limit:icap`."
+        500, ge=1, description="Maximum number of objects in one mail; a mail with more is tagged `limit:icap`."
     )
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        rule = "an ICAP service must be icap://host:port/name or icaps://host:port/name"
+        rule = "an ICAP service must be given as icap://host:port/name or icaps://host:port/name"
         check_url(url, rule, https=False, schemes=("icap", "icaps"))
         if not re.fullmatch(r"[\x21-\x7e]+", url):
             raise ValueError(rule)
@@ -127,7 +127,7 @@ class SpamAssassin(AnalyzerSection):
     connections: int = Field(
         10, ge=1, le=1000, description="Maximum number of mails sent at the same time; spamd's --max-children."
     )
-    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:spamassassin`.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and is tagged `limit:spamassassin`.")
     spam_score: float = Field(
         1.0, ge=0, le=1000, description="Our score for a mail that just reaches SpamAssassin's own threshold."
     )
@@ -138,9 +138,9 @@ class Hook(AnalyzerSection):
 
     url: str = Field(description="URL to which the parsed mail is posted: http://host:port/path or https://...")
     token: SecretStr | None = Field(None, description="Sent as `Authorization: Bearer ...`.")
-    token_file: str | None = Field(None, exclude=True, description="File with the token, instead of `token`.")
+    token_file: str | None = Field(None, exclude=True, description="File that contains the token, instead of `token`.")
     connections: int = Field(10, ge=1, le=1000, description="Maximum number of mails sent at the same time.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:NAME`.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and is tagged `limit:NAME`.")
     content: bool = Field(True, description="If false, parts are sent without their content.")
 
     @model_validator(mode="before")
@@ -184,7 +184,9 @@ Hooks = Annotated[dict[str, Hook], AfterValidator(_hook_names)]
 
 class Yara(AnalyzerSection):
     timeout: Duration = Field(20.0, description="Maximum time for all objects of one mail.")
-    rules: list[str] = Field(min_length=1, description="Files with rules; `*` is a wildcard. Relative to this file.")
+    rules: list[str] = Field(
+        min_length=1, description="Rule files; `*` is a wildcard. Names are relative to this file."
+    )
     score: float = Field(8.0, ge=-1000, le=1000, description="Score of a rule that has no `score` in its `meta`.")
     _directory: Path = PrivateAttr(default=Path())
 
@@ -207,7 +209,7 @@ class Plugin(AnalyzerSection):
     processes: int = Field(
         2, ge=1, le=64, description="Number of mails analysed concurrently, unless the analyzer is asynchronous."
     )
-    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and is tagged `limit:NAME`.")
 
 
 _PORTS = {"icap": ICAP_PORT, "icaps": ICAPS_PORT, "http": 80, "https": 443}

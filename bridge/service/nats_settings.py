@@ -26,10 +26,10 @@ class Nats(Section):
     servers: list[str] = Field(
         min_length=1, description="URLs of the servers, tls://host:port, or nats://host:port on this machine."
     )
-    credentials_file: str | None = Field(None, description=f"File with credentials (.creds). {_FILE}")
-    token_file: str | None = Field(None, description=f"File with a token. {_FILE}")
+    credentials_file: str | None = Field(None, description=f"File that contains credentials (.creds). {_FILE}")
+    token_file: str | None = Field(None, description=f"File that contains a token. {_FILE}")
     user: str | None = Field(None, min_length=1, description="User name, with password_file.")
-    password_file: str | None = Field(None, description=f"File with the user's password. {_FILE}")
+    password_file: str | None = Field(None, description=f"File that contains the user's password. {_FILE}")
     ca_file: str | None = Field(None, description="CA certificates for the servers, instead of the system's.")
     client_cert_file: str | None = Field(None, description="Certificate chain for mutual TLS, PEM.")
     client_key_file: str | None = Field(None, description="Its private key, PEM.")
@@ -54,7 +54,9 @@ class Nats(Section):
     def _servers(cls, servers: list[str]) -> list[str]:
         for server in servers:
             if not _SERVER.fullmatch(server):
-                raise ValueError("a server must be tls://host:port or nats://host:port, without user name or password")
+                raise ValueError(
+                    "a server must be given as tls://host:port or nats://host:port, without a user name or password"
+                )
             parts = urlsplit(server)
             if parts.scheme == "nats" and not Endpoint(host=parts.hostname or "").is_local:
                 raise ValueError("nats:// is not encrypted; use tls://host:port for a server on another machine")

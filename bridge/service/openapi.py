@@ -269,7 +269,7 @@ def _metrics() -> Json:
     return {
         "operationId": "metrics",
         "tags": ["Operation"],
-        "summary": "Get the metrics. Clients on other machines need a token with the permission `metrics`.",
+        "summary": "Get the metrics. Clients on other machines need a token with the `metrics` permission.",
         "security": [{}, {"token": []}],
         "responses": _responses(text, 401, 403, 421, without=_OF_SCANS | _OF_FEEDBACK),
     }
@@ -293,7 +293,7 @@ def _scanning_schemas() -> Json:
         "envelopeRecipients": {"type": "array", "minItems": 1, "items": _TEXT},
         "remoteAddress": {
             "type": ["string", "null"],
-            "description": "The IP address of the sending mail server. Brackets, the prefix `IPv6:`, a port, an IPv6 "
+            "description": "The IP address of the sending mail server. Brackets, the `IPv6:` prefix, a port, an IPv6 "
             "zone and white space are removed, and an IPv4-mapped IPv6 address counts as the IPv4 address. Anything "
             "that is not an address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
         },
@@ -359,7 +359,7 @@ def _scanning_schemas() -> Json:
             "maxLength": 100,
             "pattern": "^[ -~]*$",
             "description": "The ggrid of the mail's analysis, if known. It must belong to the same tenant and to a "
-            "mail of the same size. Without it, the report is not attributed to a sender.",
+            "mail of the same size. If it is absent, the report is not attributed to a sender.",
         },
     }
     status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}

@@ -141,8 +141,8 @@ class ServiceConfig(Section):
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
     database_password_file: str | None = Field(
         None,
-        description="File with the password of a PostgreSQL database, if the URL has none. A relative name is looked "
-        "up in $CREDENTIALS_DIRECTORY, then next to this file.",
+        description="File that contains the password of a PostgreSQL database, if the URL has none. A relative name "
+        "is looked up in $CREDENTIALS_DIRECTORY, then next to this file.",
     )
     lists: list[ListDefinition] = Field([])
     analyzers: Analyzers = Analyzers()
@@ -174,7 +174,7 @@ class ServiceConfig(Section):
     @classmethod
     def _known_database(cls, url: SecretStr) -> SecretStr:
         if not re.match(r"(sqlite|postgresql)(\+[a-z0-9_]+)?://", url.get_secret_value()):
-            raise ValueError("a database must be sqlite:///file or postgresql://user:password@host/name")
+            raise ValueError("a database must be given as sqlite:///file or postgresql://user:password@host/name")
         host = _DATABASE_HOST.match(url.get_secret_value())
         if host is not None and "@" in host[1]:  # a part of the password, which an error would quote as the host
             raise ValueError("write %40 for each @ in the user name or the password")
@@ -205,7 +205,7 @@ class ServiceConfig(Section):
         for definition in info.data.get("lists", ()):
             if definition.category in ("url", "attachment") and decisions.allowing([definition.name]):
                 raise ValueError(
-                    f"a rule delivers mail because of the list {definition.name}, but a match with one "
+                    f"a rule delivers mail because of the {definition.name} list, but a match with one "
                     f"{definition.category} does not make a whole mail safe; rename the list, or change the rule"
                 )
         return decisions

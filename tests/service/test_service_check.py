@@ -64,7 +64,7 @@ def test_rules_that_deliver_malware_are_a_warning(tmp_path):
     rule = '{tags: ["mime:ambiguous:*"], verdict: ambiguous, decision: quarantine}'
     code, shown = check(tmp_path, f"{CONFIG}decisions:\n  rules: [{rule}]\n")
     assert code == 0
-    assert "WARNING: service.yml:10: decisions.rules: mail with the tag malware:* is delivered" in shown
+    assert "WARNING: service.yml:10: decisions.rules: mail with the malware:* tag is delivered" in shown
 
 
 def test_a_taken_port_is_a_problem_unless_the_service_runs_there(tmp_path):

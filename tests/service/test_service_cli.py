@@ -122,7 +122,7 @@ def test_a_service_that_delivers_malware_says_so_at_start(tmp_path):
     (tmp_path / "service.yml").write_text(f"{CONFIG}decisions: {{rules: [{AMBIGUOUS}]}}\n")
     whole = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
     with subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert any("mail with the tag malware:* is delivered" in line for line in process.stderr)
+        assert any("mail with the malware:* tag is delivered" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(DEADLINE_S) == 0

@@ -28,7 +28,7 @@ LOCAL = 'servers: ["nats://127.0.0.1:4222"]'
     [
         ("servers: []", "1 or more"),
         ('servers: ["nats://mq.example.org:4222"]', "nats:// is not encrypted"),
-        ('servers: ["tls://u:secret@mq.example.org:4222"]', "without user name or password"),
+        ('servers: ["tls://u:secret@mq.example.org:4222"]', "without a user name or password"),
         ('servers: ["tls://a.example.org", "nats://127.0.0.1"]', "either tls:// or nats://"),
         (f"{LOCAL}, credentials_file: a, token_file: b", "only one of"),
         (f"{LOCAL}, user: a", "user and password_file must be set together"),

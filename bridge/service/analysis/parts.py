@@ -40,7 +40,7 @@ class MailPart:
             count = min(BLOCK, end - at)
             block = whole[at : at + count] if file is None else os.pread(file, count, at)
             if not block:
-                raise OSError("the file with a mail's parts is too short")
+                raise OSError("the file that holds the parts of the mail is too short")
             yield block
             at += len(block)
 

@@ -38,8 +38,8 @@ class PluginAnalyzer:
         found = [entry_point] if entry_point else list(entry_points(group=ENTRY_POINTS, name=name))
         if not found:
             raise ConfigError(
-                f"analyzers.plugins.{name}: no installed package provides an entry point {name} in the group "
-                f"{ENTRY_POINTS}"
+                f"analyzers.plugins.{name}: no installed package provides an entry point named {name} in the "
+                f"{ENTRY_POINTS} group"
             )
         self._name = name
         self._entry_point: EntryPoint = found[0]
