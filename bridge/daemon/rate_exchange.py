@@ -65,7 +65,7 @@ class RateExchange:
 
     def _report_problem(self, problem: str) -> None:
         if problem != self._problem:
-            log.error("mail rates are not shared; each bridge uses only its own counts: %s", problem)
+            log.error("mail rates are not shared (%s); each bridge uses only its own counts", problem)
         self._problem = problem
 
 

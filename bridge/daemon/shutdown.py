@@ -44,7 +44,7 @@ class Shutdown:
 
     def hurry(self) -> None:
         """Give up mail in processing soon: its clients keep it and send it again."""
-        log.warning("second stop signal: mail that is being processed has %.0f s left", HURRIED_DRAIN_S)
+        log.warning("second stop signal: mail still being processed will be abandoned after %.0f s", HURRIED_DRAIN_S)
         self._hurried_by = time.monotonic() + HURRIED_DRAIN_S
         self._ends_by = min(self._ends_by, self._hurried_by)
         if self._wait is not None:

@@ -55,7 +55,7 @@ async def feed_watchdog() -> None:
 def notify_stopping(longest_s: float) -> None:
     """Announce the stop and the time it may take, which `drain_timeout` sets, not the unit's TimeoutStopSec."""
     notify("STOPPING=1")
-    notify(f"EXTEND_TIMEOUT_USEC={int(longest_s * 1_000_000)}\nSTATUS=finishing the mail that is being processed")
+    notify(f"EXTEND_TIMEOUT_USEC={int(longest_s * 1_000_000)}\nSTATUS=processing the remaining mail")
 
 
 def show_stack_on_abort() -> None:

@@ -212,7 +212,7 @@ class Recorder:
 
     def _note(self, problem: str) -> None:
         if problem and not self.problem:
-            log.error("events: the outbox cannot be written to; events are waiting in memory: %s", problem)
+            log.error("events: the outbox cannot be written to (%s); events are waiting in memory", problem)
         elif self.problem and not problem:
             log.info("events: the outbox can be written to again")
         self.problem = problem

@@ -136,7 +136,7 @@ LIST: dict[str, Schema] = {
 SCANNER: dict[str, Schema] = {
     "host": _text("URL of the scanner host."),
     "state": _text(
-        "`up`: it gets mail. `down`: it fails or cannot be reached. `token_refused`: it refuses our token. "
+        "`up`: it receives mail. `down`: it fails or cannot be reached. `token_refused`: it refuses our token. "
         "`saturated`: it has no capacity.",
         enum=[str(state) for state in ScannerState],
     ),

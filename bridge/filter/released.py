@@ -53,7 +53,7 @@ class ReleasedMail:
             raise
         except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
             log.warning(
-                "mail %s: its release token cannot be checked; scanning the mail: %s",
+                "mail %s: its release token cannot be checked (%s); scanning the mail",
                 tx.id,
                 str(exc) or "deadline passed",
             )

@@ -147,7 +147,7 @@ _TIME_TEXT = "A time as in RFC 3339, or an age (`90m`, `24h`, `7d`)."
 FILTERS: dict[str, Parameter] = {
     "what": Parameter(
         "The bridge's id for the mail or the session, the mail's queue id on the mail server in front of the bridge or "
-        "behind it, a Message-ID or a ggrid, spelled exactly; a Message-ID with or without its angle brackets.",
+        "behind it, a Message-ID (with or without its angle brackets) or a ggrid. It must match exactly.",
         _TEXT,
         _text,
     ),

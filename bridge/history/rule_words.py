@@ -66,7 +66,7 @@ def decided(rule: str, action: str) -> str:
     if found := _PROFILE.fullmatch(rule):
         name, key = found.groups()
         return (
-            f"Rule {rule} applied: {_case(key)}, and the profile {name} says that such mail is {done} "
+            f"Rule {rule} applied: {_case(key)}, and the {name} profile says that such mail is {done} "
             f"(set policy.{key} to change this)."
         )
     if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:

@@ -348,7 +348,7 @@ def _reason(exc: Exception, settings: ListSettings) -> str:
 def _check_framed(answer: httpx2.Response) -> None:
     """Without a length or chunked encoding, a truncated list looks like a complete one."""
     if not answer.headers.keys() & {"content-length", "transfer-encoding"}:
-        raise ListsMalformed(f"the {NDJSON} answer does not say where it ends, so it may be incomplete")
+        raise ListsMalformed(f"the {NDJSON} answer has neither a length nor chunked encoding, so it may be incomplete")
 
 
 async def _read(answer: httpx2.Response, limit: int) -> bytes:

@@ -174,5 +174,5 @@ def _what_differs(left: Difference, *, prune: bool) -> str:
 def still_different(number: int, example: str) -> str:
     return (
         f"still different: {counted(number, 'entry', 'entries')}, for example {clean(example)!r}; the file has the "
-        "same entry in two spellings, or someone else has changed the list in the meantime"
+        "same entry in two forms, or someone else has changed the list in the meantime"
     )

@@ -124,7 +124,10 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
         with closing(Message(Spool(sys.maxsize))) as message:
             await finish_in_thread(_fetch, quarantine, mail_id, message)
             if message.begins_with_space():
-                raise StoreError("it starts with white space, which would continue our header field; export it instead")
+                raise StoreError(
+                    "it starts with white space, so its first line would be read as part of the header field that is "
+                    "added above it; export it instead"
+                )
             if message.is_head_cut():  # we do not know what is there; our own fields would be forged
                 raise StoreError("its header section is longer than 1 MiB; export it instead")
             now = datetime.now(UTC)

@@ -231,7 +231,7 @@ class S3Store:
                     with _translated():
                         await obstore.delete_async(self._bucket, f"{mail_id}{suffix}")
         except (MailNotFound, StoreError, TimeoutError) as exc:
-            log.debug("%s: leftovers of mail %s could not be removed yet: %s", self.name, mail_id, exc)
+            log.debug("%s: the remaining objects of mail %s have not been removed yet: %s", self.name, mail_id, exc)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

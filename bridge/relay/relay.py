@@ -340,7 +340,7 @@ def _check_lines(tx: Transaction, head: bytes) -> None:
     if not message.has_clean_lines and not bare_line_ends.all_clean(itertools.chain((head,), message.chunks())):
         raise NextHopError(
             client_replies.NOT_CLEAN,
-            "it contains a bare CR, a bare LF or a NUL, so a mail server may see two mails in it; export it instead",
+            "it contains a bare CR, a bare LF or a NUL, so a mail server may read it as two mails; export it instead",
         )
 
 

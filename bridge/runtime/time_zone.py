@@ -19,5 +19,5 @@ def time_zone(name: str) -> tzinfo:
     except (ValueError, OSError, LookupError):
         pass
     if not zoneinfo.available_timezones():
-        raise ValueError("this machine knows no time zone except UTC: install the package tzdata")
+        raise ValueError("this machine has no time zones except UTC: install the tzdata package")
     raise ValueError("expected a time zone, for example Europe/Zurich")

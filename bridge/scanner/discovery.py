@@ -96,7 +96,7 @@ class Discovery:
             self._found_at = time.monotonic()
             wanted = min(ttls, default=0.0)
         if len(found) > MAX_HOSTS:
-            problems.append(f"more than {MAX_HOSTS} hosts; the rest get no mail")
+            problems.append(f"more than {MAX_HOSTS} hosts; the others receive no mail")
         self._note("; ".join(dict.fromkeys(problems)))
         return min(max(wanted, settings.min_interval_s), settings.max_interval_s)
 

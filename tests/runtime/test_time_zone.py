@@ -36,7 +36,7 @@ def test_utc_needs_no_tzdata() -> None:
 
 @pytest.mark.usefixtures("no_tzdata")
 def test_another_zone_without_tzdata_says_what_to_install() -> None:
-    with pytest.raises(ValueError, match="install the package tzdata"):
+    with pytest.raises(ValueError, match="install the tzdata package"):
         time_zone("Europe/Zurich")
 
 

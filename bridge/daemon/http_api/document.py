@@ -56,7 +56,7 @@ def _history() -> Json:
         "operationId": "history",
         "tags": ["History"],
         "summary": "Search for mails, newest first.",
-        "description": "All given parameters must match. A page that would become large has fewer mails than "
+        "description": "All given parameters must match. To keep it small, a page may have fewer mails than "
         "`limit`: the last page is the one whose `next` is null.",
         "parameters": _parameters(PAGE),
         "responses": _responses("A page of mails.", "Page"),

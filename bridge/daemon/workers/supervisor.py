@@ -229,7 +229,7 @@ class Supervisor:
         if self._exit_code is None:
             self._begin_stop(0)
             return
-        log.warning("second stop signal: mail that is being processed will be abandoned shortly")
+        log.warning("second stop signal: mail still being processed will be abandoned shortly")
         for child in self._processes:
             if not child.is_service:
                 self._processes.send(child, HURRY)

@@ -302,7 +302,7 @@ class LateDecisions:
             work(*arguments)
         except LateStoreError as exc:
             if not self._is_failing:
-                log.error("late decisions: the store failed; new entries are kept only in memory: %s", exc)
+                log.error("late decisions: the store failed (%s); new entries are kept only in memory", exc)
             self._is_failing = True
             return False
         if self._is_failing:

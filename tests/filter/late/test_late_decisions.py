@@ -257,7 +257,7 @@ async def test_a_store_that_fails_is_replaced_by_memory(caplog: pytest.LogCaptur
         await case.all_ended()
         assert await case.look(b"1\r\n") == await case.look(b"2\r\n") == RESULT
     assert [r.getMessage() for r in caplog.records].count(
-        "late decisions: the store failed; new entries are kept only in memory: disk full"
+        "late decisions: the store failed (disk full); new entries are kept only in memory"
     ) == 1
 
 
