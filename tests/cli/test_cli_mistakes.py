@@ -337,7 +337,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
         f'["http://127.0.0.1:{desk.scanner}"]', "http://127.0.0.1:9081"), "check", 78,
      [":1: scanner.urls", "expected a list, for example ["]),
     ("the token for its file", _in_file("token_file: token", f"token_file: {'ab' * 32}"), "check", 78,
-     [":1: scanner.token_file", "the secret itself", "write it to a file"]),
+     [":1: scanner.token_file", "the secret itself", "put it in a file"]),
     ("the URL of an operation", _in_file('"], token', '/v1/messageQueue/submitEmail"], token'), "check", 78,
      [":1: scanner.urls", "must end before /v1", "https://host:port"]),
     ("an action in one word", _line("policy: {bounce: quarantin}"), "check", 78,
