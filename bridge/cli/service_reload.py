@@ -96,7 +96,7 @@ def _why_unknown(loaded: Loaded, page: Page | None) -> str:
         return f"{found or 'the program'} at {listen} ({key}) is not `scanbridge service`: nothing was signalled"
     if found:
         within = f"did not answer within {service_pages.TIMEOUT_S:g} s"
-        return f"{found} listens at {listen} ({key}), but {within}; check its log, and restart it"
+        return f"{found} listens on {listen} ({key}), but {within}; check its log, and restart it"
     return f"no `scanbridge service` answers at {listen} ({key}); is it running?"
 
 

@@ -220,7 +220,7 @@ class Provider:
             return claims
         more = await self._json("GET", endpoint, headers={"Authorization": f"Bearer {access}"})
         if more.get("sub") != claims["sub"]:  # OpenID Connect Core 5.3.2
-            raise SignInRefused("The provider's answer is about another person.")
+            raise SignInRefused("The provider's response refers to a different person.")
         return {**more, **claims}
 
     def _person(self, claims: dict[str, Any]) -> Person:

@@ -258,5 +258,5 @@ def _read_cached(fd: int, count: int, offset: int) -> bytes:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         got = os.preadv(fd, [buffer], offset, flag)
     except OSError as exc:
-        raise OSError(errno.EIO, "the spool's disk does not respond") from exc
+        raise OSError(errno.EIO, "the disk that holds the spool is not responding") from exc
     return bytes(buffer[:got])

@@ -96,7 +96,7 @@ class HttpServer:
         ready.cancel()
         if self._task.done():
             self._task.result()
-            raise CannotListen("the HTTP server stopped while it was starting")
+            raise CannotListen("the HTTP server ended before it was ready")
 
     def stop_accepting(self) -> None:
         """Leave these sockets to other processes; open connections are still served."""

@@ -45,7 +45,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--service",
     metavar="FILE",
     type=click.Path(exists=True, path_type=Path),
-    help="Try the included scanning service with this configuration; the service runs only for this command.",
+    help="Try the included scanning service with this configuration; it runs only while this command runs.",
 )
 @click.option(
     "--baseline",
