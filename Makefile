@@ -13,9 +13,10 @@ DEV_READY := $(VENV)/.dev-ready
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
 PACKAGE_EXTRAS := all
+AUDIT_OPTIONS := --strict
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-analysis bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests bench-commands digest-pictures translations evaluate fuzz clean
+.PHONY: help setup lock audit run cluster test test-long test-faults test-cluster test-fresh test-systemd test-tools test-pythons test-upgrade test-packages lint format docs site dist packages release release-check dashboard-picture console-pictures bench bench-service bench-analysis bench-history bench-queue bench-connections bench-lists bench-overload bench-memory bench-console bench-digests bench-commands digest-pictures translations evaluate fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -69,6 +70,11 @@ test-upgrade: export PYTHONDONTWRITEBYTECODE =
 test-upgrade: $(DEV_READY)      ## upgrade from version 0.1.0 under load, and go back
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -m long tests/upgrade
+
+test-packages: export PYTHONDONTWRITEBYTECODE =
+test-packages: $(DEV_READY)     ## install the packages on empty systems (Debian 12 and 13, rpm, wheel) and send mail through them
+	deploy/test-servers.sh
+	$(BIN)/python -m pytest -q --tb=short -m long -k "not lintian" tests/packages/test_{debian,rpm,wheel}.py
 
 test-pythons: export PYTHONDONTWRITEBYTECODE =
 test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that is installed, ONLY="3.13 3.14" for some
@@ -173,7 +179,7 @@ lock: $(DEV_READY)              ## lock the libraries with hashes, and list them
 	$(BIN)/python -m tools.sbom
 
 audit: $(DEV_READY)             ## look for known holes in the locked libraries; needs pypi.org
-	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements/packages.lock
+	$(BIN)/pip-audit $(AUDIT_OPTIONS) --require-hashes --disable-pip -r requirements/packages.lock
 
 clean:                          ## remove everything the other commands created
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist build/site

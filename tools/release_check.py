@@ -1,8 +1,9 @@
 """`make release-check`: may this commit be released? One table, also in docs/evidence/release-check.md.
 
 Each step does what a releaser would do by hand, and says in one line what it found. A step that cannot run here (a
-program is not installed, a server cannot be reached) says why: it has neither passed nor failed, and the releaser
-decides. `ONLY="docs sbom"` chooses steps; the page then names those that were left out.
+program is not installed, a server cannot be reached) says why, and one of which only a part could run says which:
+neither has passed or failed, and the releaser decides. `ONLY="docs sbom"` chooses steps; the page then names those that
+were left out.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from tools import interfaces, release
 
 PROJECT = release.PROJECT
 DIST = PROJECT / "dist"
+SITE = PROJECT / "build" / "site"
 PAGE = PROJECT / "docs" / "evidence" / "release-check.md"
 MARK = "<!-- what follows is written by `make release-check` -->\n"
 KINDS = ("*.whl", "*.tar.gz", "*.deb", "*.rpm")
-# What pip-audit says if there is no database behind the address, or only a mirror of the packages.
-_UNREACHABLE = re.compile(r"could not be audited|ConnectionError|Failed to resolve|Read timed out")
+_UNREACHABLE = re.compile(r"connect|resolve|timed out", re.IGNORECASE)  # pip-audit found no database
+_SUMMARY = re.compile(r"^=* ?(\d+ [a-z]+\b.* in \d[^=]*?) ?=*$", re.MULTILINE)  # pytest's last line
 _FROM_MAKE = re.compile(r"make(\[\d+\])?: ")
 
 
@@ -43,8 +45,13 @@ class CannotRun(Exception):
     """The step needs something that is not here."""
 
 
+class InPart(Exception):
+    """The step has run as far as it can here, and what has run has passed."""
+
+
 class Result(Enum):
     PASSED = "passed"
+    IN_PART = "in part"
     FAILED = "**failed**"
     NOT_RUN = "not run"
 
@@ -57,6 +64,8 @@ class Row:
     said: str
 
 
+UNFINISHED = (("Not run", Result.NOT_RUN), ("Run only in part", Result.IN_PART))
+
 Step = Callable[[], str]
 
 
@@ -65,8 +74,41 @@ def lint() -> str:
     return "ruff and mypy found nothing"
 
 
+def site() -> str:
+    _make("site")
+    return f"{sum(1 for _ in SITE.rglob('*.html'))} pages, no broken links, every page in the navigation"
+
+
 def tests() -> str:
-    return _last_line(_make("test"))
+    return tested(_make("test"))
+
+
+def upgrade() -> str:
+    return tested(_make("test-upgrade"))
+
+
+def installs() -> str:
+    return tested(_make("test-packages"))
+
+
+def tested(output: str) -> str:
+    """What pytest counted. A test that was skipped has not passed: its server, or a package index, is not here."""
+    said = ", then ".join(_SUMMARY.findall(output)) or _last_line(output)
+    if " passed" not in f" {said}":
+        raise CannotRun(said)
+    if " skipped" in said:
+        raise InPart(said)
+    return said
+
+
+def pythons() -> str:
+    done = _finished("make", "test-pythons")
+    said = "; ".join(line for line in done.stdout.splitlines() if line.startswith("Python "))
+    if done.returncode != 0:
+        raise Failed(said or _last_line(done.stdout))
+    if ": not run: " in said or " skipped" in said:
+        raise InPart(said)
+    return said
 
 
 def builds() -> str:
@@ -133,12 +175,27 @@ def _packages(kind: str) -> list[Path]:
 
 
 def audit() -> str:
-    try:
-        return _last_line(_make("audit"))
-    except Failed as exc:
-        if _UNREACHABLE.search(str(exc)):
-            raise CannotRun(f"not every library could be looked up: {exc}") from exc
-        raise
+    """Without --strict: one library that cannot be looked up must not hide the others."""
+    done = _finished("make", "audit", "AUDIT_OPTIONS=--format json")
+    report = next((line for line in done.stdout.splitlines() if line.startswith('{"dependencies"')), "")
+    if not report:
+        said = _last_line(_without_make(done.stdout))
+        raise (CannotRun if _UNREACHABLE.search(said) else Failed)(f"make audit: {said}")
+    return audited(json.loads(report)["dependencies"])
+
+
+def audited(libraries: Sequence[Mapping[str, Any]]) -> str:
+    """What pip-audit's report says about each of these libraries."""
+    skipped = {one["name"]: str(one["skip_reason"]) for one in libraries if "skip_reason" in one}
+    holes = [f"{one['name']} {one['version']}: {hole['id']}" for one in libraries for hole in one.get("vulns", ())]
+    if holes:
+        raise Failed(f"{', '.join(holes)}; could not be looked up: {', '.join(skipped) or 'none'}")
+    if len(skipped) == len(libraries):
+        raise CannotRun(f"none of {len(libraries)} libraries could be looked up: {next(iter(skipped.values()), '')}")
+    said = f"no known vulnerability in {len(libraries) - len(skipped)} of {len(libraries)} libraries"
+    if skipped:
+        raise InPart(f"{said}; could not be looked up: {', '.join(skipped)}")
+    return said
 
 
 def docs() -> str:
@@ -168,7 +225,11 @@ STEPS: dict[str, Step] = {
     "lint": lint,
     "docs": docs,
     "interfaces": unchanged_interfaces,
+    "site": site,
     "tests": tests,
+    "upgrade": upgrade,
+    "pythons": pythons,
+    "installs": installs,
     "builds": builds,
     "sbom": bills_of_materials,
     "lintian": lintian,
@@ -182,14 +243,23 @@ def _make(target: str) -> str:
 
 def _run(*words: str | Path) -> str:
     """What a command prints; if it fails, the last line of it is the finding."""
-    environment = os.environ | {"MAKEFLAGS": ""}  # we run under make ourselves
-    done = subprocess.run(  # noqa: S603
+    done = _finished(*words)
+    if done.returncode != 0:
+        said = _last_line(_without_make(done.stdout))
+        raise Failed(f"{' '.join(map(str, words[:2]))}: exit status {done.returncode}: {said}")
+    return done.stdout
+
+
+def _finished(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    # We run under make ourselves, and it exports its ONLY, which means something else to other targets.
+    environment = {name: value for name, value in os.environ.items() if name != "ONLY"} | {"MAKEFLAGS": ""}
+    return subprocess.run(  # noqa: S603
         list(map(str, words)), cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    if done.returncode != 0:
-        said = "\n".join(line for line in done.stdout.splitlines() if not _FROM_MAKE.match(line))
-        raise Failed(f"{' '.join(map(str, words[:2]))}: exit status {done.returncode}: {_last_line(said)}")
-    return done.stdout
+
+
+def _without_make(output: str) -> str:
+    return "\n".join(line for line in output.splitlines() if not _FROM_MAKE.match(line))
 
 
 def _last_line(text: str) -> str:
@@ -210,6 +280,8 @@ def check(steps: Mapping[str, Step], only: Sequence[str]) -> Iterator[Row]:
 def _outcome(step: Step) -> tuple[Result, str]:
     try:
         return Result.PASSED, step()
+    except InPart as exc:
+        return Result.IN_PART, str(exc)
     except CannotRun as exc:
         return Result.NOT_RUN, str(exc)
     except (Failed, OSError, subprocess.SubprocessError) as exc:
@@ -228,8 +300,8 @@ def table(rows: Sequence[Row]) -> str:
 def write(rows: Sequence[Row], page: Path = PAGE) -> None:
     """Replace everything below the mark; the prose above it stays."""
     prose = page.read_text().partition(MARK)[0]
-    missing = [row.step for row in rows if row.result is Result.NOT_RUN]
-    summary = f"Not run: {', '.join(missing)}." if missing else "Every step was run."
+    left = [(word, [row.step for row in rows if row.result is result]) for word, result in UNFINISHED]
+    summary = " ".join(f"{word}: {', '.join(steps)}." for word, steps in left if steps) or "Every step was run."
     page.write_text(f"{prose}{MARK}\nRun on {datetime.now(UTC):%Y-%m-%d}. {summary}\n\n{table(rows)}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools import release_check
-from tools.release_check import CannotRun, Failed, Result, Step
+from tools.release_check import CannotRun, Failed, InPart, Result, Step
 
 
 def bill(about: str, *libraries: str) -> bytes:
@@ -35,6 +35,7 @@ STEPS: dict[str, Step] = {
     "good": lambda: "all | well",
     "bad": raises(Failed("two builds differ")),
     "impossible": raises(CannotRun("lintian is not installed")),
+    "partly": raises(InPart("3.14 is not installed")),
     "broken": raises(FileNotFoundError(2, "No such file", "make")),
 }
 
@@ -42,18 +43,19 @@ STEPS: dict[str, Step] = {
 def test_every_step_has_a_row_whatever_happens() -> None:
     """One that fails does not keep the others from running."""
     rows = list(release_check.check(STEPS, []))
-    assert [row.result for row in rows] == [Result.PASSED, Result.FAILED, Result.NOT_RUN, Result.FAILED]
-    assert rows[2].said == "lintian is not installed" and "No such file" in rows[3].said
+    results = [Result.PASSED, Result.FAILED, Result.NOT_RUN, Result.IN_PART, Result.FAILED]
+    assert [row.result for row in rows] == results
+    assert rows[2].said == "lintian is not installed" and "No such file" in rows[4].said
 
 
 def test_the_page_names_what_was_not_run(tmp_path: Path) -> None:
     """Steps that were not chosen, and those that cannot run; the prose above the table stays."""
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{release_check.MARK}old")
-    release_check.write(list(release_check.check(STEPS, ["good", "impossible"])), page)
+    release_check.write(list(release_check.check(STEPS, ["good", "impossible", "partly"])), page)
     text = page.read_text()
     assert text.startswith("# Title\n") and "old" not in text
-    assert "Not run: bad, impossible, broken." in text
+    assert "Not run: bad, impossible, broken. Run only in part: partly." in text
     assert "| good | passed | 0 | all \\| well |" in text and "| bad | not run | - | not chosen |" in text
 
 
@@ -61,6 +63,54 @@ def test_an_unknown_step_is_a_mistake() -> None:
     command = [sys.executable, "-m", "tools.release_check", "sbom", "soup"]
     done = subprocess.run(command, cwd=release_check.PROJECT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "no such step: soup" in done.stderr
+
+
+def test_chosen_steps_do_not_choose_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """make exports its ONLY to the steps, and `make test-pythons` would take it for its own."""
+    monkeypatch.setenv("ONLY", "pythons")
+    assert release_check._run("sh", "-c", "echo ${ONLY-everything}") == "everything\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "outcome"),
+    [
+        ("..\n7 passed in 30.12s\n", "7 passed in 30.12s"),
+        ("..\n=== 5 passed, 2 skipped in 3.00s ===\n", InPart("5 passed, 2 skipped in 3.00s")),
+        ("ss\n7 skipped in 0.20s\n", CannotRun("7 skipped in 0.20s")),
+        ("1 failed, 9 passed in 9.0s (0:00:09)\n1 passed in 1s\nFailed beside the others:\n  tests/a.py\n", None),
+    ],
+    ids=["passed", "some skipped", "all skipped", "passed alone"],
+)
+def test_skipped_tests_have_not_passed(output: str, outcome: str | Exception | None) -> None:
+    """`make test-upgrade` without a package index skips everything, with exit status 0."""
+    if isinstance(outcome, Exception):
+        with pytest.raises(type(outcome), match=str(outcome)):
+            release_check.tested(output)
+    else:
+        said = outcome or "1 failed, 9 passed in 9.0s (0:00:09), then 1 passed in 1s"
+        assert release_check.tested(output) == said
+
+
+def library(name: str, *holes: str, reason: str = "") -> dict[str, object]:
+    """As pip-audit reports it."""
+    if reason:
+        return {"name": name, "skip_reason": reason}
+    return {"name": name, "version": "1.0", "vulns": [{"id": hole} for hole in holes]}
+
+
+UNKNOWN = library("aiosmtpd", reason="Dependency not found on PyPI")
+
+
+def test_an_audit_names_what_could_not_be_looked_up() -> None:
+    """The first library that was not found used to hide all others."""
+    known = [library("click"), library("rich")]
+    assert release_check.audited(known) == "no known vulnerability in 2 of 2 libraries"
+    with pytest.raises(InPart, match="in 2 of 3 libraries; could not be looked up: aiosmtpd"):
+        release_check.audited([*known, UNKNOWN])
+    with pytest.raises(CannotRun, match="none of 1 libraries could be looked up: Dependency not found on PyPI"):
+        release_check.audited([UNKNOWN])
+    with pytest.raises(Failed, match=r"nh3 1.0: PYSEC-1, nh3 1.0: PYSEC-2; could not be looked up: aiosmtpd"):
+        release_check.audited([*known, library("nh3", "PYSEC-1", "PYSEC-2"), UNKNOWN])
 
 
 def archive(path: Path, name: str, content: bytes) -> Path:
