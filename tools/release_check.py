@@ -27,7 +27,7 @@ from typing import Any
 from tools import interfaces, release
 
 PROJECT = release.PROJECT
-DIST = PROJECT / "dist"
+BUILT = PROJECT / "build" / "release"
 SITE = PROJECT / "build" / "site"
 PAGE = PROJECT / "docs" / "evidence" / "release-check.md"
 MARK = "<!-- what follows is written by `make release-check` -->\n"
@@ -112,10 +112,11 @@ def pythons() -> str:
 
 
 def builds() -> str:
-    """Into directories with different names: nothing may depend on them."""
+    """Into directories with different names: nothing may depend on them. The first is for the steps after this one."""
     moment = release.commit_time(PROJECT)
-    with tempfile.TemporaryDirectory(prefix="scanbridge-release-") as place:
-        outs = [Path(place) / name for name in ("first", "the-second")]
+    shutil.rmtree(BUILT, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="scanbridge-release-") as second_place:
+        outs = [BUILT, Path(second_place)]
         for out in outs:
             release.build(out, moment)
         first, second = map(release.digests, outs)
@@ -169,9 +170,9 @@ def lintian() -> str:
 
 
 def _packages(kind: str) -> list[Path]:
-    if found := sorted(DIST.glob(kind)):
+    if found := sorted(BUILT.glob(kind)):
         return found
-    raise CannotRun(f"no {kind} in dist/: run `make release` first")
+    raise CannotRun(f"no {kind} in build/release: run the step `builds` first")
 
 
 def audit() -> str:
