@@ -16,6 +16,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 PLACE = PROJECT / "build" / "pythons"
 UV = Path(sys.executable).parent / "uv"
+PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")  # as `make test` does
 FAILED, NOT_RUN = "FAILED", "not run"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 FOLDERS = (
@@ -50,7 +51,7 @@ def run_tests(version: str) -> tuple[str, str]:
     if python is None:
         return NOT_RUN, "this Python is not installed"
     try:
-        command = [prepare(version, python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command = [prepare(version, python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *PARALLEL]
     except subprocess.CalledProcessError as exc:
         return FAILED, f"the environment could not be made: exit status {exc.returncode}"
     folders = [f"tests/{name}" for name in FOLDERS]
