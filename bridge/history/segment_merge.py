@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridge.history.entry import Kind, Row
 from bridge.history.segment_files import MERGING, finished_name, is_live, quoted, read_merging, segment_files
-from bridge.history.segments import FINISHED_SCHEMA, INDEXES, transaction
+from bridge.history.segments import FINISHED_SCHEMA, INDEXES, KIND_COLUMNS, transaction
 from bridge.runtime import durable_files
 
 MAX_MERGED = 500 * 1024 * 1024  # bytes of the parts: merging more would take minutes
@@ -88,7 +88,7 @@ def _copy_all(paths: list[Path], new: Path) -> None:
 def _copy(connection: sqlite3.Connection, kinds: dict[Kind, int]) -> None:
     """Kinds have other numbers there, and mails get the next ones."""
     connection.execute("DELETE FROM numbers")
-    for old, *values in connection.execute("SELECT * FROM part.kind").fetchall():
+    for old, *values in connection.execute(f"SELECT {KIND_COLUMNS} FROM part.kind").fetchall():  # noqa: S608
         number = kinds.setdefault(Kind(*values), len(kinds) + 1)
         connection.execute("INSERT INTO numbers VALUES (?, ?)", (old, number))
         connection.execute(

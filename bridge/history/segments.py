@@ -51,17 +51,19 @@ _MAX_SLOTS = 1000
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAIL_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
+KIND_COLUMNS = ", ".join(("number", *Kind._fields))
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fields)});
 CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
 """
-_PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
+_PUT_KIND = f"INSERT INTO kind ({KIND_COLUMNS}) VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
 # The last value is `more`. For None, Python looks for an adapter and drops an exception, so "" takes its place: 0.3 us.
 _ONE_MAIL = f"(?, {'?, ' * (len(Row._fields) - 1)}NULLIF(?, ''))"
 _WIDTH = 1 + len(Row._fields)
 # By the number of mails in one statement: with 100, each takes 4.2 us instead of 4.8; SQLite takes 32,766 values. Each
 # statement releases the interpreter's lock, so the rest of a batch is not written mail by mail either.
-_PUT_MAILS = {number: f"INSERT INTO mail VALUES {', '.join([_ONE_MAIL] * number)}" for number in (100, 10, 1)}  # noqa: S608
+_PUT_MAIL = f"INSERT INTO mail (kind, {_MAIL_COLUMNS}) VALUES "  # noqa: S608
+_PUT_MAILS = {number: _PUT_MAIL + ", ".join([_ONE_MAIL] * number) for number in (100, 10, 1)}
 
 # What a finished segment is searched by. `hourly` has what statistics count most.
 _INDEXED = ("id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
@@ -179,7 +181,7 @@ class SegmentWriter:
         self._connection = _open_live(self._path, self._busy_s)
         self._rows, first = self._connection.execute("SELECT count(*), min(at) FROM mail").fetchone()
         self._began = first or time.time()
-        kinds = self._connection.execute("SELECT * FROM kind").fetchall()
+        kinds = self._connection.execute(f"SELECT {KIND_COLUMNS} FROM kind").fetchall()  # noqa: S608
         self._kinds = {Kind(*values): number for number, *values in kinds}
         self._last_kind = max([number for number, *_ in kinds], default=0)
 
@@ -266,11 +268,19 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
     connection.execute("ATTACH ? AS finished", (str(new),))
     connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the live segment is still there
     with transaction(connection):
-        for statement in (*FINISHED_SCHEMA, *_COPY, *INDEXES):
+        for statement in (*FINISHED_SCHEMA, *_added_columns(connection), *_COPY, *INDEXES):
             connection.execute(statement)
         _copy_keys(connection)
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
+
+
+def _added_columns(connection: sqlite3.Connection) -> Iterator[str]:
+    """A newer version may have begun the segment, with more columns: then its owner went back to this version."""
+    for table, known in (("kind", {"number", *Kind._fields}), ("mail", {"kind", *Row._fields})):
+        for (name,) in connection.execute("SELECT name FROM pragma_table_info(?, 'main')", (table,)).fetchall():
+            if name not in known:
+                yield f'ALTER TABLE finished.{table} ADD COLUMN "{name}"'
 
 
 def _copy_keys(connection: sqlite3.Connection) -> None:

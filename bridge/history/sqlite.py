@@ -18,6 +18,7 @@ from bridge.runtime import durable_files
 from bridge.runtime.storable import storable, storable_row
 
 _LATER = "later.db"
+_COLUMNS = 'at, id, event, "by", text'
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS later (at REAL, id TEXT, event TEXT, "by" TEXT, text TEXT);
 CREATE INDEX IF NOT EXISTS later_id ON later (id);
@@ -41,7 +42,7 @@ class SqliteHistory:
     def note(self, events: Sequence[LaterEvent]) -> None:
         with self._later() as connection:
             values = [storable_row((event.at, event.id, event.event, event.by, event.text)) for event in events]
-            connection.executemany("INSERT INTO later VALUES (?, ?, ?, ?, ?)", values)
+            connection.executemany(f"INSERT INTO later ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)", values)  # noqa: S608
 
     def settle(self) -> None:
         self._writer.settle()
@@ -90,7 +91,7 @@ class SqliteHistory:
         found = []
         with self._later() as connection:
             for mail in ids:
-                query = "SELECT * FROM later WHERE id = ? ORDER BY at DESC LIMIT ?"
+                query = f"SELECT {_COLUMNS} FROM later WHERE id = ? ORDER BY at DESC LIMIT ?"  # noqa: S608
                 found += connection.execute(query, (storable(mail), MAX_LATER)).fetchall()
         return sorted((LaterEvent(*values) for values in found), key=lambda event: event.at)[-MAX_LATER:]
 

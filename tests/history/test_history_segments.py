@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bridge.history import segment_files, segments
+from bridge.history import segment_files, segment_merge, segments
+from bridge.history.entry import LaterEvent
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
 from bridge.testing import until
-from tests.history.history_kit import add, find, mail
+from tests.history.history_kit import NOON, add, find, mail
 
 
 def files(directory: Path) -> list[str]:
@@ -253,3 +254,27 @@ def test_mails_written_together_are_all_there(tmp_path: Path, number: int, helo:
         (f"ID{each:04d}", f"r{each % 7}") for each in range(number)
     ]
     history.close()
+
+
+def test_columns_of_a_newer_version_stopped_the_history(tmp_path: Path) -> None:
+    """It began the segment and noted a release; then its operator went back: all that is added has a name."""
+    history = SqliteHistory(tmp_path)
+    add(history, mail(1))
+    history.note([LaterEvent(NOON, "ID0001", "released")])
+    history.close()
+    (live,) = tmp_path.glob("*.live")
+    for path, table in ((live, "mail"), (live, "kind"), (tmp_path / "later.db", "later")):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN newer DEFAULT 'x'")
+    history = SqliteHistory(tmp_path, max_rows=2)
+    add(history, mail(2, rule="policy.other"))
+    add(history, mail(3), mail(4))
+    assert files(tmp_path) == [".sqlite", ".sqlite"]
+    for merged in (False, True):
+        if merged:
+            segment_merge.merge_days(tmp_path, NOON + 5 * 86400)
+            assert files(tmp_path) == [".sqlite"]
+        assert find(history) == ["ID0004", "ID0003", "ID0002", "ID0001"]
+        assert find(history, rule="policy.other") == ["ID0002"]
+    history.note([LaterEvent(NOON + 1, "ID0001", "deleted")])
+    assert [event.event for event in history.later(["ID0001"])] == ["released", "deleted"]
