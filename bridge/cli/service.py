@@ -129,9 +129,9 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
     """Reload the configuration of the running service (SIGHUP). Exit code 0 only if the new configuration is in use.
 
-    The command sends a signal to the service that listens on the address in the file. The file is checked first: exit code 78
-    if it has errors. Exit code 1 if no service answers within 5 seconds (no signal is sent in that case), if the
-    service cannot be signalled, if it keeps its old configuration, or if there is no result in time.
+    The command sends a signal to the service that listens on the address in the file. The file is checked first: exit
+    code 78 if it has errors. Exit code 1 if no service answers within 5 seconds (no signal is sent in that case), if
+    the service cannot be signalled, if it keeps its old configuration, or if there is no result in time.
     """
     from bridge.cli import service_reload
 
