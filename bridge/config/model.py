@@ -290,7 +290,8 @@ class Config(Section):
         for listener in info.data.get("listeners", []):
             if (listener.client_header or "").lower().startswith(headers.prefix.lower()):
                 raise ValueError(
-                    f"{listener.name}.client_header starts with our prefix {headers.prefix}: choose another name for it"
+                    f"{listener.name}.client_header starts with {headers.prefix}, which is reserved: choose another "
+                    "name for it"
                 )
         return headers
 

@@ -87,7 +87,8 @@ def exchange(
         with http.stream("POST", url, content=content, headers=with_length) as response:
             status, phrase, body = response.status_code, response.reason_phrase, b""
             if response.headers.get("content-encoding", "identity").lower() != "identity":
-                raise LearningUnavailable(f"{who}: the answer is compressed, although we asked for an uncompressed one")
+                problem = "the answer is compressed, although an uncompressed one was requested"
+                raise LearningUnavailable(f"{who}: {problem}")
             for piece in response.iter_raw():
                 body += piece
                 if len(body) > _MAX_ANSWER:

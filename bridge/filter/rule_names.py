@@ -51,7 +51,7 @@ DOCUMENTED = {
     QUARANTINE_FAILED: "the mail could not be stored in the quarantine",
     SPOOL: "the content could not be written to the spool",
     CANNOT_HOLD: "the policy is to hold the mail, but the mail server does not support holding mail",
-    LINE_ENDS: "the content has a NUL, or a CR or LF that is not part of a line ending",
+    LINE_ENDS: "the content contains a NUL, or a CR or LF that is not part of a line ending",
     FIRST_LINE: "the first line would continue a header field that is added above it",
     OUR_FIELDS: "the mail has header fields that only the bridge may write, and they cannot be removed",
     CLIENT: "the header section names two clients",

@@ -241,7 +241,7 @@ class ListClient:
             async with self._http.stream("POST", url + path, content=body, headers=headers) as answer:
                 self._check_id(answer, request_id)
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise ListsMalformed("the answer is compressed, although we asked for an uncompressed one")
+                    raise ListsMalformed("the answer is compressed, although an uncompressed one was requested")
                 if answer.status_code != 200:
                     failure = Failure.from_json(await _read(answer, MAX_ANSWER))
                     wait = parse_retry_after(answer.headers.get("retry-after"))

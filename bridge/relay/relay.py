@@ -141,7 +141,7 @@ class SmtpRelay:
             async with asyncio.timeout(self._settings.timeout_s + _TIMER_S):
                 await self._all_finished.wait()
         except TimeoutError:
-            log.warning("relay closed while %d mails had no answer from the next hop", len(self._finishing))
+            log.warning("relay closed before the next hop had answered for %d mails", len(self._finishing))
 
     # Up to the dot.
 

@@ -54,7 +54,7 @@ def need_decision(url: str, answer: Answer, token: str) -> None:
     """Raises ScanError or Saturated unless the answer is a complete 200, whose body is then to be read."""
     if answer.status == 200:
         if answer.early:
-            raise ScanMalformed(f"{url}: the decision arrived before the mail was sent completely")
+            raise ScanMalformed(f"{url}: the decision arrived before the whole mail had been sent")
         encoding = answer.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise ScanMalformed(f"{url}: the answer is compressed, which was not requested")

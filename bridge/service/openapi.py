@@ -61,7 +61,7 @@ ERRORS: dict[str, tuple[int, str]] = {
         "than 52 MiB; or the List API request is larger than 8 MiB.",
     ),
     "not_multipart": (415, "submitEmail requires multipart/form-data."),
-    "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
+    "parameters_not_json": (415, "The content type of the `parameters` part must be application/json."),
     "not_json": (415, "The List API requires application/json."),
     "encoded_body": (415, "The body of the request is compressed (Content-Encoding, Transfer-Encoding)."),
     "wrong_host": (421, "/metrics: the Host field is not a name of this machine and may belong to another site."),

@@ -76,7 +76,7 @@ from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistak
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
         (listener(client_header="Received"), "client_header"),
         (listener(client_header="X-Client:"), "client_header"),
-        (listener(client_header="x-scan-client"), "mx.client_header starts with our prefix X-Scan-"),
+        (listener(client_header="x-scan-client"), "mx.client_header starts with X-Scan-, which is reserved"),
         (listener(client_header="X-C", protocol="milter", profile="postfix-milter"), "client_header or hide_"),
         (listener(hide_extensions=["PIPELINING"]), "hide_extensions"),
         (listener(hide_extensions=["DSN"], protocol="milter", profile="postfix-milter"), "listener cannot have tls"),

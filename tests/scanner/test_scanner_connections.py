@@ -145,7 +145,7 @@ async def test_a_decision_on_half_a_mail_is_none() -> None:
         return True
 
     async with faults(before=rash) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanFailed, match="before the mail was sent completely"):
+        with pytest.raises(ScanFailed, match="before the whole mail had been sent"):
             await submit(scanner, LARGE, memory_per_mail=0)
 
 

@@ -65,7 +65,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
 
-    Each entry applies to the tenant of its mail. If the mail has no tenant, or if --global is given, the entry
+    Each entry applies to the tenant of the mail. If the mail has no tenant, or if --global is given, the entry
     applies to the whole deployment.
     """
     _add(path, choice, "block", **given)
@@ -76,7 +76,7 @@ def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
 def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
     """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).
 
-    Each entry applies to the tenant of its mail. If the mail has no tenant, or if --global is given, the entry
+    Each entry applies to the tenant of the mail. If the mail has no tenant, or if --global is given, the entry
     applies to the whole deployment.
     Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """

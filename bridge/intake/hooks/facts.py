@@ -114,5 +114,5 @@ def address(found: Any, is_sender: bool = False) -> bytes:
             raise BadJson("an ESMTP parameter is invalid")
         words.append(f"{name}={said}" if said else name)
     if any("\0" in word for word in words):
-        raise BadJson("an address has a NUL")
+        raise BadJson("an address contains a NUL")
     return "\0".join([*words, ""]).encode()

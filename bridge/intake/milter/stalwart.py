@@ -78,7 +78,7 @@ class WholeMail(Mail):
         else:
             log.warning(
                 "a mail was deferred: its body does not repeat the header fields, although Stalwart normally repeats "
-                "them; if all mail is deferred, choose another profile for this Stalwart"
+                "them; if all mail is deferred, choose another profile for this server"
             )
             self.refuse(UNCLEAR)
 

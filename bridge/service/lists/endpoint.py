@@ -163,7 +163,7 @@ async def _read(scope: Scope, receive: Receive) -> Body:
     try:
         body = decode_json(bytes(raw))
     except (ValueError, RecursionError):
-        raise _invalid("the body is not JSON in UTF-8, or contains a duplicate field") from None
+        raise _invalid("the body is not JSON encoded as UTF-8, or contains a duplicate field") from None
     if not isinstance(body, dict):
         raise _invalid("the body must be an object")
     return body

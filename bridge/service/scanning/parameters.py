@@ -44,7 +44,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         value = decode_json(raw)
     except (ValueError, RecursionError):
-        raise _invalid("the part `parameters` is not JSON in UTF-8, or contains a duplicate field") from None
+        raise _invalid("the `parameters` part is not JSON encoded as UTF-8, or contains a duplicate field") from None
     if not isinstance(value, dict):
         raise _invalid("`parameters` must be an object")
     return value

@@ -41,7 +41,7 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warni
 class Upload(Generic[T]):
     """The body of one request: `read` it, use the returned request and `mail`, then `close` it.
 
-    `parse` reads the part `parameters`, and raises Refused.
+    `parse` reads the `parameters` part, and raises Refused.
     """
 
     def __init__(self, spool: Spool, parse: Callable[[bytes], T], idle_s: float = 60.0) -> None:
@@ -121,9 +121,9 @@ class Upload(Generic[T]):
         if not self._finished:
             raise Refused(400, "invalid_multipart", "the body ends before its last delimiter")
         if self._parameters is None:
-            raise Refused(400, "missing_part", "the part `parameters` is missing")
+            raise Refused(400, "missing_part", "the `parameters` part is missing")
         if not self._has_mail:
-            raise Refused(400, "missing_part", "the part `email` is missing")
+            raise Refused(400, "missing_part", "the `email` part is missing")
         return self._parse(bytes(self._parameters))
 
     # Callbacks of the parser. A chunk may end anywhere, even within a header field.
@@ -162,13 +162,13 @@ class Upload(Generic[T]):
             _check_encoding(headers.get(b"content-transfer-encoding", b""))
         if self._part_name == "parameters":
             if self._parameters is not None:
-                raise Refused(400, "duplicate_part", "the part `parameters` appears twice")
+                raise Refused(400, "duplicate_part", "the `parameters` part appears twice")
             if not is_json(headers.get(b"content-type", b"")):
-                raise Refused(415, "parameters_not_json", "the part `parameters` must be of type application/json")
+                raise Refused(415, "parameters_not_json", "the `parameters` part must be of type application/json")
             self._parameters = bytearray()
         elif self._part_name == "email":
             if self._has_mail:
-                raise Refused(400, "duplicate_part", "the part `email` appears twice")
+                raise Refused(400, "duplicate_part", "the `email` part appears twice")
             self._has_mail = True
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -178,7 +178,7 @@ class Upload(Generic[T]):
             self.mail.write(bytes(memoryview(data)[start:end]))
         elif self._part_name == "parameters" and self._parameters is not None:
             if len(self._parameters) + end - start > MAX_PARAMETERS_BYTES:
-                raise Refused(400, "parameters_too_large", "the part `parameters` is larger than 1 MiB")
+                raise Refused(400, "parameters_too_large", "the `parameters` part is larger than 1 MiB")
             self._parameters.extend(data[start:end])
 
     def _on_end(self) -> None:
