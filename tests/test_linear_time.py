@@ -21,7 +21,7 @@ import pytest
 
 import bridge
 from bridge.filter.headers import message_id
-from bridge.mime import names, structure, words
+from bridge.mime import names, readings, structure, words
 from bridge.service.analysis import headers
 from bridge.service.analysis.content import link_address, page_text
 from bridge.service.analysis.content.links import Links
@@ -251,3 +251,10 @@ def test_a_message_id_of_spaces_blocked_the_event_loop() -> None:
     assert fair_cpu_s(lambda: message_id(head, head.lower())) < 1
     assert message_id(head, head.lower()) == ""
     assert message_id(b"Message-ID:\r\n <a@b> \r\n", b"message-id:\r\n <a@b> \r\n") == "<a@b>"
+
+
+def test_header_sections_without_a_colon_were_searched_from_the_end_of_the_mail() -> None:
+    """Parts with text before their fields, and then 45 MB without a line end, took 50 seconds instead of 0.3."""
+    part = b"--x\nContent-Type: a/b\nb\n" + b"\nb\n\na:\n" * 4 + b"\n"
+    mail = b"\n" + part * 500 + b"Z" * 20_000_000
+    assert fair_cpu_s(lambda: list(readings.regions(mail, readings.Budget(len(mail))))) < 0.5

@@ -376,8 +376,10 @@ def _bodies(text: bytes, start: int, budget: Budget) -> Iterator[int]:
 def _has_header_line(text: bytes, start: int, end: int) -> bool:
     """Whether a line there begins like a field: the line with the first colon, or one after it."""
     colon = text.find(b":", start, end)
+    if colon < 0:
+        return False
     line = max(start, text.rfind(b"\n", start, colon))
-    return colon >= 0 and _HEADER_LINE.search(text, line, end) is not None
+    return _HEADER_LINE.search(text, line, end) is not None
 
 
 def _odd_lines(pattern: re.Pattern[bytes], text: bytes, start: int, end: int, budget: Budget) -> list[int]:
