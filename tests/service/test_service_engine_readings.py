@@ -77,6 +77,20 @@ def predicted(content: bytes) -> bytes:
     return b"\1" + bytes((byte - before) & 255 for byte, before in zip(content, b"\0" + content, strict=False))
 
 
+def xz_of_blocks(*files: bytes) -> bytes:
+    """One stream with the block of each of these xz files, as `xz` writes it with several threads."""
+    blocks, records = b"", b""
+    for file in files:
+        index = len(file) - 12 - 4 * (int.from_bytes(file[-8:-4], "little") + 1)
+        blocks += file[12:index]
+        records += file[index + 2 : -16].rstrip(b"\0")
+    records = bytes((0, len(files))) + records
+    records += bytes(-len(records) % 4)
+    end = struct.pack("<I", len(records) // 4) + files[0][6:8]
+    checksums = (struct.pack("<I", zlib.crc32(data)) for data in (records, end))
+    return files[0][:12] + blocks + records + next(checksums) + next(checksums) + end + b"YZ"
+
+
 ARROWED = b"/Filter/FlateDecode/DecodeParms<</Predictor 11/Columns %d>>" % len(EICAR)
 SELDOM_READ = {
     "zip: LZMA": zip_file(zipfile.ZIP_LZMA),
@@ -96,6 +110,9 @@ SELDOM_READ = {
     "gzip: zeros between two streams": gzip.compress(b"x") + bytes(512) + gzip.compress(EICAR),
     "xz: cut off": lzma.compress(EICAR)[:-12],
     "xz: a filter": lzma.compress(EICAR, filters=[{"id": lzma.FILTER_ARM}, {"id": lzma.FILTER_LZMA2}]),
+    "xz: a filter in the second block": xz_of_blocks(
+        lzma.compress(b"x"), lzma.compress(EICAR, filters=[{"id": lzma.FILTER_ARM}, {"id": lzma.FILTER_LZMA2}])
+    ),
     "PDF: a predictor": pdf(ARROWED, zlib.compress(predicted(EICAR))),
     "PDF: a filter elsewhere": pdf(b"/Filter 3 0 R", zlib.compress(EICAR), b"[/FlateDecode]"),
 }  # fmt: skip
@@ -122,6 +139,7 @@ USUAL = {
     "gzip": gzip.compress(EICAR),
     "bzip2": bz2.compress(EICAR),
     "xz": lzma.compress(EICAR),
+    "xz: several blocks": xz_of_blocks(*map(lzma.compress, (b"x" * 1000, EICAR, EICAR))),  # each large file has them
 }
 
 

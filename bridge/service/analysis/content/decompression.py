@@ -33,6 +33,8 @@ _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a commen
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
 _XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
+_MANY_BLOCKS = 1000  # `xz` writes one for 24 MiB or more, unless it is told otherwise
+_MAX_INDEX = 20 * _MANY_BLOCKS  # bytes: two numbers for each block
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -198,16 +200,35 @@ def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
     for member in _streams(new, b"\xfd7zXZ", content, _stems(names, ".xz"), budget):
-        yield replace(member, is_disputed=member.is_disputed or not _has_one_plain_block(content))
+        yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
 
 
-def _has_one_plain_block(content: bytes) -> bool:
-    """Whether it has no filters for programs, of which others know fewer: each block has its own.
+def _has_plain_blocks(content: bytes) -> bool:
+    """Whether no block has filters for programs, of which others know fewer. Large files have several blocks.
 
-    The first two bits of the block's flags are their number; the index at the end begins with that of the blocks.
+    The first two bits of a block's flags are their number; the index at the end gives the length of each block.
     """
     index = len(content) - _XZ_END - 4 * (int.from_bytes(content[-8:-4], "little") + 1)
-    return index > _XZ_START and content[index : index + 2] == b"\0\1" and not content[_XZ_START + 1] & 3
+    count, *lengths = _xz_numbers(content[index + 1 : -_XZ_END])
+    if count > _MANY_BLOCKS:
+        return False
+    at = _XZ_START
+    for length in lengths[: 2 * count : 2]:  # each is followed by that of the unpacked block
+        if content[at + 1] & 3:
+            return False
+        at += (length + 3) // 4 * 4
+    return at == index
+
+
+def _xz_numbers(data: bytes) -> Iterator[int]:
+    """Seven bits in each byte; the eighth says that more follow."""
+    number, shift = 0, 0
+    for byte in data[:_MAX_INDEX]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield number
+            number, shift = 0, 0
 
 
 def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
