@@ -141,7 +141,7 @@ def test_one_entry_in_two_spellings_is_reported(service, tmp_path):
     """The list can then never equal the file, and the message says why."""
     file = write(tmp_path / "f.txt", {"User@x.org": "", "user@x.org": ""})
     done = service.run("sync", LIST, file)
-    assert done.exit_code == 1 and "two spellings" in done.output
+    assert done.exit_code == 1 and "two forms" in done.output
     assert service.run("sync", LIST, file, "--no-verify").exit_code == 0
 
 
