@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=700, help="mails of each source for the other engines; 0: none")
     parser.add_argument("--phishing", type=int, default=800, help="phishing mails for them; for tuning, half as many")
     parser.add_argument("--newest", type=float, default=0.4, help="share of the phishing to test on, newest first")
-    parser.add_argument("--tune", action="store_true", help="compare weights of the engines; writes no report")
+    parser.add_argument("--tune", action="store_true", help="compare the weights of the engines, and write no report")
     given = parser.parse_args()
     ham, phishing = read_corpus(given.corpus, given.cache)
     cut = round(len(phishing) * (1 - given.newest))

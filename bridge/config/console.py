@@ -103,7 +103,7 @@ class Console(Reached, Section):
         ["127.0.0.0/8", "::1/128"],
         description="Networks of reverse proxies whose X-Forwarded-For is trusted if `public_url` is set.",
     )
-    session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this time without use.")
+    session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this period of inactivity.")
     session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
     undo_period: Duration = Field(
         10.0,
@@ -112,7 +112,10 @@ class Console(Reached, Section):
         description="How long an action on mail, or a change to a list, is delayed so that it can be undone.",
     )
     form_timeout: Duration = Field(
-        20.0, ge=1, le=300, description="Maximum time to receive a form without a file; a slower one is refused."
+        20.0,
+        ge=1,
+        le=300,
+        description="Maximum time to receive a form without a file; one that takes longer is refused.",
     )
     audit_retention: Duration = Field(365 * 86400.0, ge=86400, description="How long the audit log is kept.")
     report_to: str | None = Field(

@@ -116,7 +116,7 @@ class Digests(Section):
     schedule: Schedule = Field(
         "never",
         description="When recipients are told about mail that is held for them: `immediate` (at most once a minute), "
-        "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose a different one.",
+        "`hourly`, `daily`, `weekly` or `never`. Each recipient can choose a different setting.",
     )
     at: str = Field(
         "07:00",

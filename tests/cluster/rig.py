@@ -246,7 +246,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--rate", type=float, default=10.0, help="mails a second")
-    parser.add_argument("--keep", action="store_true", help="keep all files also after a success")
+    parser.add_argument("--keep", action="store_true", help="keep all files, even after a success")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("the cluster rig needs root, for Postfix, small disks and network namespaces")
