@@ -93,7 +93,7 @@ def _accept_newer(table: str, version: int, oldest_reader: int | None, known: in
     newer = f"created by a newer version of this program ({table} has version {version}, this program supports {known})"
     if oldest_reader is None or oldest_reader > known:
         raise DatabaseNewer(f"{newer}: upgrade this program")
-    log.info("database %s; the newer version only added to it, so this version can still use it", newer)
+    log.info("database %s; that version made only additions, so this version can still use the database", newer)
 
 
 def prepare(engine: Engine, lock: int, steps: Sequence[Step], table: str = "schema_version") -> None:
