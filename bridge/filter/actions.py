@@ -116,18 +116,19 @@ class Actions:
                 "mail %s: not accepted, but its copy could not be removed from the quarantine: %s", mail_id, why
             )
 
-    async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
+    async def keep_refused(self, record: Record, reply: Reply, result: AnalysisResult | None = None) -> Outcome:
         """Quarantine a mail that we would refuse. None of our fields are added: its first line might continue one."""
         tx = record.tx
+        log.info("mail %s: quarantined instead of bounced: %s", tx.id, reply)
         stripped = self._headers.strip(tx.message.head())
         if stripped is not None:
             tx.message.replace_head(stripped)
         try:
             await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply), "rule": record.rule})
         except StoreError as exc:
-            return not_stored(record, exc, None)
+            return not_stored(record, exc, result)
         record.is_kept = True
-        return Outcome(Action.QUARANTINE, accepted(tx.id))
+        return Outcome(Action.QUARANTINE, accepted(tx.id), result)
 
     async def hand_on(self, record: Record, result: AnalysisResult | None, unscanned: str = "") -> Outcome:
         """Relay the mail, or have the mail server deliver it. `unscanned`: why there is no result, for the header."""
@@ -137,8 +138,10 @@ class Actions:
         stamp = self._stamp(tx, result, unscanned)
         edits: tuple[FieldEdit, ...] = ()
         if (refusal := _refusal(tx, result)) is not None:
-            refused = _refused(record, refusal, result)
-            return await self.keep_refused(record, refusal) if self._keeps_refused else refused
+            if not self._keeps_refused:
+                return _refused(record, refusal, result)
+            record.rule = rule_of_refusal(refusal)
+            return await self.keep_refused(record, refusal, result)
         if result is not None and result.changes is not None:
             stamp += result.changes.add
             if self._relay is None:

@@ -330,7 +330,6 @@ class Filter:
         record.rule = record.rule or rule_of_refusal(reply)
         if not self._settings.keeps_refused:
             return Outcome(Action.REJECT, with_id(reply, record.tx.id))
-        log.info("mail %s: quarantined instead of bounced: %s", record.tx.id, reply)
         return await self._actions.keep_refused(record, reply)
 
     async def _is_ambiguous(self, record: Record) -> bool:

@@ -34,7 +34,7 @@ class PageFile(NamedTuple):
     content: bytes
 
 
-def files(page: str, charge: Callable[[int], object] = int) -> Iterator[PageFile]:
+def files(page: str, charge: Callable[[int], object] | None = None) -> Iterator[PageFile]:
     """What is in `data:` addresses (RFC 2397).
 
     `charge` is called with the length of each, because each may contain all that follow, and it may raise.
@@ -49,7 +49,8 @@ def files(page: str, charge: Callable[[int], object] = int) -> Iterator[PageFile
         parameters = text[max(match.end(), comma - _MAX_PARAMETERS) : comma].rstrip().lower()
         is_long = comma - match.end() > _MAX_PARAMETERS
         for end in _ends(text, match.start(), comma + 1):
-            charge(end - comma)
+            if charge is not None:
+                charge(end - comma)
             content = unquote_to_bytes(text[comma + 1 : end].partition("#")[0])  # what follows is not content
             if "base64" in parameters or is_long:
                 yield PageFile(kind, encodings.decode(content, "base64")[0])
