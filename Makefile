@@ -110,12 +110,12 @@ release: $(DEV_READY)           ## build all packages with checksums in dist/, s
 release-check: $(DEV_READY)     ## check whether this commit may be released, ONLY="docs sbom"; the result goes into docs/evidence/release-check.md
 	$(BIN)/python -m tools.release_check $(ONLY)
 
-dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run of some minutes
+dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run of a few minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python -m tools.draw_dashboard
 
 console-pictures: export PYTHONDONTWRITEBYTECODE =
-console-pictures: $(DEV_READY)  ## photograph the console's pages into docs/images
+console-pictures: $(DEV_READY)  ## take screenshots of the console's pages for docs/images
 	deploy/test-servers.sh
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/console/test_console_browser.py tests/console/test_console_work.py
 
@@ -134,7 +134,7 @@ bench-analysis: $(DEV_READY)    ## measure the analysis of the mails in CORPUS=.
 bench-queue: $(DEV_READY)       ## measure what the queue in NATS costs; the result goes into docs/evidence/queue.md
 	$(BIN)/python bench/queue_cost.py --out docs/evidence/queue.md
 
-bench-connections: $(DEV_READY) ## measure the state of fifty bridges in one PostgreSQL; the result goes into docs/understand/scale.md
+bench-connections: $(DEV_READY) ## measure the load of fifty bridges on one PostgreSQL server; the result goes into docs/understand/scale.md
 	$(BIN)/python bench/connections.py --write
 
 bench-history: $(DEV_READY)      ## fill a history with ten million mails and search it; the result goes into docs/evidence/history.md
@@ -151,7 +151,7 @@ bench-commands: $(DEV_READY)    ## measure how quickly commands start; the resul
 	$(BIN)/python bench/commands.py --out docs/evidence/commands.md
 
 digest-pictures: export PYTHONDONTWRITEBYTECODE =
-digest-pictures: $(DEV_READY)   ## photograph digests and the pages for users into docs/images
+digest-pictures: $(DEV_READY)   ## take screenshots of digests and the pages for users for docs/images
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/digests/test_digest_mail_server.py
 
 translations: $(DEV_READY)      ## compile the translations of what users read
@@ -178,10 +178,10 @@ lock: $(DEV_READY)              ## lock the libraries with hashes, and list them
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(LOCK_OPTIONS) -c requirements/packages.lock -o requirements/development.lock
 	$(BIN)/python -m tools.sbom
 
-audit: $(DEV_READY)             ## look for known holes in the locked libraries; needs pypi.org
+audit: $(DEV_READY)             ## check the locked libraries for known vulnerabilities; needs pypi.org
 	$(BIN)/pip-audit $(AUDIT_OPTIONS) --require-hashes --disable-pip -r requirements/packages.lock
 
-clean:                          ## remove everything the other commands created
+clean:                          ## remove everything that the other commands created
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist build/site
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

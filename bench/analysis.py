@@ -1,8 +1,8 @@
-"""What the analysis of real mail costs: `make bench-analysis CORPUS=...` (layout: `tools/mail_corpus.py`).
+"""Measures what the analysis of real mail costs: `make bench-analysis CORPUS=...` (layout: `tools/mail_corpus.py`).
 
-Each mail of a random sample is scanned by the service and, in the same run, by rspamd (`/checkv2`), one after the
-other, a few times. Counts the CPU time of all processes of each, including HTTP; the median of the rounds is taken for
-each mail, because other work on the machine disturbs single rounds. rspamd runs without network tests.
+The service and rspamd (`/checkv2`) scan the same random sample of mails in the same run, one mail at a time, in several
+rounds. The CPU time includes all processes of each program, and HTTP. For each mail, the median of the rounds counts,
+because other work on the machine disturbs single rounds. rspamd runs without network tests.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def report(rows: list[Row], names: list[str], rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--sample", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="a page with a part `measured`")
+    parser.add_argument("--sample", type=int, default=1500, help="number of mails to scan (default: 1500)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
+    parser.add_argument("--out", type=Path, help="page to write the result to; it must contain the `measured` markers")
     given = parser.parse_args()
     with ExitStack() as stack:
         scanners = [stack.enter_context(our_service())]

@@ -1,8 +1,8 @@
-"""How long commands take to start: `make bench-commands`.
+"""Measures how long commands take to start: `make bench-commands`.
 
-Each is a new process of the installed program, as a shell starts it. Commands take turns, so that other work on the
-machine affects all of them, and each is compared with the start of Python itself within its turn. The limits are those
-that the program promises; they are compared here and not in a test, because times depend on the machine.
+Each command runs as a new process of the installed program, as if started by a shell. In each round, the commands run
+one after another, so that other work on the machine affects all of them, and each is compared with the start of Python
+itself in the same round. The limits are checked here and not in a test, because times depend on the machine.
 """
 
 # ruff: noqa: E501, S603 - it writes a document, and starts its own program
@@ -118,8 +118,8 @@ The elapsed time also depends on the other work.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"number of rounds (default: {ROUNDS})")
+    parser.add_argument("--out", type=Path, help="write the result to this page")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     found = measure(options.rounds)

@@ -1,9 +1,9 @@
-"""The state of fifty bridges in one PostgreSQL: `make bench-connections`.
+"""Measures the load of fifty bridges on one PostgreSQL server: `make bench-connections`.
 
-Opens everything that a bridge has in the database, as the daemon does, once for each bridge: late decisions, history,
-index and locks of the quarantine, used release codes, personal lists, feedback, events. With a modest rate of mail it
-counts connections, transactions, statements and the server's CPU time. All bridges are in one process, so their own
-CPU time says nothing. A complete daemon shows what one bridge opens. Fails if a bound is exceeded.
+For each bridge, opens everything that the daemon keeps in the database: late decisions, history, index and locks of the
+quarantine, used release codes, personal lists, feedback, events. At a modest rate of mail, counts the connections,
+transactions and statements, and measures the server's CPU time. The bridges run in one process, so their own CPU time
+is not representative. A complete daemon shows what one bridge opens. Fails if a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -337,14 +337,16 @@ def lines(given: argparse.Namespace, found: Found, of_a_daemon: int) -> list[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bridges", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--mails-per-s", type=float, default=10.0, help="of each bridge")
-    parser.add_argument("--late-every-s", type=float, default=5.0, help="of each bridge")
-    parser.add_argument("--held-every-s", type=float, default=10.0, help="of each bridge")
-    parser.add_argument("--all-events", action="store_true", help="every mail is an event, not only quarantined ones")
-    parser.add_argument("--at-once", action="store_true", help="all bridges have their late scans at the same moments")
-    parser.add_argument("--write", action="store_true", help=f"put the result into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--bridges", type=int, default=50, help="number of bridges (default: 50)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of the measurement (default: 20)")
+    parser.add_argument("--mails-per-s", type=float, default=10.0, help="mails per second of each bridge (default: 10)")
+    parser.add_argument("--late-every-s", type=float, default=5.0, help="seconds between late scans of a bridge")
+    parser.add_argument(
+        "--held-every-s", type=float, default=10.0, help="seconds between quarantined mails of a bridge"
+    )
+    parser.add_argument("--all-events", action="store_true", help="create an event for every mail, not only for some")
+    parser.add_argument("--at-once", action="store_true", help="start the late scans of all bridges at the same time")
+    parser.add_argument("--write", action="store_true", help=f"write the result to {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()
     with server() as (url, connection, postmaster):
         found = asyncio.run(measure(given, url, connection, postmaster))

@@ -1,12 +1,12 @@
-"""How quickly the console's pages answer with everything full, what they weigh, and what mail notices of the console:
+"""Measures the speed and size of the console's pages with a lot of data, and the console's effect on mail:
 `make bench-console`.
 
     python bench/console.py [--place DIRECTORY] [--requests 60] [--only pages|mail] [--out docs/evidence/console.md]
 
 Fills a history, a quarantine, a list and an audit log, starts a console, and requests each page as a signed-in user
 would: with every filter, with values that match and values that do not, on the first page and on later ones, for users
-who see all mail, the mail of a large tenant, and that of a tenant with a few mails. Server time is the time from the
-request to the last byte on loopback, one request at a time. `bench/console_mail.py` measures the mail.
+who see all mail, the mail of a large tenant, or that of a tenant with few mails. Server time is the time from the
+request to the last byte on loopback, one request at a time. `bench/console_mail.py` measures the effect on mail.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mails", type=int, default=1_000_000, help="in the history")
-    parser.add_argument("--held", type=int, default=100_000, help="in the quarantine")
-    parser.add_argument("--entries", type=int, default=1_000_000, help="of one list")
-    parser.add_argument("--audit", type=int, default=200_000, help="entries of the audit log")
-    parser.add_argument("--requests", type=int, default=60, help="for each page and person")
-    parser.add_argument("--place", type=Path, help="a directory that was filled before, or is to be kept")
-    parser.add_argument("--only", choices=("pages", "mail"))
-    parser.add_argument("--filter", default="", help="only pages whose name matches this expression")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--mails", type=int, default=1_000_000, help="number of mails in the history")
+    parser.add_argument("--held", type=int, default=100_000, help="number of mails in the quarantine")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="number of entries in one list")
+    parser.add_argument("--audit", type=int, default=200_000, help="number of entries in the audit log")
+    parser.add_argument("--requests", type=int, default=60, help="number of requests for each page and person")
+    parser.add_argument("--place", type=Path, help="directory for the data, which is kept and used again")
+    parser.add_argument("--only", choices=("pages", "mail"), help="measure only the pages, or only the effect on mail")
+    parser.add_argument("--filter", default="", help="request only pages whose name matches this regular expression")
+    parser.add_argument("--out", type=Path, help="write the result to this page")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scanbridge-bench-") as directory:
         place = wanted.place or Path(directory)

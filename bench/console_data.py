@@ -109,7 +109,7 @@ def fill_audit(state: Path, total: int) -> None:
         rows = [
             {
                 "at": now - total + number, "name": f"person{number % 40}", "role": "releaser", "address": "192.0.2.9",
-                "action": ("looked through mail", "requested a release", "signed in")[number % 3],
+                "action": ("searched mail", "requested a release", "signed in")[number % 3],
                 "mail": mail_id(number, now) if number % 3 == 1 else "", "detail": f"recipient: r{number}@example.org",
                 "result": "done",
             }

@@ -1,9 +1,9 @@
-"""Digests for 100,000 people with a million held mails: time, memory, and nobody gets two after kill -9.
+"""Measures digests for 100,000 people with a million held mails: time, memory, and duplicates after kill -9.
 
     .venv/bin/python bench/digests.py --out docs/evidence/digests.md
 
-Makes the index of a quarantine, runs `scanbridge digest send --now` against a next hop that counts recipients, kills it
-several times, and lets it finish. With `--people` and `--mails`, smaller.
+Creates the index of a quarantine, runs `scanbridge digest send --now` against a next hop that counts recipients, kills
+the command several times, and then lets it finish. No one may get the same digest twice.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def send(config: Path, sink: Sink, kill_at: int | None) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--people", type=int, default=100_000)
-    parser.add_argument("--mails", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--filled", type=Path, help="an index that was filled before")
+    parser.add_argument("--people", type=int, default=100_000, help="number of recipients (default: 100000)")
+    parser.add_argument("--mails", type=int, default=1_000_000, help="number of held mails (default: 1000000)")
+    parser.add_argument("--out", type=Path, help="write the result to this page")
+    parser.add_argument("--filled", type=Path, help="use this index, which an earlier run has filled")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="digests-") as name:
         directory, sink = Path(name), Sink()

@@ -1,9 +1,10 @@
-"""Fault runs: a bridge with three scanner processes, one of which fails while mail flows.
+"""Measures a bridge with three scanner processes, one of which fails while mail flows.
 
     python bench/faults.py
 
-Prints a table. For each fault it has the share of refused mails and the time from the final dot to the reply, before,
-during and after the fault, and the time until the host got mail again. docs/understand/overload.md shows a run.
+Prints a table that shows, for each fault, the share of refused mails and the time from the final dot to the reply
+(before, during and after the fault), and the time until the host got mail again. For a run, see
+docs/understand/overload.md.
 """
 
 from __future__ import annotations

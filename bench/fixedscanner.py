@@ -1,10 +1,10 @@
-"""A scanner with a fixed service time, for benchmarks: each mail occupies one of N workers for a fixed time.
+"""Runs a scanner with a fixed service time, for benchmarks: each mail occupies one of N workers for a fixed time.
 
     python bench/fixedscanner.py --workers 20 --service-ms 50
 
-Prints its port. Mail without a free worker waits in a queue, as in a real service. `GET /stats` returns its counts,
-above all the maximum number of mails in flight. Timed to the microsecond, because the millisecond resolution of an
-event loop would cost 2% of the capacity to be measured.
+Prints its port. If no worker is free, mail waits in a queue, as in a real service. `GET /stats` returns the scanner's
+counts, including the maximum number of mails in flight. Times are accurate to the microsecond, because the millisecond
+resolution of an event loop would cost 2% of the capacity to be measured.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Scanner:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=20)
-    parser.add_argument("--service-ms", type=float, default=50.0)
+    parser.add_argument("--workers", type=int, default=20, help="mails scanned at the same time (default: 20)")
+    parser.add_argument("--service-ms", type=float, default=50.0, help="milliseconds for each mail (default: 50)")
     arguments = parser.parse_args()
     scanner = Scanner(arguments.workers, arguments.service_ms / 1000)
     print(scanner.port, flush=True)

@@ -1,9 +1,9 @@
-"""How quickly the history is searched, and what it takes on disk: `make bench-history`.
+"""Measures how quickly the history is searched, and its size on disk: `make bench-history`.
 
     python bench/history.py [--rows 10000000] [--stores sqlite,postgresql] [--out docs/evidence/history.md]
 
-Fills each database with mails of 30 days, then looks for mails by every key and reads pages of filtered lists, each
-with different values, and deletes old entries while others are written.
+Fills each database with the mails of 30 days. Then looks up mails by every key, reads pages of filtered lists, each
+with different values, and deletes old entries while new ones are written.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ def opened(kind: str) -> Iterator[HistoryStore]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=10_000_000)
-    options.add_argument("--stores", default="sqlite,postgresql")
-    options.add_argument("--out", type=Path)
+    options.add_argument("--rows", type=int, default=10_000_000, help="number of mails (default: 10000000)")
+    options.add_argument("--stores", default="sqlite,postgresql", help="databases to measure (default: both)")
+    options.add_argument("--out", type=Path, help="write the result to this page")
     given = options.parse_args()
     lines = [
         "<!-- written by make bench-history -->",

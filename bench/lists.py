@@ -1,9 +1,9 @@
-"""Entries per second through the List API, and the cost of one lookup at MAIL with ten to a million entries.
+"""Measures entries per second through the List API, and the cost of one lookup at MAIL in ten to a million entries.
 
-Runs the real service (on SQLite, or on --database) in a separate process and the real client in this
-one, on loopback. Prints one line per operation, with this process's peak memory. The part for MAIL
-(`door`) needs no service: it searches local copies the way the daemon does. Its times are CPU times,
-the best of many rounds; what matters is the ratio to the smallest list.
+Runs the real service (with SQLite, or with --database) in a separate process and the real client in this one, on
+loopback. Prints one line per operation, with this process's peak memory. The measurement for MAIL (`door`) needs no
+service: it searches local copies as the daemon does. Its times are CPU times, the best of many rounds, and matter only
+in relation to those for the smallest list.
 
     python bench/lists.py [--entries 200000] [--parallel 4] [--database postgresql://...] [--only door|api]
 """
@@ -35,11 +35,13 @@ lists: [{{name: bench, category: sender, maxSize: 10000000}}]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, default=200_000)
-    parser.add_argument("--parallel", type=int, default=4)
-    parser.add_argument("--port", type=int, default=19081)
-    parser.add_argument("--database", default="sqlite:///bench.sqlite")
-    parser.add_argument("--only", choices=["door", "api"])
+    parser.add_argument("--entries", type=int, default=200_000, help="number of entries (default: 200000)")
+    parser.add_argument("--parallel", type=int, default=4, help="number of requests at the same time (default: 4)")
+    parser.add_argument("--port", type=int, default=19081, help="port of the service (default: 19081)")
+    parser.add_argument("--database", default="sqlite:///bench.sqlite", help="URL of the service's database")
+    parser.add_argument(
+        "--only", choices=["door", "api"], help="measure only the lookups at MAIL, or only the List API"
+    )
     given = parser.parse_args()
     if given.only != "api":
         for kind in ("sender", "network"):

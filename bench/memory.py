@@ -1,9 +1,9 @@
 """`make bench-memory`: the memory that each attack costs, compared with a simple implementation and with the bound.
 
-Every attack in tests/hostile/attacks.py runs against a fresh process of stock aiosmtpd (bench/stock.py) and one of the
-bridge with its default limits. What counts is the growth of the peak resident size (VmHWM in /proc) over the idle size.
-The run fails if the bridge grows beyond a bound. Stock parts are limited to 2 GiB, so that they do not exhaust the
-machine.
+Every attack in tests/hostile/attacks.py runs against a new process of unmodified aiosmtpd (bench/stock.py) and against
+a new bridge with its default limits. The result is the growth of the peak resident size (VmHWM in /proc) over the idle
+size. The run fails if the bridge grows beyond a bound. The unmodified programs are limited to 2 GiB, so that they
+cannot exhaust the machine's memory.
 """
 
 # ruff: noqa: S603 - it starts its own programs
@@ -50,8 +50,8 @@ class Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ours", action="store_true", help="without stock parts")
-    parser.add_argument("only", nargs="*", help="only attacks with one of these words in their names")
+    parser.add_argument("--ours", action="store_true", help="do not run the programs used for comparison")
+    parser.add_argument("only", nargs="*", help="run only attacks whose names contain one of these words")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,9 +1,9 @@
-"""Ten times more mail than the scanner can handle: `make bench-overload`.
+"""Measures the bridge under ten times more mail than the scanner can handle: `make bench-overload`.
 
 A scanner with a fixed service time handles 400 mails per second; 4,000 per second arrive, open loop, over persistent
-connections and with one connection per mail. The bridge has one core to itself, scanner and load share another. For
-comparison, the same runs against a simple implementation (`naive.py`). Prints a page of Markdown, ratios first; exits
-with 1 if a goal is missed.
+connections and with one connection per mail. The bridge has one core to itself; the scanner and the load share another.
+For comparison, the same load is sent to a simple implementation (`naive.py`). Prints a page of Markdown, ratios first;
+exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -310,10 +310,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of the load in each run")
     parser.add_argument(
-        "--runs", type=int, default=2, help="runs of the bridge with each form of load; the best one counts"
+        "--runs", type=int, default=2, help="number of runs of the bridge with each form of load; the best one counts"
     )
-    parser.add_argument("--form", choices=[*FORMS], help="only this form of load")
-    parser.add_argument("--alone", action="store_true", help="without the naive peer")
+    parser.add_argument("--form", choices=[*FORMS], help="send only this form of load")
+    parser.add_argument("--alone", action="store_true", help="do not run the simple implementation")
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page to this file")
     arguments = parser.parse_args()
     build_tools()

@@ -1,8 +1,8 @@
-"""What the queue costs: `make bench-queue`.
+"""Measures what the queue costs: `make bench-queue`.
 
-The same mails are scanned in process, through a core node (`hosts`), and through NATS with 1, 2 and 4 workers, all
-on this machine: latency of one scan at a time, scans per second with several clients, and the CPU time of all
-processes involved. NATS is one server with JetStream in memory.
+The same mails are scanned in the service's own process, through a core node (`hosts`), and through NATS with 1, 2 and 4
+workers, all on this machine. Measures the latency of one scan at a time, the scans per second with several clients, and
+the CPU time of all processes involved. NATS is a single server with JetStream in memory.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ def page(rows: list[Row], seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each line")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each measurement (default: 20)")
+    parser.add_argument("--out", type=Path, help="write the result to this page")
     given = parser.parse_args()
     text = page(run(given.seconds), given.seconds)
     if given.out is not None:

@@ -1,7 +1,7 @@
-"""The performance of the scanning service: `make bench-service`.
+"""Measures the performance of the scanning service: `make bench-service`.
 
-Measures scans per second without external engines, the cost of a list lookup with a million entries,
-and the memory of 20 concurrent uploads of 50 MiB. Everything runs on loopback against a service in a
+Measures scans per second without external engines, the cost of a lookup in a list with a million entries,
+and the memory that 20 concurrent uploads of 50 MiB need. Everything runs on loopback against a service in a
 separate process. Exits with 1 if the promised memory limit is exceeded.
 """
 
@@ -234,10 +234,10 @@ def bench_memory(service: Service, uploads: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--uploads", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement (default: 5)")
+    parser.add_argument("--clients", type=int, default=4, help="number of connections (default: 4)")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="entries in the list (default: 1000000)")
+    parser.add_argument("--uploads", type=int, default=20, help="number of concurrent uploads (default: 20)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "service.yml").write_text(CONFIG)

@@ -1,4 +1,4 @@
-"""What a mail costs: our bridge compared with its peers, in one run, ratios first: `make bench`.
+"""Measures what a mail costs, in our bridge and in comparable programs, in a single run: `make bench`.
 
     python bench/speed.py [--rounds 9] [--works kept each] [--peers scanbridge C] [--out docs/evidence/benchmarks]
     python bench/speed.py --compare COMMIT COMMIT
@@ -300,10 +300,12 @@ def compare(before: str, after: str, rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="how often the peers take turns")
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=[], help="only these loads")
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[], help="only these peers")
-    parser.add_argument("--no-growth", action="store_true", help="skip the tables of cost against size")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="number of rounds; in each, all programs get the same load (default: 9)"
+    )
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=[], help="measure only these loads")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[], help="measure only these programs")
+    parser.add_argument("--no-growth", action="store_true", help="do not measure how the cost grows with size")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "evidence" / "benchmarks")
     parser.add_argument("--compare", nargs=2, metavar="COMMIT")
     arguments = parser.parse_args()

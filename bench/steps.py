@@ -1,10 +1,11 @@
-"""How many steps the interpreter takes for a mail: the bytecode instructions and calls of the daemon's main thread.
+"""Counts the bytecode instructions and calls that the daemon's main thread executes for a mail.
 
     python bench/steps.py [--works kept each milter relaying] [--functions 40] [COMMIT ...]
 
-On a busy machine these counts vary by 1%, whereas times vary by half, so they show what a change gains. An instruction
-takes about 31 ns, including the functions in C that it calls. Functions that are not called for at least every second
-mail are left out: timers, and what happens once for a connection. Without a commit, the working tree is measured.
+On a busy machine, these counts vary by 1%, whereas times vary by half, so the counts show the effect of a change. An
+instruction takes about 31 ns, including the C functions that it calls. Functions that are called for fewer than half
+of the mails (timers, and work done once per connection) are left out. If no commit is given, the working tree is
+measured.
 """
 
 # ruff: noqa: S603, S607 - it starts its own programs
@@ -63,7 +64,7 @@ def _toggle(pid: int, result: Path, expected: str) -> None:
     until = time.monotonic() + _WAIT_S
     while not (result.exists() and result.read_text().startswith(expected)):
         if time.monotonic() > until:
-            raise RuntimeError("the daemon did not react to the signal")
+            raise RuntimeError("the daemon did not respond to the signal")
         time.sleep(0.05)
 
 

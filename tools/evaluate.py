@@ -1,12 +1,12 @@
-"""Compare detection: `make evaluate CORPUS=...` (layout of CORPUS: `tools/mail_corpus.py`).
+"""Compares detection: `make evaluate CORPUS=...` (layout of CORPUS: `tools/mail_corpus.py`).
 
-Our service alone, rspamd and SpamAssassin alone, and ours with each of them and with both, on the same mails in one
-run. Nothing is judged by what was trained on it: each source of legitimate mail is judged by a model that was trained
-without it, and phishing by models that were trained on older phishing only. Nor by what was tuned on it: how much the
-engines count was chosen with some sources and with older phishing (`--tune`), and is judged on the others.
+Compares our service alone, rspamd and SpamAssassin alone, and our service with either or both of them, on the same
+mails in a single run. No mail is judged by a model that was trained on it: each source of legitimate mail is judged by
+a model that was trained without that source, and phishing by models that were trained only on older phishing. The
+weights of the engines were tuned on some sources and on older phishing (`--tune`), and are judged on the others.
 
-The engines run without network tests, which is not how operators run them; so these numbers say how they compare on
-the bytes of a mail alone. Their answers are kept, and a run that was interrupted continues where it was.
+The engines run without network tests, unlike in most installations, so these numbers only show how they compare on the
+bytes of a mail. Their answers are kept, and an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/detection.md"))
-    parser.add_argument("--cache", type=Path, help="the signals of all mails, from `tools.train`")
-    parser.add_argument("--answers", type=Path, help="the answers of the other engines (CORPUS/answers.jsonl)")
-    parser.add_argument("--sample", type=int, default=700, help="mails of each source for the other engines; 0: none")
-    parser.add_argument("--phishing", type=int, default=800, help="phishing mails for them; for tuning, half as many")
+    parser.add_argument("--cache", type=Path, help="file with the signals of all mails, from `tools.train`")
+    parser.add_argument("--answers", type=Path, help="file for the engines' answers (default: CORPUS/answers.jsonl)")
+    parser.add_argument("--sample", type=int, default=700, help="mails from each source for the engines (0 = none)")
+    parser.add_argument(
+        "--phishing", type=int, default=800, help="phishing mails for the engines; half as many to tune"
+    )
     parser.add_argument("--newest", type=float, default=0.4, help="share of the phishing to test on, newest first")
     parser.add_argument("--tune", action="store_true", help="compare the weights of the engines, and write no report")
     given = parser.parse_args()

@@ -48,7 +48,10 @@ class RecordedAnswers:
         if not missing:
             return
         missing.sort(key=lambda mail: self._digests[mail.path])  # what an interrupted run has asked is a fair sample
-        print(f"{kind.name}: {len(mails) - len(missing)} answers are known, {len(missing)} to come", file=sys.stderr)
+        print(
+            f"{kind.name}: {len(mails) - len(missing)} answers are recorded, {len(missing)} are missing",
+            file=sys.stderr,
+        )
         with engines.running(kind) as engine, ThreadPoolExecutor(engine.at_once) as pool:
             progress = _Progress(kind.name, len(missing))
             for digest, said in pool.map(lambda mail: _asked(engine, mail), missing):

@@ -52,13 +52,13 @@ def commit_time(project: Path) -> str:
 
 def changes(project: Path) -> str:
     found = _git(project, "status", "--porcelain")
-    return f"commit these files first, a release is built from a commit:\n{found}" if found else ""
+    return f"commit these files first, because a release is built from a commit:\n{found}" if found else ""
 
 
 def _git(project: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(project), *words], capture_output=True, text=True)  # noqa: S603, S607
     if done.returncode != 0:
-        sys.exit(f"git {words[0]} failed, and a release needs the commit: {done.stderr.strip()}")
+        sys.exit(f"git {words[0]} failed, so the commit of the release is unknown: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -67,7 +67,7 @@ def tag_problem(tag: str | None, changelog: str | None = None) -> str:
     if tag is None:
         return ""
     if tag != f"v{__version__}":
-        return f"the tag {tag} does not fit the version {__version__} in bridge/__init__.py"
+        return f"the tag {tag} does not match the version {__version__} in bridge/__init__.py"
     text = (PROJECT / "CHANGELOG.md").read_text() if changelog is None else changelog
     if not re.search(rf"^## \[{re.escape(__version__)}\]", text, re.MULTILINE):
         return f"CHANGELOG.md has no section [{__version__}]"
@@ -77,7 +77,7 @@ def tag_problem(tag: str | None, changelog: str | None = None) -> str:
 def leftovers(out: Path) -> str:
     """Files of an earlier build would be uploaded with the new ones."""
     found = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    return f"{out} is not empty, remove these files first: {', '.join(found)}" if found else ""
+    return f"{out} is not empty; remove these files first: {', '.join(found)}" if found else ""
 
 
 def build(out: Path, moment: str) -> None:

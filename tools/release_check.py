@@ -71,7 +71,7 @@ Step = Callable[[], str]
 
 def lint() -> str:
     _make("lint")
-    return "ruff and mypy found nothing"
+    return "ruff and mypy found no problems"
 
 
 def site() -> str:
@@ -123,7 +123,7 @@ def builds() -> str:
     different = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     if different:
         raise Failed(f"two builds differ: {', '.join(different)}")
-    return f"two builds of {len(first)} files are equal, bit for bit"
+    return f"two builds of {len(first)} files are identical, bit for bit"
 
 
 def bills_of_materials() -> str:
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("only", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)} (default: all)")
     only = parser.parse_args().only
     if unknown := sorted(set(only) - set(STEPS)):
-        parser.error(f"no such step: {', '.join(unknown)} (there are {', '.join(STEPS)})")
+        parser.error(f"no such step: {', '.join(unknown)} (available: {', '.join(STEPS)})")
     rows = []
     for row in check(STEPS, only):
         rows.append(row)

@@ -1,8 +1,9 @@
-"""What large volumes of mail need: the tables in docs/understand/scale.md.
+"""Computes what large volumes of mail need: the tables in docs/understand/scale.md.
 
-`python -m tools.simulate` prints them, `--write` puts them into the page. Costs per mail are read from docs/evidence;
-everything that was not measured is an option with a default, and printed. A small simulation of queueing, seeded,
-first repeats what was measured on one machine, so that one can judge what it says about more.
+`python -m tools.simulate` prints the tables, and `--write` writes them to the page. Costs per mail are read from
+docs/evidence; every value that was not measured is an option with a default, and is printed. A small simulation of
+queueing with a fixed seed first reproduces what was measured on one machine, to show how reliable its results are for
+several.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ OPTIONS = {
     "disk_price": (0.12, "for a GB of the database, per month"),
     "s3_price": (0.023, "for a GB in S3, per month"),
     "put_price": (5.0, "for a million PUT or LIST requests"),
-    "network_price": (0.01, "for a GB on a path that costs money"),
-    "priced_ways": (3.3, "of 8: to NATS' replicas, and two thirds of what goes to and from its leader (three sites)"),
+    "network_price": (0.01, "for a GB on a path that is charged for"),
+    "priced_ways": (
+        3.3,
+        "paths, of 8, that are charged for: to NATS' replicas, and two thirds of those to and from its leader "
+        "(three sites)",
+    ),
 }  # fmt: skip
 
 
@@ -204,7 +209,7 @@ def tables(given: argparse.Namespace) -> str:
 
 def options(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.relative_to(ROOT)}")
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{what} (default: {default})")
     given = parser.parse_args(words)

@@ -1,12 +1,12 @@
 """Train the phishing model: `python -m tools.train CORPUS --out model.json` (layout of CORPUS: `tools/mail_corpus.py`).
 
-Logistic regression (needs `pip install 'scanbridge[train]'`). Each source of legitimate mail counts by the square root
-of its size, so that one large archive does not decide what legitimate mail is. The weight of a signal is never
-negative, and that of the context never positive: no sender gains by adding a signal, and being a mailing list is no
-evidence of phishing, whatever the mails at hand suggest.
+Uses logistic regression (needs `pip install 'scanbridge[train]'`). Each source of legitimate mail is weighted by the
+square root of its size, so that no single large archive dominates. The weight of a signal is never negative, and that
+of the context is never positive: a sender cannot gain by adding a signal, and mail from a mailing list is never more
+suspicious for that reason, whatever the training mails suggest.
 
 The thresholds of the profiles come from mails whose source the model has not seen: for each source of legitimate mail,
-a model is trained on all the others. Sources with fewer than 200 mails are left out together.
+a model is trained on all the others. Sources with fewer than 200 mails are treated as one source.
 """
 
 from __future__ import annotations

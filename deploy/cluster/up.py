@@ -78,7 +78,7 @@ class Cluster:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Start a whole cluster on this machine.")
-    parser.add_argument("directory", type=Path, help="directory for configurations, logs and data; not removed")
+    parser.add_argument("directory", type=Path, help="directory for configurations, logs and data; it is kept")
     parser.add_argument("--down", action="store_true", help="stop the cluster that runs in this directory")
     parser.add_argument("--namespaces", action="store_true", help="one network namespace per node (needs root)")
     chosen = parser.parse_args()

@@ -85,7 +85,9 @@ def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
             path.chmod(0o644)  # nothing in it is started as a program
     for library in site.rglob("*.so*"):
         found = struct.unpack("<H", library.read_bytes()[18:20])[0]
-        assert found == machine, f"{library.relative_to(site)} is not for {arch}: without a wheel, it was built here"
+        assert found == machine, (
+            f"{library.relative_to(site)} is not for {arch}: there is no wheel for it, so it was built for this machine"
+        )
     programs = stage / HOME / "bin"
     programs.mkdir()
     (programs / "python3").symlink_to(f"/usr/bin/python{PYTHON}")

@@ -79,8 +79,8 @@ def test_without_a_key_nothing_is_signed_and_the_releaser_learns_how(files: Path
     [
         (None, "", ""),
         (f"v{__version__}", f"## [{__version__}] - 2026-11-17\n", ""),
-        (__version__, f"## [{__version__}]\n", "does not fit the version"),
-        ("v99.0.0", "## [99.0.0]\n", "does not fit the version"),
+        (__version__, f"## [{__version__}]\n", "does not match the version"),
+        ("v99.0.0", "## [99.0.0]\n", "does not match the version"),
         (f"v{__version__}", "## [Unreleased]\n", "has no section"),
     ],
 )
@@ -96,7 +96,7 @@ def test_files_of_an_earlier_build_are_not_released(files: Path, tmp_path: Path)
 
 def test_a_release_is_built_from_a_commit(tmp_path: Path) -> None:
     """Not from a directory without git, and not with files that only this machine has."""
-    with pytest.raises(SystemExit, match="a release needs the commit"):
+    with pytest.raises(SystemExit, match="the commit of the release is unknown"):
         release.commit_time(tmp_path)
     author = ("-c", "user.name=releaser", "-c", "user.email=releaser@example.org")
     run("git", "init", "-q", cwd=tmp_path)
