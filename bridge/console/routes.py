@@ -59,18 +59,18 @@ ROUTES: tuple[Route, ...] = (
     Route("/sign-out", sign_in.sign_out, changes=True, audit="signed out"),
     Route("/", overview.overview),
     Route("/live", overview.live, is_live=True),
-    Route("/mail", mail.search, audit="looked through mail"),
-    Route("/mail/{id}", mail.story, about=About.MAIL, audit="saw the story of a mail"),
-    Route("/quarantine", quarantine.quarantine, audit="looked through the quarantine"),
+    Route("/mail", mail.search, audit="searched mail"),
+    Route("/mail/{id}", mail.story, about=About.MAIL, audit="viewed the story of a mail"),
+    Route("/quarantine", quarantine.quarantine, audit="searched the quarantine"),
     Route("/quarantine/jobs", pending.shown, is_live=True),
-    Route("/quarantine/{id}", held_mail.held, about=About.HELD, audit="saw a quarantined mail", has_frame=True),
+    Route("/quarantine/{id}", held_mail.held, about=About.HELD, audit="viewed a quarantined mail", has_frame=True),
     Route(
-        "/quarantine/{id}/html", held_mail.preview, about=About.HELD, audit="saw the HTML of a mail", is_preview=True
+        "/quarantine/{id}/html", held_mail.preview, about=About.HELD, audit="viewed the HTML of a mail", is_preview=True
     ),
-    Route("/quarantine/{id}/source", held_mail.source, about=About.HELD, audit="saw the source of a mail"),
+    Route("/quarantine/{id}/source", held_mail.source, about=About.HELD, audit="viewed the source of a mail"),
     Route("/quarantine/{id}/download", held_mail.download, about=About.HELD, audit="downloaded a mail"),
     Route("/lists", lists.overview),
-    Route("/lists/{name}", lists.entries, audit="looked at a list"),
+    Route("/lists/{name}", lists.entries, audit="viewed a list"),
     Route("/scan", scan.form),
     Route("/scan", scan.scan, changes=True, audit="scanned a file", max_bytes=scan.MAX_BYTES, max_files=1),
     Route("/statistics", statistics.statistics),
@@ -108,7 +108,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/lists/uploads/{number}", list_uploads.shown, Role.RELEASER),
     Route("/lists/actions/apply", list_uploads.apply, Role.RELEASER, changes=True, audit="asked to apply a list"),
     Route("/lists/actions/cancel", list_uploads.cancel, Role.RELEASER, changes=True, audit="cancelled an upload"),
-    Route("/requests", requests.listed, Role.RELEASER, audit="looked through requests"),
+    Route("/requests", requests.listed, Role.RELEASER, audit="viewed requests"),
     Route("/requests/actions/grant", requests.grant, Role.RELEASER, changes=True, audit="granted a request"),
     Route("/requests/actions/refuse", requests.refuse, Role.RELEASER, changes=True, audit="refused a request"),
     Route("/quarantine/actions/dismiss", pending.dismiss, changes=True, audit="dismissed finished actions"),
@@ -118,13 +118,15 @@ ROUTES: tuple[Route, ...] = (
     Route("/digests", digests.sample, role=Role.ADMIN, all_tenants=True, has_frame=True),
     Route("/digests/html", digests.html, role=Role.ADMIN, all_tenants=True, is_sample=True),
     Route("/users", users.users, role=Role.ADMIN, all_tenants=True),
-    Route("/users/{name}", users.user, role=Role.ADMIN, all_tenants=True, audit="looked at a user"),
+    Route("/users/{name}", users.user, role=Role.ADMIN, all_tenants=True, audit="viewed a user"),
     Route("/users/actions/add", users.add, Role.ADMIN, changes=True, all_tenants=True, audit="added a user"),
     Route("/users/actions/change", users.change, Role.ADMIN, changes=True, all_tenants=True, audit="changed a user"),
     Route(
         "/users/actions/password", users.password, Role.ADMIN, changes=True, all_tenants=True, audit="set a password"
     ),
-    Route("/users/actions/link", users.link, Role.ADMIN, changes=True, all_tenants=True, audit="made a password link"),
+    Route(
+        "/users/actions/link", users.link, Role.ADMIN, changes=True, all_tenants=True, audit="created a password link"
+    ),
     Route("/users/actions/remove", users.remove, Role.ADMIN, changes=True, all_tenants=True, audit="removed a user"),
     Route("/settings/check", settings.check, Role.ADMIN, changes=True, all_tenants=True, audit="ran the check"),
     Route("/settings/reload", settings.reload, Role.ADMIN, changes=True, all_tenants=True, audit="reloaded"),

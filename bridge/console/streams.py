@@ -28,7 +28,7 @@ _RETRY_S = 10
 class Streams:
     """Must be used in the event loop."""
 
-    refused: int = 0  # since the start
+    refused: int = 0  # since startup
     _open: Counter[str] = field(default_factory=Counter)  # by session
     _persons: Counter[str] = field(default_factory=Counter)
 

@@ -238,7 +238,7 @@ class Call:
         """The first times that a person reads a mail."""
         self.has_audited = True
         if self.pages.seen.is_one_of_few(f"{self.person_or_none or self.link_person} {mail}"):
-            await self.audit("saw own held mail", mail=mail, name=name)
+            await self.audit("viewed own held mail", mail=mail, name=name)
 
     async def audit_opened(self, link: str, *, mail: str = "", detail: str = "", name: str) -> None:
         """The first times that a link is opened: link scanners open each link again and again."""

@@ -254,7 +254,7 @@ def test_refused_looks_and_forms_are_in_the_audit_log(shared: World) -> None:
     assert browser.post("/quarantine/actions/release", {"mail": "MAILA", "form_token": "x"}).status == 403
     found = [(entry.action, entry.mail, entry.result) for entry in reversed(audited(shared.console, name="curious"))]
     assert found == [
-        ("saw the story of a mail", "MAILB", "refused"),
+        ("viewed the story of a mail", "MAILB", "refused"),
         ("downloaded a mail", "MAILB", "refused"),
         ("exported statistics", "", "failed"),
         ("requested a release", "", "refused"),

@@ -58,12 +58,12 @@ PAGES = {
 # Who did what with which mail, and the detail: for the picture of the audit log.
 DONE = [
     ("ann", "signed in", "", ""),
-    ("ann", "looked through the quarantine", "", "since: yesterday"),
+    ("ann", "searched the quarantine", "", "since: yesterday"),
     ("sam", "signed in", "", ""),
-    ("sam", "saw a quarantined mail", "KIND0001", ""),
+    ("sam", "viewed a quarantined mail", "KIND0001", ""),
     ("sam", "requested a release", "KIND0001", "to jo@example.org"),
-    ("jo", "looked through mail", "", "recipient: accounts@example.org"),
-    ("jo", "saw the story of a mail", "KIND0001", ""),
+    ("jo", "searched mail", "", "recipient: accounts@example.org"),
+    ("jo", "viewed the story of a mail", "KIND0001", ""),
     ("ann", "added a user", "", f"jo: viewer, {TENANT_A}"),
     ("ann", "ran the check", "", "1 warning"),
     ("ann", "reloaded", "", "the new configuration is in use"),
@@ -193,7 +193,7 @@ def test_the_overview_changes_as_mail_comes(browser: Any, filled: World) -> None
     with window(browser, filled.console) as page:
         page.goto("/")
         page.get_by_text("Live: these numbers change as mail arrives.").wait_for()
-        before = page.locator("p.hint", has_text="since the start").inner_text()
+        before = page.locator("p.hint", has_text="since startup").inner_text()
         filled.send()
         page.wait_for_function(
             "before => ![...document.querySelectorAll('p.hint')].some(hint => hint.innerText === before)", arg=before

@@ -337,15 +337,15 @@ def test_everything_that_was_seen_or_done_is_in_the_audit_log(shared: World) -> 
     with closing(shared.console.store) as store:
         found = [(e.action, e.mail, e.result, e.detail) for e in reversed(Audit(store).find(name=name))]
     assert found == [
-        ("looked through mail", "", "done", "sender: somebody@x.example"),
-        ("saw the story of a mail", "MAILA", "done", ""),
+        ("searched mail", "", "done", "sender: somebody@x.example"),
+        ("viewed the story of a mail", "MAILA", "done", ""),
         ("asked for /audit", "", "refused", "needs the role admin"),
         ("ended a session", "", "failed", "The session has already ended, or it is not yours."),
         ("signed out", "", "done", ""),
     ]
     admin = shared.console.signed_in()
     page = admin.get(f"/audit?name={name}&action=saw+the+story+of+a+mail").text
-    assert 'href="/mail/MAILA"' in page and "<span>looked through mail" not in page
+    assert 'href="/mail/MAILA"' in page and "<span>searched mail" not in page
 
 
 # Around it

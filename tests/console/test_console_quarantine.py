@@ -274,7 +274,12 @@ def test_one_mail_shows_its_text_first_and_its_structure(shared: World) -> None:
     browser.get("/quarantine/PARTS/html")
     browser.get("/quarantine/PARTS/download")
     seen = [action for action, _, _ in audited(shared, "PARTS")]
-    assert seen == ["downloaded a mail", "saw the HTML of a mail", "saw the source of a mail", "saw a quarantined mail"]
+    assert seen == [
+        "downloaded a mail",
+        "viewed the HTML of a mail",
+        "viewed the source of a mail",
+        "viewed a quarantined mail",
+    ]
 
 
 def test_a_download_is_a_zip_with_a_password(shared: World) -> None:

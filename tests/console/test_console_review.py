@@ -83,7 +83,7 @@ def test_groups_lead_to_their_mails_without_an_address_in_the_link(desk: World) 
     assert sorted(ids_on(page.text)) == [f"PHISH{number}" for number in range(8)] and "8 mails match" in page.text
     one = browser.get(f"{link}&recipient=user3@a.example")
     assert ids_on(one.text) == ["PHISH3"] and "1 mail matches" in one.text
-    assert "phish.example" not in audit_details(desk, "looked through the quarantine")[0]
+    assert "phish.example" not in audit_details(desk, "searched the quarantine")[0]
     link = groups["@shop.example"][0]
     assert sorted(ids_on(browser.get(link).text)) == [f"NEWS{number}" for number in range(4)] and "shop" not in link
     assert "No two of these mails" in browser.get("/quarantine?view=groups&recipient=jim@b.example").text

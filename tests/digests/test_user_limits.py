@@ -66,7 +66,7 @@ def test_one_link_filled_the_audit_log(tmp_path: Path) -> None:
             browser.get(view)
             assert browser.post(view).status == 200
         assert audited(tmp_path, "chose a schedule") == 1
-        assert audited(tmp_path, "saw own held mail") == 3
+        assert audited(tmp_path, "viewed own held mail") == 3
 
 
 def test_one_user_filled_the_audit_log(tmp_path: Path) -> None:
