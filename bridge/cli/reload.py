@@ -57,7 +57,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     except NotOurs as exc:
         _fail(
             f"{exc}, so it was not signalled: if the daemon runs in another container or on another machine, "
-            "send it SIGHUP there; otherwise another program answers at this address"
+            "send it SIGHUP there; otherwise, another program answers at this address"
         )
     except PermissionError:
         _fail("the daemon runs as another user: run this command as that user or as root")

@@ -105,7 +105,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     if lost := state.get("history", {}).get("lost"):
-        lines.append(f"history        not recorded since the start: {counted(lost, 'mail')}")
+        lines.append(f"history        not recorded since startup: {counted(lost, 'mail')}")
     lines += _people(state.get("personal_lists") or {}, state.get("feedback") or {})
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)

@@ -79,8 +79,8 @@ class Limits(Section):
     max_errors: int = Field(
         20,
         ge=1,
-        description="Maximum number of bad commands in one session; then 421. What a trusted client passes on for "
-        "others does not count: MAIL, RCPT, DATA, XFORWARD and XCLIENT.",
+        description="Maximum number of bad commands in one session; then 421. MAIL, RCPT, DATA, XFORWARD and XCLIENT "
+        "from a trusted client do not count, because it may be passing on what another client sent.",
     )
     command_timeout: Duration = Field(300.0, gt=0, description="Maximum silence between commands; then 421.")
     data_timeout: Duration = Field(180.0, gt=0, description="Maximum silence while a mail is being received; then 421.")

@@ -142,7 +142,9 @@ class Listener(Section):
         address = info.data.get("address")
         is_plain = not value and protocol == "mta-hooks" and is_tls
         if is_plain and address is not None and not (address.is_local or address.systemd):
-            raise ValueError(f"{address} can be reached from other machines, so the token and the mail need tls")
+            raise ValueError(
+                f"{address} can be reached from other machines, so the token and the mail must be encrypted: set tls"
+            )
         return value
 
     @field_validator("hooks")

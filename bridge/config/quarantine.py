@@ -64,7 +64,7 @@ class Quarantine(Section):
         None,
         ge=1,
         description="Maximum size of all quarantined mail together. Further mail for the quarantine is answered with "
-        "452 4.3.1; kept mail is never deleted to make room. Default: no limit.",
+        "452 4.3.1; stored mail is never deleted to make room. Default: no limit.",
     )
     release_key_file: str | None = Field(
         None,

@@ -80,7 +80,7 @@ def events_left_behind(conf: Config, state: Path) -> str:
     try:
         waiting = sum(sink.waiting for sink in outbox.states())
     except OutboxError as exc:
-        return f"{path} cannot be read, so we do not know whether events are waiting in it: {exc}"
+        return f"{path} cannot be read, so it is unknown whether events are waiting in it: {exc}"
     finally:
         outbox.close()
     if not waiting:

@@ -1,4 +1,4 @@
-"""How many mails were processed since the start, by outcome: for people who have just sent their first mail.
+"""How many mails were processed since startup, by outcome: for people who have just sent their first mail.
 
 `status`, `top` and the page at / show the sentence. The numbers are those of the metric `scanbridge_mails_total`;
 rates and details are there.
@@ -41,7 +41,7 @@ def mail_counts(rows: Iterable[Sequence[Any]], recent: Iterable[Sequence[Sequenc
 
 def _summary(total: int, actions: dict[str, int], age_s: int | None) -> str:
     if not total:
-        return "no mail since the start"
+        return "no mail since startup"
     words = ", ".join(f"{actions[action]:,} {word}" for action, word in _WORDS.items() if action in actions)
     last = "" if age_s is None else f"; the last one {spoken(age_s)} ago"
-    return f"{counted(total, 'mail')} since the start: {words}{last}"
+    return f"{counted(total, 'mail')} since startup: {words}{last}"

@@ -97,7 +97,7 @@ def _refuse_planted(path: Path, key: str) -> None:
     try:
         durable_files.refuse_planted(path)
     except OSError as exc:
-        step = "find out who made it, then remove it"
+        step = "find out who created it, then remove it"
         raise ConfigError(f"{key}: {path} cannot be used: it {exc.strerror}; {step}") from exc
 
 

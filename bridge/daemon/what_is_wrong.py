@@ -228,7 +228,7 @@ def _people(state: dict[str, Any]) -> Iterator[str]:
         yield f"{problem}: changes to personal lists are not enforced"
     feedback = state.get("feedback", {})
     if feedback.get("problem"):
-        yield f"{counted(feedback['waiting'], 'report')} waiting to be learned from: {feedback['problem']}"
+        yield f"{counted(feedback['waiting'], 'report')} waiting to be processed: {feedback['problem']}"
 
 
 def _events(state: dict[str, Any]) -> Iterator[str]:

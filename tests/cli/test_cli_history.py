@@ -362,7 +362,7 @@ def test_a_mail_in_quarantine_was_said_never_to_have_been_seen(place: Place) -> 
 def test_an_incomplete_id_was_looked_for_without_a_word(place: Place, length: int, is_mentioned: bool) -> None:
     """One character was lost when the id was copied: the answer was that the bridge had not seen the mail."""
     done = place.run("explain", "1A1EB801B2C16070F8F0"[:length])
-    said = f"An id of the bridge has 19 characters, but this one has {length}: copy the id again."
+    said = f"The bridge's ids have 19 characters, but this one has {length}: copy the id again."
     assert done.returncode == 3 and (said in done.stdout) == is_mentioned, done.stdout
 
 

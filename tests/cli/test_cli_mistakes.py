@@ -243,7 +243,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("no daemon: reload", _nothing, "reload", 1,
      ["no daemon answers at 127.0.0.1:", "(admin.address)", "is it running?", "if you have changed admin.address"]),
     ("an id without its last character", _nothing, "explain 1A1EB801B2C16070F8", 3,
-     ["An id of the bridge has 19 characters", "this one has 18", "copy the id again"]),
+     ["The bridge's ids have 19 characters", "this one has 18", "copy the id again"]),
     ("no daemon: top", _nothing, "top --once", 1, ["no daemon answers at 127.0.0.1:", "scanbridge run"]),
     ("no scanner", _nothing, "scan mail.eml", 1, ["mail.eml: no decision", "Connection refused", "scanner.urls"]),
     ("no next hop", _nothing, "check", 1, ["next hop smtp://127.0.0.1:", "Connection refused", "relay.next_hop"]),

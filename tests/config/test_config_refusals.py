@@ -41,7 +41,7 @@ from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistak
                 address="192.0.2.1:80",
                 trusted_clients=["192.0.2.2"],
             ),
-            "so the token and the mail need tls",
+            "so the token and the mail must be encrypted: set tls",
         ),
         (listener(deadline="500ms"), "at least 1s"),
         (listener(unix_mode="660"), "pattern"),

@@ -225,14 +225,14 @@ def test_a_next_hop_that_nobody_tried_is_probed(tmp_path: Path, workers: int) ->
 def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
     """By `status`, `top --once` and the page at /, so that a first mail can be seen."""
     with bridge_with(tmp_path, workers=workers) as bridge:
-        assert "mail           no mail since the start" in status(bridge)[1]
+        assert "mail           no mail since startup" in status(bridge)[1]
         for _ in range(3):
             assert bridge.send().startswith("250 ")
         found = state(bridge)["mails"]
         assert (found["total"], found["actions"]) == (3, {"relay": 3}) and found["last_at"].startswith("20")
         assert "Mail is being accepted, scanned and delivered." in get(bridge.admin, "/")[1]
         assert re.search(r"<li>next hop smtp://\S+: up, as of \d+ s ago</li>", get(bridge.admin, "/")[1])
-        expected = r"3 mails since the start: 3 delivered; the last one \d+ s ago"
+        expected = r"3 mails since startup: 3 delivered; the last one \d+ s ago"
         shown = scanbridge("top", "--once", "--interval", "0.1", "-c", tmp_path / "bridge.yml")
         for text in ("\n".join(status(bridge)[1]), get(bridge.admin, "/")[1], shown.stdout):
             assert re.search(expected, text)
@@ -398,4 +398,4 @@ def test_mails_that_were_not_recorded_are_counted_in_the_status() -> None:
     shown |= {"workers": [], "listeners": [], "scanner": []}
     assert "history" not in table(shown)
     lost = table({**shown, "history": {"problem": "", "lost": 1234}})
-    assert "history        not recorded since the start: 1,234 mails" in lost
+    assert "history        not recorded since startup: 1,234 mails" in lost

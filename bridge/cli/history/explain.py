@@ -215,7 +215,7 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         yield f"{question.what} is an id that the bridge created at {when}; the search covered the time around it."
     elif is_like_our_id(question.what):
         length = len(question.what)
-        yield f"An id of the bridge has {OUR_ID_LENGTH} characters, but this one has {length}: copy the id again."
+        yield f"The bridge's ids have {OUR_ID_LENGTH} characters, but this one has {length}: copy the id again."
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:

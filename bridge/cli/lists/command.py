@@ -81,7 +81,10 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST: those in the arguments, in files or on standard input. Missing entries are ignored."""
+    """Delete entries from LIST: those in the arguments, in files or on standard input.
+
+    Entries that are not in the list are ignored.
+    """
     from bridge.cli.lists import changing
 
     changing.delete(session, name, changing.Given(given, paths, kind))
@@ -165,7 +168,7 @@ def add_personal(path: Path | None, kind: str, recipient: str, senders: tuple[st
 @click.argument("recipient")
 @click.argument("senders", nargs=-1, required=True, metavar="SENDER...")
 def delete_personal(path: Path | None, kind: str, recipient: str, senders: tuple[str, ...]) -> None:
-    """Delete RECIPIENT's entries for these senders. Missing entries are ignored."""
+    """Delete RECIPIENT's entries for these senders. Senders without an entry are ignored."""
     from bridge.cli.lists import personal
 
     personal.delete(path, kind, recipient, senders)

@@ -71,7 +71,7 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
                 raise click.UsageError("--tenant cannot be used with a directory: its subdirectories are the tenants")
             found = tree.find(Path(directory))
             for path in found.ignored:
-                say(f"{path}: skipped: not named like a list file", err=True)
+                say(f"{path}: skipped: its name is not that of a list file", err=True)
             return found.targets
         case (place,):
             raise click.UsageError(f"{place} is not a directory: give a directory, or LIST and FILE")

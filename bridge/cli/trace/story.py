@@ -117,8 +117,8 @@ def without_id(text: str, record: Record) -> str:
 def _listener(setup: Setup) -> Step:
     listener, others = setup.listener, len(setup.config.listeners) - 1
     text = (
-        f"Listener {listener.name} receives the mail by {listener.protocol.upper()} at {listener.address}; its profile "
-        f"is {listener.profile}, and the client gets an answer within {show_duration(listener.deadline)}."
+        f"Listener {listener.name} receives the mail over {listener.protocol.upper()} at {listener.address}; its "
+        f"profile is {listener.profile}, and the client gets an answer within {show_duration(listener.deadline)}."
     )
     if others:
         names = ", ".join(other.name for other in setup.config.listeners if other is not listener)

@@ -56,8 +56,8 @@ def _history() -> Json:
         "operationId": "history",
         "tags": ["History"],
         "summary": "Search for mails, newest first.",
-        "description": "All given parameters must match. To keep it small, a page may have fewer mails than "
-        "`limit`: the last page is the one whose `next` is null.",
+        "description": "A mail must match all given parameters. To keep pages small, a page may contain fewer "
+        "mails than `limit`; the last page is the one whose `next` is null.",
         "parameters": _parameters(PAGE),
         "responses": _responses("A page of mails.", "Page"),
     }
